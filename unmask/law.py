@@ -1,0 +1,125 @@
+"""The law a token is drawn from: logits, tempered, truncated, normalised; and drawing from it.
+
+Sampling and scoring share this file, so a token is scored by the law it was sampled from.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Law:
+    """softmax(logits / temperature), cut to the `top_k` likeliest tokens and to the smallest set of mass
+    `top_p`. Temperature 0 is the point mass on the likeliest token. `top_k` 0 and `top_p` 1 cut nothing."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (no cut) or more, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+    @property
+    def truncated(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+
+def plain_law(logits_QV: Tensor, mask_id: int) -> Tensor:
+    """Log-probabilities at temperature 1, in at least fp32. MASK is not a word: it has probability zero."""
+    logits_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+    banned_V = torch.zeros(logits_QV.shape[-1], dtype=torch.bool, device=logits_QV.device)
+    banned_V[mask_id] = True
+    return logits_QV.masked_fill(banned_V, -torch.inf).log_softmax(-1)
+
+
+def tempered(plain_QV: Tensor, temperature: float) -> Tensor:
+    """The law at `temperature` of log-probabilities at temperature 1."""
+    if temperature == 1:
+        return plain_QV
+    if temperature == 0:
+        point_QV = torch.full_like(plain_QV, -torch.inf)
+        return point_QV.scatter(-1, plain_QV.argmax(-1, keepdim=True), 0.0)
+    return (plain_QV / temperature).log_softmax(-1)
+
+
+def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
+    """Which tokens the truncation keeps, (Q, V) booleans; the likeliest token is always among them."""
+    sorted_QV, order_QV = logq_QV.sort(dim=-1, descending=True, stable=True)
+    before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
+    kept_QV = before_QV < law.top_p
+    if law.top_k:
+        kept_QV[..., law.top_k :] = False
+    kept_QV[..., 0] = True
+    kept_QV &= sorted_QV > -torch.inf
+    return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
+
+
+def restricted(logq_QV: Tensor, kept_QV: Tensor) -> Tensor:
+    """The law given that the token is one of the kept."""
+    return logq_QV.masked_fill(~kept_QV, -torch.inf).log_softmax(-1)
+
+
+def law_of(plain_QV: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
+    """The log-probabilities drawn from, and which tokens a truncation kept (None where nothing is cut)."""
+    logq_QV = tempered(plain_QV, law.temperature)
+    if not law.truncated:
+        return logq_QV, None
+    kept_QV = kept_tokens(logq_QV, law)
+    return restricted(logq_QV, kept_QV), kept_QV
+
+
+def kept_ids(kept_QV: Tensor) -> Tensor:
+    """The kept tokens as ids, (Q, K) with K the largest number kept in a row and -1 where a row keeps fewer."""
+    widest = int(kept_QV.sum(-1).max()) if kept_QV.numel() else 0
+    kept_QK, id_QK = kept_QV.to(torch.uint8).topk(widest)
+    return id_QK.masked_fill(kept_QK == 0, -1)
+
+
+def widened(id_QK: Tensor, width: int) -> Tensor:
+    """Kept ids of several steps side by side: the last dimension filled up with -1. Leaves vectors alone."""
+    return F.pad(id_QK, (0, width - id_QK.shape[-1]), value=-1) if id_QK.dim() > 1 else id_QK
+
+
+def entropy(logq_QV: Tensor) -> Tensor:
+    """The entropy of each law in nats."""
+    return -(logq_QV.exp() * logq_QV.masked_fill(logq_QV == -torch.inf, 0.0)).sum(-1)
+
+
+def drawn(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
+    """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform."""
+    probability_QV = logq_QV.exp()
+    cumulative_QV = probability_QV.cumsum(-1)
+    level_Q1 = uniform_Q.to(cumulative_QV.dtype)[..., None] * cumulative_QV[..., -1:]
+    token_Q = torch.searchsorted(cumulative_QV, level_Q1, right=True).squeeze(-1)
+    # Rounding can lift the level to the total; the likeliest token stands in for the empty tail.
+    return torch.where(token_Q < logq_QV.shape[-1], token_Q, probability_QV.argmax(-1))
+
+
+_GOLDEN, _MIX_1, _MIX_2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """splitmix64's finaliser. int64 arithmetic wraps; a logical shift is an arithmetic one, masked."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
+def uniforms(seed: Tensor, *counters: Tensor | int) -> Tensor:
+    """Uniforms in [0, 1) that are a pure function of a row's seed and counters (step, position, ...).
+
+    Broadcasts its arguments. No generator state: a row's noise cannot depend on its batch or rank. 24 bits,
+    so that fp32 holds every value and none rounds to 1.
+    """
+    key = _mixed(seed + _GOLDEN)
+    for counter in counters:
+        key = _mixed((key ^ counter) + _GOLDEN)
+    return ((key >> 40) & (2**24 - 1)).to(torch.float32) / 2**24

@@ -1,0 +1,73 @@
+"""Method: the blanks of the one sentence every method here is.
+
+    loss = - sum over traces, tokens:  credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )
+
+A base is a Method; a plug-in is a function Method -> Method.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unmask.advantage import Advantage
+from unmask.objective import Divergence, Objective, token_divergence
+from unmask.probes import Probes
+from unmask.rollout import Branch, Record
+from unmask.trace import Rule, Trace, until_eos
+
+Estimator = Callable[[Trace, torch.Generator], Probes]
+Probing = Callable[[Trace, torch.Generator, int], list[Probes]]
+
+
+def uniform_credit(trace: Trace) -> Tensor:
+    """Every token is worth the same."""
+    return torch.ones_like(trace.logp_BL)
+
+
+def each_turn(estimator: Estimator) -> Probing:
+    """Fresh, independent Probes for every inner update."""
+    return lambda trace, rng, turns: [estimator(trace, rng) for _ in range(turns)]
+
+
+@dataclass(frozen=True)
+class BranchTerm:
+    """A second loss term on one-shot fillings of visited states (methods/dispo.py)."""
+
+    branch: Branch
+    weight: float
+    advantage: Advantage
+    objective: Objective
+    kl: float
+    divergence: Divergence
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    probe: Probing
+    """Where do we ask? One Probes for each inner update, all drawn up front."""
+    advantage: Advantage
+    """How good was each trace?"""
+    objective: Objective
+    """The surrogate."""
+    credit: Callable[[Trace], Tensor] = uniform_credit
+    """What is each token worth? (B, L), mean one over the counted tokens of a trace."""
+    branch: BranchTerm | None = None
+    """Which further fillings deserve a reward?"""
+    record: Record = Record()
+    """What must the sampler remember?"""
+    counted: Rule = until_eos
+    """Which tokens count?"""
+    kl: float = 0.0
+    """The weight of `divergence` to the reference in the loss."""
+    divergence: Divergence = token_divergence
+    reward_kl: float = 0.0
+    """The price on the reward of each nat between old and reference policy."""
+    trajectory: bool = False
+    """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl > 0 or self.reward_kl > 0 or (self.branch is not None and self.branch.kl > 0)

@@ -1,0 +1,23 @@
+"""The shelf: one file per paper."""
+
+from collections.abc import Callable
+
+from unmask.method import Method
+from unmask.methods.agrpo import agrpo
+from unmask.methods.coupled_grpo import coupled_grpo
+from unmask.methods.daca import daca, dps, sml
+from unmask.methods.diffu_grpo import diffu_grpo
+from unmask.methods.dispo import dispo
+from unmask.methods.espo import espo
+from unmask.methods.gspo import gspo
+from unmask.methods.reinforce_pp import reinforce_pp
+from unmask.methods.spg import spg
+from unmask.methods.unigrpo import unigrpo
+from unmask.methods.wd1 import wd1
+
+BASES: dict[str, Callable[..., Method]] = {
+    f.__name__: f
+    for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo)
+}
+
+PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo)}

@@ -1,0 +1,126 @@
+"""AGRPO (arXiv 2510.04019): the policy gradient of the denoising process itself.
+
+    loss = - mean_g 1/k sum_{j=1..k} v_{g,j} sum over i committed at step t_j of Clip(p(o_i|s_{t_j}) / p_old(...), A_g)
+    t_j ~ P_g(t),   v_{g,j} = (1/m_g) / P_g(t_j),   A_g = r_g - mean,   m_g = T
+
+Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tokens of a step.
+
+    uniform_steps  P(t) = 1/T          entropy_steps  P(t) in proportion to the entropy of what was drawn at t
+    spread = True  t_j from u_j = (j + rand) / k, fresh for every row and j: stratified within each row. (The
+                   authors' code stratifies over the batch, which buys almost nothing once rows differ in advantage.)
+    truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
+                   then have weight 0. This is the gradient of no objective: m_g depends on the future.
+    choice         adds the choice of positions (probes.ask, log F), one ratio a step. No other code has this.
+
+Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
+not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.
+Not exact with truncate. Reduces to TraceRL / CJ-GRPO's all-steps gradient with k = T spread draws.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unmask.advantage import Advantage, group_mean
+from unmask.method import Method, each_turn
+from unmask.objective import step_clip, token_clip, trace_sum
+from unmask.probes import Probes, visited
+from unmask.rollout import Record
+from unmask.trace import Trace, everything
+
+StepLaw = Callable[[Trace], Tensor]
+"""Trace -> the unnormalised probability of each step, (B, T)."""
+
+
+def uniform_steps(trace: Trace) -> Tensor:
+    """Every step alike."""
+    return torch.ones(len(trace), trace.steps, dtype=torch.float64, device=trace.step_BL.device)
+
+
+def entropy_steps(trace: Trace) -> Tensor:
+    """Steps in proportion to the entropy of the laws their tokens were drawn from."""
+    entropy_BC = trace.seen["entropy"].double()
+    step_BC = trace.step_BL[:, -entropy_BC.shape[1] :]
+    filled_BC = trace.filled_BL[:, -entropy_BC.shape[1] :]
+    mass_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=entropy_BC.device)
+    return mass_BT.scatter_add(1, step_BC * filled_BC, (entropy_BC + 1e-8) * filled_BC)
+
+
+STEP_LAWS: dict[str, StepLaw] = {"uniform": uniform_steps, "entropy": entropy_steps}
+
+
+def last_word(trace: Trace) -> Tensor:
+    """m: the last step at which something other than an end token was written, plus one; 0 for none."""
+    word_BL = trace.filled_BL & (trace.tokens_BL != trace.eos_id)
+    return torch.where(word_BL, trace.step_BL + 1, 0).max(-1).values
+
+
+def steps_at(level_BK: Tensor, mass_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse CDF: the step at each level in [0, 1), and the probability it had."""
+    probability_BT = mass_BT / mass_BT.sum(-1, keepdim=True)
+    edge_BT = probability_BT.cumsum(-1).contiguous()
+    step_BK = torch.searchsorted(edge_BT, level_BK * edge_BT[:, -1:], right=True)
+    last_B1 = (mass_BT > 0).long().cumsum(-1).argmax(-1, keepdim=True)  # rounding must not pass the last step
+    step_BK = torch.minimum(step_BK, last_B1)
+    return step_BK, probability_BT.gather(1, step_BK)
+
+
+def sampled_steps(
+    trace: Trace,
+    rng: torch.Generator,
+    draws: int = 4,
+    steps: StepLaw = uniform_steps,
+    spread: bool = True,
+    truncate: bool = False,
+    choice: bool = False,
+) -> Probes:
+    """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
+    if draws < 1:
+        raise ValueError(f"draws={draws} must be at least 1")
+    level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
+    if spread:
+        level_BK = (torch.arange(draws, device=level_BK.device) + level_BK) / draws
+    return visited(trace, *weighted_steps(trace, level_BK, steps, truncate), choice)
+
+
+def weighted_steps(
+    trace: Trace, level_BK: Tensor, steps: StepLaw = uniform_steps, truncate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The steps at the levels of each row and their weights (1/m) / (k P(t))."""
+    mass_BT = steps(trace)
+    if truncate:
+        reach_B1 = last_word(trace)[:, None]
+        early_BT = torch.arange(trace.steps, device=mass_BT.device) < reach_B1
+        mass_BT = torch.where(reach_B1 > 0, mass_BT * early_BT, 1.0)
+        live_B1 = (reach_B1 > 0).double() / reach_B1.clamp(min=1)
+    else:
+        live_B1 = torch.full((len(trace), 1), 1 / trace.steps, dtype=torch.float64, device=mass_BT.device)
+    step_BK, probability_BK = steps_at(level_BK.to(mass_BT.device), mass_BT)
+    return step_BK, live_B1 / probability_BK / level_BK.shape[1]
+
+
+def agrpo(
+    draws: int = 4,
+    steps: StepLaw = uniform_steps,
+    spread: bool = True,
+    truncate: bool = False,
+    choice: bool = False,
+    low: float = 0.2,
+    high: float = 0.2,
+    advantage: Advantage = group_mean,
+) -> Method:
+    """Exact per-step policy gradients at sampled denoising steps. (The paper takes 24 draws of 128 steps.)"""
+    objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)
+    return Method(
+        name="agrpo",
+        probe=each_turn(
+            partial(sampled_steps, draws=draws, steps=steps, spread=spread, truncate=truncate, choice=choice)
+        ),
+        advantage=advantage,
+        objective=partial(objective, low=low, high=high),
+        record=Record(entropy=steps is entropy_steps),
+        counted=everything,
+        trajectory=True,
+    )

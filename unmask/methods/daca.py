@@ -1,0 +1,330 @@
+"""DACA-GRPO (arXiv 2605.16342): Stratified Masking Likelihood and Denoising Progress Scores, for any base.
+
+Only the abstract is public to us, and no code. What it says: SML "partitions token positions into strata so that
+each token is predicted with most of the sequence as context"; DPS "extract per-token importance weights from
+intermediate predictions at no additional forward cost". The formulas below are this project's reading of that.
+
+SML, in place of the base's likelihood estimator:
+
+    the canvas is partitioned into K strata S_1 .. S_K
+    l_i = anchor * log p(o_i | q, all of o masked) + (1 - anchor) * log p(o_i | q, o without S_k),   i in S_k
+
+DPS, in place of the base's uniform credit, from what the rollout's own forwards predicted:
+
+    delta_t = mean over the still masked i of [ b_{t+1}(i) - b_t(i) ]      progress made by step t
+              likelihood  b_t(i) = log p(o_i | s_t)        agreement   b_t(i) = 1{argmax p(. | s_t, i) = o_i}
+              confidence  b_t(i) = max_v p(v | s_t, i)     (own progress: b at i's own step minus at the first)
+    z_t = (delta_t - mean) / std over the scope;  0 where undefined: the last step of a block
+    w_i = clip(1 + strength * z_{step of i}, 0.2, 5), then mean one over the counted tokens of the trace
+
+On a sequence-level base the weight sits in the exponent, on wd1 and SPG inside the likelihood: ours. On AGRPO SML
+would replace what AGRPO is, so `daca` means DPS only there and `sml` refuses.
+
+Why a trust region is on by default (kl >= 0.05): with three quarters of the sequence visible nearly every token is
+certain, so negative advantages push on near-certain tokens at states the sampler never visits, and plain SML
+collapses (docs/methods/daca.md shows it). KL to the reference holds it.
+
+SML is exact when the tokens are independent given the prompt; it overestimates log-likelihoods where mean field
+underestimates them: sum_i H(x_i | x_-i) <= H(x) <= sum_i H(x_i). One stratum with anchor 0 reduces to diffu_grpo
+without prompt masking, L strata to the pseudo-likelihood (leave one out), strength 0 to the base, all bit for bit.
+DPS depends on what was drawn, so it is a shaped credit and the gradient of no objective.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unmask.advantage import EPSILON, group_sum
+from unmask.law import uniforms
+from unmask.method import Method, each_turn
+from unmask.probes import Probes, random_rank, rank, views
+from unmask.rollout import Record
+from unmask.shapes import GIVEN
+from unmask.trace import Trace
+
+# Stratified Masking Likelihood
+
+Layout = Callable[[Trace, torch.Generator], Tensor]
+"""(trace, rng) -> the place of each canvas position, (B, L); position p goes to stratum p mod K."""
+
+
+def random_strata(trace: Trace, rng: torch.Generator) -> Tensor:
+    """Positions dealt in random order."""
+    return random_rank(trace, rng)
+
+
+def strided_strata(trace: Trace, rng: torch.Generator) -> Tensor:
+    """Every K-th position."""
+    return trace.canvas_BL.long().cumsum(-1) - 1
+
+
+def decode_order_strata(trace: Trace, rng: torch.Generator) -> Tensor:
+    """Dealt in the order of decoding, so that every stratum spans early and late tokens."""
+    return rank(trace.step_BL.masked_fill(trace.step_BL == GIVEN, 2**31))
+
+
+LAYOUTS: dict[str, Layout] = {
+    "random": random_strata,
+    "strided": strided_strata,
+    "decode_order": decode_order_strata,
+}
+
+
+def strata_views(trace: Trace, stratum_BL: Tensor, strata: int, anchor: float = 0.0) -> Probes:
+    """One view a stratum, masked and asked there; with `anchor`, one fully masked view that shares every token."""
+    number_K = torch.arange(strata, device=stratum_BL.device)[:, None, None]
+    masked_KBL = trace.canvas_BL & (stratum_BL == number_K)
+    share_K = torch.full((strata,), 1.0 - anchor, dtype=torch.float64, device=stratum_BL.device)
+    if anchor:
+        masked_KBL = torch.cat([masked_KBL, trace.canvas_BL[None]])
+        share_K = torch.cat([share_K, share_K.new_tensor([anchor])])
+    return views(trace, masked_KBL, masked_KBL, share_K[:, None, None].expand(masked_KBL.shape))
+
+
+def stratified(
+    trace: Trace,
+    rng: torch.Generator,
+    strata: int = 4,
+    layout: Layout = random_strata,
+    anchor: float = 0.0,
+) -> Probes:
+    """SML: every token asked once, with the other strata visible."""
+    if not 0 <= anchor < 1:
+        raise ValueError(f"anchor={anchor} must lie in [0, 1): it is the fully masked view's share")
+    positions = int(trace.canvas_BL.sum(-1).min())
+    if not 1 <= strata <= positions:
+        raise ValueError(f"strata={strata} must lie between 1 and the {positions} positions of the completion")
+    return strata_views(trace, layout(trace, rng) % strata, strata, anchor)
+
+
+# Denoising Progress Scores
+
+
+class Beliefs(NamedTuple):
+    """What the rollout predicted at each step for the W positions of the block it was filling."""
+
+    final_TBW: Tensor
+    """Log-probability of the token finally written; the k-th recorded probability where it was not in the top k."""
+    agreed_TBW: Tensor
+    """1 where the likeliest token is the one finally written."""
+    top_TBW: Tensor
+    """The largest probability."""
+    masked_TBW: Tensor
+    """Positions still masked, in rows still live, that were filled in the end."""
+    column_TW: Tensor
+    """The column of each position, counted over the canvas."""
+
+
+def beliefs(trace: Trace) -> Beliefs:
+    """The recorded top-k predictions, looked up at the tokens finally written."""
+    if "step_top_id" not in trace.seen:
+        raise ValueError("DPS reads the rollout's predictions: sample with record=Record(top=32)")
+    id_TBWK, logp_TBWK = trace.seen["step_top_id"], trace.seen["step_top_logp"]
+    width = id_TBWK.shape[2]
+    length = int((trace.block_BL[0] != GIVEN).sum())
+    block_T = torch.arange(trace.steps, device=id_TBWK.device) * (length // width) // trace.steps
+    column_TW = trace.tokens_BL.shape[1] - length + block_T[:, None] * width
+    column_TW = column_TW + torch.arange(width, device=id_TBWK.device)
+    token_TBW = trace.tokens_BL[:, column_TW].transpose(0, 1)
+    filled_TBW = trace.filled_BL[:, column_TW].transpose(0, 1)
+    found_TBWK = id_TBWK == token_TBW[..., None]
+    found_logp_TBW = logp_TBWK.masked_fill(~found_TBWK, -torch.inf).max(-1).values
+    return Beliefs(
+        final_TBW=torch.where(found_TBWK.any(-1), found_logp_TBW, logp_TBWK[..., -1]),
+        agreed_TBW=found_TBWK[..., 0].to(logp_TBWK.dtype),
+        top_TBW=logp_TBWK[..., 0].exp(),
+        masked_TBW=(id_TBWK[..., 0] >= 0) & filled_TBW,
+        column_TW=column_TW,
+    )
+
+
+class Progress(NamedTuple):
+    """A score for every canvas position, (B, L), and where it is defined."""
+
+    score_BL: Tensor
+    defined_BL: Tensor
+
+
+Variant = Callable[[Trace], Progress]
+
+
+def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> Progress:
+    """delta of the step that filled each position."""
+    same_T1 = (seen.column_TW[1:, :1] == seen.column_TW[:-1, :1])[:, None]
+    rest_TBW = seen.masked_TBW[1:] & seen.masked_TBW[:-1] & same_T1
+    count_TB = rest_TBW.sum(-1)
+    gain_TBW = (belief_TBW[1:] - belief_TBW[:-1]).masked_fill(~rest_TBW, 0.0)
+    delta_TB = gain_TBW.sum(-1) / count_TB.clamp(min=1)
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, trace.steps - 1)
+    blank_B1 = delta_TB.new_zeros(1, delta_TB.shape[1])  # the last step of all: undefined
+    score_BL = torch.cat([delta_TB, blank_B1]).T.gather(1, step_BL)
+    defined_BL = torch.cat([count_TB > 0, blank_B1 > 0]).T.gather(1, step_BL)
+    return Progress(score_BL, defined_BL & trace.filled_BL)
+
+
+def likelihood_progress(trace: Trace) -> Progress:
+    """How much a step raised the belief in the rest of what will be written (the default)."""
+    seen = beliefs(trace)
+    return _step_progress(trace, seen.final_TBW, seen)
+
+
+def agreement_progress(trace: Trace) -> Progress:
+    """How many more of the remaining positions a step made predict what will be written."""
+    seen = beliefs(trace)
+    return _step_progress(trace, seen.agreed_TBW, seen)
+
+
+def confidence_progress(trace: Trace) -> Progress:
+    """How much surer a step made the policy of the remaining positions, right or wrong."""
+    seen = beliefs(trace)
+    return _step_progress(trace, seen.top_TBW, seen)
+
+
+def own_progress(trace: Trace) -> Progress:
+    """How much likelier a token was when written than when its block was first looked at."""
+    seen = beliefs(trace)
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
+    first_BL = torch.where(trace.filled_BL, trace.block_BL, 0) * (trace.steps // (int(trace.block_BL.max()) + 1))
+    place_L = torch.arange(step_BL.shape[1], device=step_BL.device) - seen.column_TW[0, 0]
+    place_BL = (place_L % seen.column_TW.shape[1]).expand_as(step_BL)
+    row_B1 = torch.arange(len(trace), device=step_BL.device)[:, None]
+    score_BL = seen.final_TBW[step_BL, row_B1, place_BL] - seen.final_TBW[first_BL, row_B1, place_BL]
+    return Progress(score_BL.masked_fill(~trace.filled_BL, 0.0), trace.filled_BL)
+
+
+VARIANTS: dict[str, Variant] = {
+    "likelihood": likelihood_progress,
+    "agreement": agreement_progress,
+    "confidence": confidence_progress,
+    "own": own_progress,
+}
+
+Scope = Callable[[Trace], Tensor]
+"""Which traces a score is standardised over: equal numbers are one scope, (B,)."""
+
+
+def rollout_scope(trace: Trace) -> Tensor:
+    """Each trace by itself."""
+    return torch.arange(len(trace), device=trace.group_B.device)
+
+
+def group_scope(trace: Trace) -> Tensor:
+    """All traces of a group."""
+    return trace.group_B
+
+
+def batch_scope(trace: Trace) -> Tensor:
+    """The whole batch."""
+    return torch.zeros_like(trace.group_B)
+
+
+SCOPES: dict[str, Scope] = {"rollout": rollout_scope, "group": group_scope, "batch": batch_scope}
+
+
+def standardised(progress: Progress, trace: Trace, scope: Scope) -> Tensor:
+    """z of each position's score; each distinct (trace, step) has one voice, undefined ones none."""
+    score_BL, defined_BL = progress
+    size_BL = _step_size(trace).clamp(min=1)
+    voice_BL = defined_BL / size_BL
+    scope_B = scope(trace)
+    count_B = group_sum(voice_BL.sum(-1), scope_B).clamp(min=1e-12)
+    mean_B = group_sum((voice_BL * score_BL).sum(-1), scope_B) / count_B
+    centred_BL = (score_BL - mean_B[:, None]) * defined_BL
+    variance_B = group_sum((voice_BL * centred_BL**2).sum(-1), scope_B) / count_B
+    return centred_BL / (variance_B.sqrt() + EPSILON)[:, None]
+
+
+def _step_size(trace: Trace) -> Tensor:
+    """How many tokens were committed at each position's own step."""
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
+    size_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=step_BL.device)
+    return size_BT.scatter_add(1, step_BL, trace.filled_BL.double()).gather(1, step_BL)
+
+
+def shuffled_steps(z_BL: Tensor, trace: Trace) -> Tensor:
+    """The control: the scores of a trace's steps dealt to other steps of the same trace.
+
+    A gain that this keeps is no credit to DPS. The permutation is a function of the trace's tokens.
+    """
+    place_L = torch.arange(1, trace.tokens_BL.shape[1] + 1, device=z_BL.device)
+    seed_B = (trace.tokens_BL * place_L).sum(-1)
+    order_BT = uniforms(seed_B[:, None], torch.arange(trace.steps, device=z_BL.device)).argsort(-1)
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
+    z_BT = z_BL.new_zeros(len(trace), trace.steps)
+    z_BT = z_BT.scatter_reduce(1, step_BL, z_BL * trace.filled_BL, "mean", include_self=False)
+    return z_BT.gather(1, order_BT).gather(1, step_BL) * trace.filled_BL
+
+
+def progress_credit(
+    trace: Trace,
+    strength: float = 0.1,
+    variant: Variant = likelihood_progress,
+    scope: Scope = group_scope,
+    smallest: float = 0.2,
+    largest: float = 5.0,
+    shuffled: bool = False,
+) -> Tensor:
+    """DPS: w = clip(1 + strength * z, smallest, largest), mean one over the counted tokens of each trace."""
+    z_BL = standardised(variant(trace), trace, scope)
+    if shuffled:
+        z_BL = shuffled_steps(z_BL, trace)
+    weight_BL = (1 + strength * z_BL).clamp(smallest, largest)
+    counted_BL = trace.counted_BL.to(weight_BL.dtype)
+    mean_B1 = (weight_BL * counted_BL).sum(-1, keepdim=True) / counted_BL.sum(-1, keepdim=True).clamp(min=1)
+    return weight_BL / torch.where(mean_B1 > 0, mean_B1, 1.0)
+
+
+# Plug-ins
+
+
+def sml(
+    base: Method,
+    strata: int = 4,
+    layout: Layout = random_strata,
+    anchor: float = 0.0,
+    kl: float = 0.05,
+) -> Method:
+    """Score each token with most of the sequence as context; KL to the reference at least `kl`."""
+    if base.trajectory:
+        raise ValueError(
+            f"{base.name} is defined by the states it asks at, and SML would replace them: "
+            f"use --with dps (or daca, which means DPS alone on {base.name})"
+        )
+    estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
+    return replace(base, name=f"{base.name}+sml", probe=each_turn(estimator), kl=max(base.kl, kl))
+
+
+def dps(
+    base: Method,
+    strength: float = 0.1,
+    variant: Variant = likelihood_progress,
+    scope: Scope = group_scope,
+    shuffled: bool = False,
+    top: int = 32,
+) -> Method:
+    """Weigh tokens by the progress their step made, from the rollout's own predictions."""
+    if strength < 0:
+        raise ValueError(f"strength={strength} must be 0 or more")
+    credit = partial(progress_credit, strength=strength, variant=variant, scope=scope, shuffled=shuffled)
+    return replace(base, name=f"{base.name}+dps", credit=credit, record=base.record | Record(top=top))
+
+
+def daca(
+    base: Method,
+    strata: int = 4,
+    layout: Layout = random_strata,
+    anchor: float = 0.0,
+    kl: float = 0.05,
+    strength: float = 0.1,
+    variant: Variant = likelihood_progress,
+    scope: Scope = group_scope,
+    shuffled: bool = False,
+    top: int = 32,
+) -> Method:
+    """Both halves: SML and DPS. On a trajectory base (AGRPO), DPS alone."""
+    scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
+    return replace(dps(scored, strength, variant, scope, shuffled, top), name=f"{base.name}+daca")

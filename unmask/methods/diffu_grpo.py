@@ -1,0 +1,36 @@
+"""diffu-GRPO (d1, arXiv 2504.12216).
+
+    l_i  = log p(o_i | q', all of o masked),  q' = the prompt with each token hidden with probability 0.15
+    loss = - 1/(sum of |o_g|) sum_g sum_i Clip(exp(l_i - l_i_old), A_g) + kl * k3_i,      A_g = r_g - mean
+
+One forward scores every token: a mean-field likelihood.
+
+Exact when the tokens are independent given the prompt; otherwise biased, and the bias is frozen in
+tests/test_bias.py. Reduces to one stratum of SML (methods/daca.py) with prompt_masking = 0.
+"""
+
+from functools import partial
+
+from unmask.advantage import Advantage, group_mean
+from unmask.method import Method, each_turn
+from unmask.objective import Normaliser, token_clip, token_divergence, token_mean
+from unmask.probes import fully_masked
+
+
+def diffu_grpo(
+    prompt_masking: float = 0.15,
+    low: float = 0.5,
+    high: float = 0.5,
+    kl: float = 0.04,
+    advantage: Advantage = group_mean,
+    normaliser: Normaliser = token_mean,
+) -> Method:
+    """Mean-field likelihood, token ratios: d1's GRPO."""
+    return Method(
+        name="diffu_grpo",
+        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        advantage=advantage,
+        objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
+        kl=kl,
+        divergence=partial(token_divergence, normaliser=normaliser),
+    )

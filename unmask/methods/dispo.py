@@ -1,0 +1,60 @@
+"""DiSPO (arXiv 2602.06462): compare fillings of the same intermediate state, for any base.
+
+    at one state s_t of every rollout, t drawn before it with probability in proportion to ((t + 1) / T) ** lateness:
+    a_z ~ product over the masked i of p(. | s_t, i),   z = 1 .. Z;   R_z = reward of s_t filled with a_z
+    L_step = - 1/(states * Z * L) sum over states, z, newly filled i of Clip(p(a_zi | s_t) / p_old(...), R_z - mean R)
+    loss   = L_base + weight * L_step
+
+The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
+The fillings are drawn on the spot, from the forward that the rollout does anyway. The paper writes a sequence ratio
+and builds on code that clips token by token; so do we. The exact form of its late bias is not printed; this one is
+ours. A branch step that falls after its row has retired is dropped.
+
+Exact when on-policy, for its own objective: the expectation is (Z - 1) / (Z L) grad J_step, with J_step the value of
+filling a visited state in one shot; with advantage = leave_one_out the factor (Z - 1) / Z is gone. It is not the
+gradient of the sampler's own return. Reduces to the base with weight 0, and where all fillings score alike.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from unmask.advantage import Advantage, group_mean
+from unmask.method import BranchTerm, Method
+from unmask.objective import token_clip, token_divergence
+from unmask.probes import Probes
+from unmask.rollout import Branch
+from unmask.shapes import GIVEN
+
+
+def branch_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """1 / (states * Z * L), L the length of the completion: late branches fill less and weigh less."""
+    length_B = (probes.trace.block_BL != GIVEN).sum(-1).double()
+    return counted_ML / length_B[probes.trace_M, None] / len(probes.trace)
+
+
+def dispo(
+    base: Method,
+    branches: int = 2,
+    weight: float = 0.5,
+    lateness: float = 4.0,
+    low: float = 0.2,
+    high: float = 0.2,
+    kl: float = 0.0,
+    advantage: Advantage = group_mean,
+) -> Method:
+    """Branch at a visited state, score the fillings, update only what they filled."""
+    if branches < 2:
+        raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
+    if weight < 0:
+        raise ValueError(f"weight={weight} must be 0 or more")
+    term = BranchTerm(
+        branch=Branch(branches, lateness),
+        weight=weight,
+        advantage=advantage,
+        objective=partial(token_clip, low=low, high=high, normaliser=branch_mean),
+        kl=kl,
+        divergence=partial(token_divergence, normaliser=branch_mean),
+    )
+    return replace(base, name=f"{base.name}+dispo", branch=term)

@@ -1,0 +1,35 @@
+"""GSPO (arXiv 2507.18071) on a masked diffusion likelihood.
+
+    s_g  = exp( 1/|o_g| sum_i (l_i - l_i_old) ),      l_i = log p(o_i | q', all of o masked)
+    loss = - mean_g Clip(s_g, A_g),      A z-scored, clip range 3e-4 below and 4e-4 above
+
+The paper is about autoregressive models; the likelihood under it is diffu-GRPO's.
+
+Exact when the tokens are independent given the prompt. Reduces to diffu_grpo on-policy with sequence_mean
+(the gradients are equal at ratio 1).
+"""
+
+from functools import partial
+
+from unmask.advantage import Advantage, z_score
+from unmask.method import Method, each_turn
+from unmask.objective import sequence_clip, sequence_mean, token_divergence
+from unmask.probes import fully_masked
+
+
+def gspo(
+    prompt_masking: float = 0.15,
+    low: float = 3e-4,
+    high: float = 4e-4,
+    kl: float = 0.0,
+    advantage: Advantage = z_score,
+) -> Method:
+    """One length-normalised ratio for a whole sequence: Qwen's GRPO."""
+    return Method(
+        name="gspo",
+        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        advantage=advantage,
+        objective=partial(sequence_clip, low=low, high=high),
+        kl=kl,
+        divergence=partial(token_divergence, normaliser=sequence_mean),
+    )

@@ -1,0 +1,38 @@
+"""REINFORCE++ (arXiv 2501.03262) on a masked diffusion likelihood.
+
+    A_g  = (R_g - mean R) / std R over the whole batch,   R_g = r_g - reward_kl * sum_i (l_i_old - l_i_ref)
+    loss = - token mean of Clip(exp(l_i - l_i_old), A_g),      l_i = log p(o_i | q', all of o masked)
+
+`baseline` is the paper's second variant: the group mean is taken off first, the standard deviation is the
+batch's, and the KL is a k2 term of the loss instead of a price on the reward. The paper's price is summed from
+each token to the end of the sequence; a canvas has no such order, so here all of it is on the whole trace.
+
+Exact when the tokens are independent given the prompt. Reduces to diffu_grpo with a batch baseline.
+"""
+
+from functools import partial
+
+from unmask.advantage import batch_z_score, group_mean_batch_std
+from unmask.method import Method, each_turn
+from unmask.objective import Normaliser, k2, token_clip, token_divergence, token_mean
+from unmask.probes import fully_masked
+
+
+def reinforce_pp(
+    prompt_masking: float = 0.15,
+    low: float = 0.2,
+    high: float = 0.2,
+    kl: float = 0.01,
+    baseline: bool = False,
+    normaliser: Normaliser = token_mean,
+) -> Method:
+    """Advantages normalised over the whole batch: REINFORCE++ and its baseline variant."""
+    return Method(
+        name="reinforce_pp",
+        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        advantage=group_mean_batch_std if baseline else batch_z_score,
+        objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
+        kl=kl if baseline else 0.0,
+        divergence=partial(token_divergence, kl=k2, normaliser=normaliser),
+        reward_kl=0.0 if baseline else kl,
+    )

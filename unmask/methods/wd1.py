@@ -1,0 +1,44 @@
+"""wd1 (arXiv 2507.08838).
+
+    w_g  = softmax over the group of psi * A_g  -  softmax over the group of -psi * A_g,      A_g = r_g - mean
+    loss = - mean over groups of sum_g w_g sum_i l_i,      l_i = log p(o_i | q', all of o masked)
+
+No ratio, no old policy, no KL: a weighted log-likelihood. The weight of a trace, times the group size, is an
+advantage here, so that the mean over traces is the mean over groups.
+
+Exact when the tokens are independent given the prompt, for the weights' own objective. Reduces to diffu_grpo's
+on-policy gradient (with tokens added up) times 2 psi as the rewards of a group draw together.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unmask.advantage import group_mean, group_size, group_sum
+from unmask.method import Method, each_turn
+from unmask.objective import Normaliser, policy_gradient, trace_sum
+from unmask.probes import fully_masked
+
+
+def group_softmax(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """softmax within each group."""
+    weight_B = (value_B - value_B.max()).exp()
+    return weight_B / group_sum(weight_B, group_B)
+
+
+def preference_weight(reward_B: Tensor, group_B: Tensor, psi: float = 1.0) -> Tensor:
+    """G * (softmax(psi A) - softmax(-psi A)) within each group."""
+    advantage_B = psi * group_mean(reward_B, group_B)
+    weight_B = group_softmax(advantage_B, group_B) - group_softmax(-advantage_B, group_B)
+    return group_size(group_B, torch.float64).to(weight_B.dtype) * weight_B
+
+
+def wd1(prompt_masking: float = 0.15, psi: float = 1.0, normaliser: Normaliser = trace_sum) -> Method:
+    """Weighted log-likelihood, no ratios: good traces up, bad traces down."""
+    return Method(
+        name="wd1",
+        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        advantage=partial(preference_weight, psi=psi),
+        objective=partial(policy_gradient, normaliser=normaliser),
+    )

@@ -1,0 +1,227 @@
+"""Objectives and divergences: log-probabilities in, (loss, metrics) out. Pure; gradients flow through logp_NL.
+
+    loss = - sum over units, tokens:  weight_M * scale_ML * surrogate(logp, old, advantage * credit)
+
+Log-likelihood first, ratio second: rows of a unit are added up (probes.unit_likelihood), then there is one
+ratio, one clip and one KL for each token (or sequence, or step, as the objective says).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unmask.probes import Probes, unit_asked, unit_likelihood
+from unmask.shapes import Metrics
+
+Objective = Callable[[Tensor, Tensor, Probes, Tensor, Tensor], tuple[Tensor, Metrics]]
+"""(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics."""
+
+Divergence = Callable[[Tensor, Tensor, Probes], Tensor]
+"""(logp_NL, reference_NL, probes) -> the divergence that a method's `kl` multiplies."""
+
+Normaliser = Callable[[Tensor, Probes], Tensor]
+"""(counted_ML, probes) -> the weight of every token in the loss, (M, L), zero where not counted."""
+
+
+# Normalisers (H5): the choice weighs tokens as much as any credit does; it is named, never implied.
+
+
+def token_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Every counted token of the batch weighs the same: 1 / (tokens of the batch)."""
+    return counted_ML.double() / counted_ML.sum().clamp(min=1)
+
+
+def sequence_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Every trace weighs the same, its tokens share it: 1 / (B * tokens of the trace)."""
+    tokens_B = torch.zeros(len(probes.trace), dtype=torch.float64, device=counted_ML.device)
+    tokens_B = tokens_B.index_add(0, probes.trace_M, counted_ML.sum(-1).double()).clamp(min=1)
+    return counted_ML / tokens_B[probes.trace_M, None] / len(probes.trace)
+
+
+def canvas_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Every canvas position weighs the same, written or not: 1 / (B * canvas length). No length bias."""
+    return counted_ML / probes.trace.canvas_BL.sum(-1).double()[probes.trace_M, None] / len(probes.trace)
+
+
+def trace_sum(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Tokens are added up, traces averaged: 1 / B."""
+    return counted_ML.double() / len(probes.trace)
+
+
+def step_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Every unit of a trace weighs the same, its tokens share it (TraceRL, CJ-GRPO)."""
+    units_B = torch.zeros(len(probes.trace), dtype=torch.float64, device=counted_ML.device)
+    units_B = units_B.index_add(0, probes.trace_M, counted_ML.any(-1).double()).clamp(min=1)
+    share_ML = counted_ML / counted_ML.sum(-1, keepdim=True).clamp(min=1)
+    return share_ML / units_B[probes.trace_M, None] / len(probes.trace)
+
+
+NORMALISERS: dict[str, Normaliser] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "canvas_mean": canvas_mean,
+    "trace_sum": trace_sum,
+    "step_mean": step_mean,
+}
+
+
+def counted_units(probes: Probes) -> Tensor:
+    """Tokens that are asked in a unit and count in its trace, (M, L)."""
+    return unit_asked(probes) & probes.trace.counted_BL[probes.trace_M]
+
+
+def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """min(ratio * A, clip(ratio, 1 - low, 1 + high) * A), and where the clip decides."""
+    free, bound = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
+    return torch.minimum(free, bound), (bound < free).detach()
+
+
+def _mean(value_ML: Tensor, counted_ML: Tensor) -> Tensor:
+    return (value_ML.detach() * counted_ML).sum() / counted_ML.sum().clamp(min=1)
+
+
+# Objectives
+
+
+def token_clip(
+    logp_NL: Tensor,
+    old_NL: Tensor,
+    probes: Probes,
+    advantage_B: Tensor,
+    credit_BL: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    normaliser: Normaliser = token_mean,
+) -> tuple[Tensor, Metrics]:
+    """One ratio a token: rho_i = exp(l_i - l_i_old), - sum of scale * Clip(rho_i, w_i A)."""
+    counted_ML = counted_units(probes)
+    ratio_ML = unit_likelihood(logp_NL - old_NL, probes).exp()
+    value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(ratio_ML.dtype)
+    surrogate_ML, active_ML = clipped(ratio_ML, value_ML, low, high)
+    scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(ratio_ML.dtype)
+    metrics = {"ratio": _mean(ratio_ML, counted_ML), "clipped": _mean(active_ML.to(ratio_ML.dtype), counted_ML)}
+    return -(scale_ML * surrogate_ML.masked_fill(~counted_ML, 0.0)).sum(), metrics
+
+
+def step_clip(
+    logp_NL: Tensor,
+    old_NL: Tensor,
+    probes: Probes,
+    advantage_B: Tensor,
+    credit_BL: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+) -> tuple[Tensor, Metrics]:
+    """One ratio a unit, tokens and choice of positions together; traces averaged, units added by weight.
+
+    A step is weighed by the mean credit of the tokens it committed. Tokens that do not count are left out of
+    the ratio; the choice of positions stays in as long as any token of the step counts.
+    """
+    counted_ML = counted_units(probes)
+    in_ratio_NL = counted_ML[probes.unit_N] & probes.asked_NL
+    if probes.passed_NL is not None:
+        in_ratio_NL = in_ratio_NL | (probes.passed_NL & counted_ML.any(-1)[probes.unit_N, None])
+    gain_NL = (logp_NL - old_NL).masked_fill(~in_ratio_NL, 0.0)
+    ratio_M = unit_likelihood(gain_NL, probes).sum(-1).exp()
+    credit_ML = credit_BL[probes.trace_M].masked_fill(~counted_ML, 0.0)
+    credit_M = credit_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
+    value_M = (advantage_B[probes.trace_M] * credit_M).to(ratio_M.dtype)
+    surrogate_M, active_M = clipped(ratio_M, value_M, low, high)
+    scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
+    live_M = counted_ML.any(-1)
+    metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
+    return -(scale_M * surrogate_M).sum(), metrics
+
+
+def sequence_clip(
+    logp_NL: Tensor,
+    old_NL: Tensor,
+    probes: Probes,
+    advantage_B: Tensor,
+    credit_BL: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+) -> tuple[Tensor, Metrics]:
+    """One ratio a trace: rho = exp((1 / |o|) sum_i w_i (l_i - l_i_old)), - mean of Clip(rho, A).
+
+    |o| is the number of counted tokens. Credit sits in the exponent (ours; no paper says where).
+    """
+    counted_ML = counted_units(probes)
+    length_M = counted_ML.sum(-1).clamp(min=1)
+    gain_ML = unit_likelihood(logp_NL - old_NL, probes).masked_fill(~counted_ML, 0.0)
+    weighed_ML = credit_BL[probes.trace_M].to(gain_ML.dtype) * gain_ML
+    ratio_M = (weighed_ML.sum(-1) / length_M).exp()
+    value_M = advantage_B[probes.trace_M].to(ratio_M.dtype)
+    surrogate_M, active_M = clipped(ratio_M, value_M, low, high)
+    scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
+    metrics = {"ratio": ratio_M.detach().mean(), "clipped": active_M.to(ratio_M.dtype).mean()}
+    return -(scale_M * surrogate_M).sum(), metrics
+
+
+def policy_gradient(
+    logp_NL: Tensor,
+    old_NL: Tensor,
+    probes: Probes,
+    advantage_B: Tensor,
+    credit_BL: Tensor,
+    *,
+    normaliser: Normaliser = trace_sum,
+) -> tuple[Tensor, Metrics]:
+    """No ratio: - sum of scale * w_i A * l_i. On-policy its gradient is token_clip's."""
+    counted_ML = counted_units(probes)
+    likelihood_ML = unit_likelihood(logp_NL, probes).masked_fill(~counted_ML, 0.0)
+    value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(likelihood_ML.dtype)
+    scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(likelihood_ML.dtype)
+    return -(scale_ML * value_ML * likelihood_ML).sum(), {"logp": _mean(likelihood_ML, counted_ML)}
+
+
+# Divergences to a reference. With d = log p_ref - log p and samples from p: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1.
+
+
+def k1(d: Tensor) -> Tensor:
+    """Unbiased for KL(p || ref) in value; its gradient is not the KL's."""
+    return -d
+
+
+def k2(d: Tensor) -> Tensor:
+    """Biased in value; its gradient on-policy is that of KL(p || ref)."""
+    return d**2 / 2
+
+
+def k3(d: Tensor) -> Tensor:
+    """Unbiased and never negative (Schulman); its gradient on-policy is that of KL(ref || p) to first order."""
+    return torch.expm1(d) - d
+
+
+KL = Callable[[Tensor], Tensor]
+KLS: dict[str, KL] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def token_divergence(
+    logp_NL: Tensor, reference_NL: Tensor, probes: Probes, *, kl: KL = k3, normaliser: Normaliser = token_mean
+) -> Tensor:
+    """sum of scale * kl(l_i_ref - l_i) over counted tokens."""
+    counted_ML = counted_units(probes)
+    d_ML = unit_likelihood(reference_NL - logp_NL, probes).masked_fill(~counted_ML, 0.0)
+    scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(d_ML.dtype)
+    return (scale_ML * kl(d_ML)).sum()
+
+
+def sequence_divergence(logp_NL: Tensor, reference_NL: Tensor, probes: Probes, *, kl: KL = k2) -> Tensor:
+    """mean over traces of kl(sum_i (l_i_ref - l_i)) / |o|."""
+    counted_ML = counted_units(probes)
+    d_M = unit_likelihood(reference_NL - logp_NL, probes).masked_fill(~counted_ML, 0.0).sum(-1)
+    length_M = counted_ML.sum(-1).clamp(min=1)
+    return (probes.weight_M.to(d_M.dtype) * kl(d_M) / length_M).sum() / len(probes.trace)
+
+
+def reward_divergence(old_NL: Tensor, reference_NL: Tensor, probes: Probes) -> Tensor:
+    """sum_i (l_i_old - l_i_ref) over the counted tokens of each trace, (B,): k1 as a price on the reward."""
+    counted_ML = counted_units(probes)
+    d_ML = unit_likelihood(old_NL - reference_NL, probes).masked_fill(~counted_ML, 0.0)
+    total_B = torch.zeros(len(probes.trace), dtype=d_ML.dtype, device=d_ML.device)
+    return total_B.index_add(0, probes.trace_M, probes.weight_M.to(d_ML.dtype) * d_ML.sum(-1))

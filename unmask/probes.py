@@ -1,0 +1,294 @@
+"""Probes: masked states at which the policy is asked about tokens it has already written; and `ask`.
+
+A likelihood estimator is a function Trace -> Probes. The old, the reference and the current policy answer the
+same Probes, so they are asked the same question by construction.
+
+    unit      a (trace, term) pair. Within a unit a token's log-likelihood is the sum of share * logp over the
+              rows that ask about it (unit_likelihood); then there is one ratio, one clip, one KL.
+    question  a row: a state, the tokens asked there, and the share each answer has in its unit.
+
+The estimators of one paper live in that paper's file; here are those that several need.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from unmask.law import kept_tokens, plain_law, restricted, tempered
+from unmask.models.policy import Policy
+from unmask.shapes import GIVEN
+from unmask.trace import Trace, state_before
+
+FLOOR = -60.0
+"""Log-probability given to a position choice that the asked policy could not make at all."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    trace: Trace
+    """Whose tokens are asked about, and by which law."""
+    states_SL: Tensor
+    attended_SL: Tensor
+    state_N: Tensor
+    """The state each question is put at."""
+    unit_N: Tensor
+    asked_NL: Tensor
+    share_NL: Tensor
+    """The part of the token's log-likelihood that this row supplies."""
+    trace_M: Tensor
+    weight_M: Tensor
+    """The weight of each unit in the loss: importance weights of sampled steps."""
+    visited: bool = False
+    """The states are those the tokens were drawn at: a truncated law applies as it did then."""
+    passed_NL: Tensor | None = None
+    """Positions a low-confidence step looked at and did not keep; asked for log F (`ask`), share 1."""
+
+    @property
+    def trace_N(self) -> Tensor:
+        return self.trace_M[self.unit_N]
+
+
+def views(trace: Trace, masked_KBL: Tensor, asked_KBL: Tensor, share_KBL: Tensor | None = None) -> Probes:
+    """K masked canvases a trace, all in one unit. Only what was filled can be asked; empty rows are dropped."""
+    views_K, batch, width = masked_KBL.shape
+    asked_KBL = asked_KBL & trace.filled_BL
+    share_KBL = torch.ones_like(asked_KBL, dtype=torch.float64) if share_KBL is None else share_KBL
+    trace_B = torch.arange(batch, device=asked_KBL.device)
+    probes = Probes(
+        trace=trace,
+        states_SL=trace.tokens_BL.masked_fill(masked_KBL, trace.mask_id).flatten(0, 1),
+        attended_SL=trace.attended_BL.repeat(views_K, 1),
+        state_N=torch.arange(views_K * batch, device=asked_KBL.device),
+        unit_N=trace_B.repeat(views_K),
+        asked_NL=asked_KBL.flatten(0, 1),
+        share_NL=share_KBL.expand(views_K, batch, width).flatten(0, 1),
+        trace_M=trace_B,
+        weight_M=torch.ones(batch, dtype=torch.float64, device=asked_KBL.device),
+    )
+    return of_states(probes, probes.asked_NL.any(-1))
+
+
+def of_states(probes: Probes, state_index: Tensor) -> Probes:
+    """The questions put at some of the states (booleans or positions, in ascending order)."""
+    count = len(probes.states_SL)
+    picked_S = torch.zeros(count, dtype=torch.bool, device=probes.state_N.device)
+    picked_S[state_index] = True
+    number_S = picked_S.long().cumsum(0) - 1
+    row_N = picked_S[probes.state_N]
+    rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
+    return replace(
+        probes,
+        states_SL=probes.states_SL[picked_S],
+        attended_SL=probes.attended_SL[picked_S],
+        **{name: value if value is None else value[row_N] for name, value in rows.items()}
+        | {"state_N": number_S[probes.state_N[row_N]]},
+    )
+
+
+def chunks(probes: Probes, rows: int) -> Iterator[tuple[Tensor, Probes]]:
+    """The Probes in pieces of at most `rows` states, each with the numbers of its questions."""
+    for start in range(0, len(probes.states_SL), rows):
+        state_S = torch.arange(len(probes.states_SL), device=probes.state_N.device)[start : start + rows]
+        inside_N = (probes.state_N >= start) & (probes.state_N < start + rows)
+        yield inside_N.nonzero().squeeze(1), of_states(probes, state_S)
+
+
+def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
+    """Log-probability of every asked token, (N, L), zero elsewhere: by the law it was sampled from.
+
+    At `passed` positions the answer is log F, the probability that a draw there would rank below the surest
+    draw that was kept least (methods.md H1b): with c the lexicographic minimum of (score, -position) over the
+    kept draws, F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact
+    log-probability of a low-confidence step, tokens and choice of positions together.
+
+    `rows` bounds the states in one pass.
+    """
+    if probes.trace.law.temperature == 0:
+        raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
+    if rows is None or len(probes.states_SL) <= rows:
+        return _answers(policy, probes)
+    pieces = [(number_N, _answers(policy, piece)) for number_N, piece in chunks(probes, rows)]
+    out_NL = torch.zeros_like(probes.share_NL, dtype=pieces[0][1].dtype)
+    for number_N, piece_NL in pieces:
+        out_NL[number_N] = piece_NL
+    return out_NL
+
+
+def _answers(policy: Policy, probes: Probes) -> Tensor:
+    looked_NL = probes.asked_NL if probes.passed_NL is None else probes.asked_NL | probes.passed_NL
+    wanted_SL = torch.zeros_like(probes.attended_SL, dtype=torch.long)
+    wanted_SL = wanted_SL.index_add(0, probes.state_N, looked_NL.long()) > 0
+    slot_SL = (wanted_SL.flatten().cumsum(0) - 1).view_as(wanted_SL)
+    logits_QV = policy(probes.states_SL, probes.attended_SL, wanted_SL.flatten().nonzero().squeeze(1))
+    plain_QV = plain_law(logits_QV, probes.trace.mask_id)
+    logq_QV = tempered(plain_QV, probes.trace.law.temperature)
+
+    row, column = probes.asked_NL.nonzero(as_tuple=True)
+    source, slot = probes.trace_N[row], slot_SL[probes.state_N[row], column]
+    token = probes.trace.tokens_BL[source, column]
+    logp = logq_QV[slot, token]
+    if probes.visited and (kept_BCK := probes.trace.seen.get("kept")) is not None:
+        kept = kept_BCK[source, column - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
+        logq = logq_QV[slot].gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -torch.inf)
+        logp = logp - logq.logsumexp(-1)
+    answer_NL = torch.zeros(probes.asked_NL.shape, dtype=logp.dtype, device=logp.device)
+    answer_NL = answer_NL.index_put((row, column), logp)
+    if probes.passed_NL is None:
+        return answer_NL
+
+    score_NL = torch.full_like(answer_NL, torch.inf).index_put((row, column), plain_QV[slot, token].detach())
+    least_N, place_N = _least_kept(score_NL)
+    row, column = probes.passed_NL.nonzero(as_tuple=True)
+    slot = slot_SL[probes.state_N[row], column]
+    log_f = _log_below(plain_QV[slot], logq_QV[slot], least_N[row], column > place_N[row], probes)
+    return answer_NL.index_put((row, column), log_f)
+
+
+def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
+    """The lexicographic minimum of (score, -position) in each row: ties go to the rightmost position."""
+    least_N = score_NL.min(-1).values
+    place_L = torch.arange(score_NL.shape[1], device=score_NL.device)
+    place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
+    return least_N, place_N
+
+
+def _log_below(
+    plain_QV: Tensor, logq_QV: Tensor, least_Q: Tensor, tie_loses_Q: Tensor, probes: Probes
+) -> Tensor:
+    """log F_j(c): the mass of the draws that rank below c."""
+    if probes.trace.law.truncated:
+        logq_QV = restricted(logq_QV, kept_tokens(logq_QV.detach(), probes.trace.law))
+    score_QV = plain_QV.detach()
+    below_QV = (score_QV < least_Q[:, None]) | ((score_QV == least_Q[:, None]) & tie_loses_Q[:, None])
+    below_QV &= logq_QV.detach() > -torch.inf
+    possible_Q = below_QV.any(-1)
+    logq_QV = torch.where(below_QV, logq_QV, -torch.inf)
+    safe_QV = torch.where(possible_Q[:, None], logq_QV, 0.0)  # an empty sum would poison the gradient
+    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR)
+
+
+def unit_likelihood(logp_NL: Tensor, probes: Probes) -> Tensor:
+    """Log-likelihood of each token in each unit, (M, L): the share-weighted sum over the rows that ask."""
+    share_NL = probes.share_NL.to(logp_NL.dtype)
+    total_ML = torch.zeros(len(probes.trace_M), logp_NL.shape[1], dtype=logp_NL.dtype, device=logp_NL.device)
+    return total_ML.index_add(0, probes.unit_N, share_NL * logp_NL)
+
+
+def unit_asked(probes: Probes) -> Tensor:
+    """Which tokens each unit asks about, (M, L)."""
+    asked_ML = torch.zeros(len(probes.trace_M), probes.asked_NL.shape[1], device=probes.unit_N.device)
+    return asked_ML.index_add(0, probes.unit_N, probes.asked_NL.float()) > 0
+
+
+def fully_masked(trace: Trace, rng: torch.Generator, prompt_masking: float = 0.0) -> Probes:
+    """Mean field: every token asked with the whole completion masked, one forward (d1, 2504.12216).
+
+    `prompt_masking` hides each prompt token with that probability.
+    """
+    hidden_BL = ~trace.canvas_BL & trace.attended_BL
+    if prompt_masking:
+        hidden_BL = hidden_BL & (uniform(rng, trace.canvas_BL) < prompt_masking)
+    else:
+        hidden_BL = torch.zeros_like(hidden_BL)
+    return views(trace, (trace.canvas_BL | hidden_BL)[None], trace.canvas_BL[None])
+
+
+def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
+    """Visited states merged: the tokens of a segment of steps are asked at the segment's first state
+    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it is every step; with one, mean field."""
+    if not 1 <= segments <= trace.steps:
+        raise ValueError(f"segments={segments} must lie between 1 and the {trace.steps} denoising steps")
+    edge_K = torch.arange(segments + 1, device=trace.step_BL.device) * trace.steps // segments
+    masked_KBL = trace.step_BL >= edge_K[:-1, None, None]
+    return views(trace, masked_KBL, masked_KBL & (trace.step_BL < edge_K[1:, None, None]))
+
+
+def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:
+    """Each token asked with itself and everything right of it masked (JustGRPO, 2601.15165).
+
+    Exact when the rollout went left to right, one token a step. One forward for every position.
+    """
+    place_L = torch.arange(trace.tokens_BL.shape[1], device=trace.tokens_BL.device)
+    at_K = place_L[trace.canvas_BL.any(0)]
+    masked_KBL = trace.canvas_BL & (place_L >= at_K[:, None, None])
+    return views(trace, masked_KBL, trace.canvas_BL & (place_L == at_K[:, None, None]))
+
+
+def visited(trace: Trace, step_BK: Tensor, weight_BK: Tensor, choice: bool = False) -> Probes:
+    """The states really visited, before each of `step_BK`, asked about the tokens committed there.
+
+    Every sampled step is a unit of its own with its weight. `choice` adds the positions that a low-confidence
+    step looked at and passed over, so that a row's sum is the exact log-probability of the step under that
+    order; without it the sum is exact for orders that do not depend on the draws.
+    """
+    batch, draws = step_BK.shape
+    step_N, trace_N = step_BK.flatten(), torch.arange(batch, device=step_BK.device).repeat_interleave(draws)
+    row_trace = {
+        "tokens": trace.tokens_BL[trace_N],
+        "step": trace.step_BL[trace_N],
+        "block": trace.block_BL[trace_N],
+    }
+    asked_NL = row_trace["step"] == step_N[:, None]
+    passed_NL = None
+    if choice:
+        now_N = torch.where(asked_NL, row_trace["block"], GIVEN).max(-1).values
+        passed_NL = (row_trace["block"] == now_N[:, None]) & (row_trace["step"] > step_N[:, None])
+        passed_NL &= asked_NL.any(-1, keepdim=True)
+    probes = Probes(
+        trace=trace,
+        states_SL=row_trace["tokens"].masked_fill(row_trace["step"] >= step_N[:, None], trace.mask_id),
+        attended_SL=trace.attended_BL[trace_N],
+        state_N=torch.arange(batch * draws, device=step_BK.device),
+        unit_N=torch.arange(batch * draws, device=step_BK.device),
+        asked_NL=asked_NL,
+        share_NL=torch.ones_like(asked_NL, dtype=torch.float64),
+        trace_M=trace_N,
+        weight_M=weight_BK.flatten().double(),
+        visited=True,
+        passed_NL=passed_NL,
+    )
+    return of_states(probes, asked_NL.any(-1))
+
+
+def every_step(trace: Trace, rng: torch.Generator, choice: bool = False) -> Probes:
+    """All T visited states (CJ-GRPO 2509.23924, TraceRL with no merging): the trajectory's own likelihood."""
+    step_BT = torch.arange(trace.steps, device=trace.step_BL.device).expand(len(trace), -1)
+    return visited(trace, step_BT, torch.ones_like(step_BT, dtype=torch.float64), choice)
+
+
+def one_shot(branches: Trace) -> Probes:
+    """The state each branch started at, asked about what the branch filled in; siblings share the state."""
+    group_S, state_N = branches.group_B.unique(return_inverse=True)
+    first_S = torch.zeros_like(group_S).scatter_reduce(
+        0, state_N, torch.arange(len(branches), device=state_N.device), "amin", include_self=False
+    )
+    number_N = torch.arange(len(branches), device=state_N.device)
+    return Probes(
+        trace=branches,
+        states_SL=state_before(branches, 0)[first_S],
+        attended_SL=branches.attended_BL[first_S],
+        state_N=state_N,
+        unit_N=number_N,
+        asked_NL=branches.filled_BL,
+        share_NL=torch.ones_like(branches.filled_BL, dtype=torch.float64),
+        trace_M=number_N,
+        weight_M=torch.ones(len(branches), dtype=torch.float64, device=state_N.device),
+        visited=True,
+    )
+
+
+def uniform(rng: torch.Generator, like_BL: Tensor) -> Tensor:
+    """Uniforms in [0, 1) of the shape of `like_BL`, drawn where the generator lives."""
+    return torch.rand(like_BL.shape, generator=rng, dtype=torch.float64, device=rng.device).to(like_BL.device)
+
+
+def random_rank(trace: Trace, rng: torch.Generator) -> Tensor:
+    """The place of every canvas position in a random order of its row, 0 first; the prompt comes last."""
+    return rank(uniform(rng, trace.tokens_BL).masked_fill(~trace.canvas_BL, 2.0))
+
+
+def rank(key_BL: Tensor) -> Tensor:
+    """The place of every position when its row is sorted, ties to the left."""
+    return key_BL.argsort(dim=-1, stable=True).argsort(-1)

@@ -1,0 +1,110 @@
+"""Trace: the finished canvas plus the step at which each position was filled.
+
+Every intermediate state is derived from the two, so a rollout of T steps is never stored T times:
+
+    s_t = state_before(trace, t) = the canvas with every position filled at step t or later put back to MASK
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unmask.law import Law
+from unmask.shapes import GIVEN, NEVER
+
+
+@dataclass(frozen=True)
+class Trace:
+    """B rollouts. Prompts are padded on the left, so the completions are the last columns."""
+
+    tokens_BL: Tensor
+    """The finished canvas; MASK where a retired row was never filled."""
+    step_BL: Tensor
+    """The step that filled each position; GIVEN where never masked, NEVER where never filled."""
+    block_BL: Tensor
+    """The semi-autoregressive block of each position; GIVEN where never masked."""
+    attended_BL: Tensor
+    """False on padding."""
+    counted_BL: Tensor
+    """Which tokens count: the end-token rule of the run."""
+    logp_BL: Tensor
+    """The sampler's own log-probability of each token, by the law it was drawn from; 0 elsewhere."""
+    group_B: Tensor
+    """Traces are compared within a group: of one prompt, or for branches of one state."""
+    mask_id: int
+    eos_id: int
+    steps: int
+    """T, the denoising steps of the schedule."""
+    law: Law = Law()
+    seen: dict[str, Tensor] = field(default_factory=dict)
+    """What the recorders kept (rollout.Record), over the completion's columns only; a name that starts with
+    `step_` has one slice for each step and the traces in its second dimension."""
+
+    def __len__(self) -> int:
+        return len(self.tokens_BL)
+
+    @property
+    def canvas_BL(self) -> Tensor:
+        """Positions that began masked."""
+        return self.step_BL != GIVEN
+
+    @property
+    def filled_BL(self) -> Tensor:
+        """Positions the rollout wrote."""
+        return (self.step_BL != GIVEN) & (self.step_BL != NEVER)
+
+
+Rule = Callable[[Trace], Tensor]
+
+
+def state_before(trace: Trace, step_B: Tensor | int) -> Tensor:
+    """The canvas as the policy saw it before `step`: step 0 is all masked, step T the finished canvas."""
+    if isinstance(step_B, Tensor):
+        step_B = step_B[:, None]
+    return trace.tokens_BL.masked_fill(trace.step_BL >= step_B, trace.mask_id)
+
+
+def everything(trace: Trace) -> Tensor:
+    """Every token that was written counts."""
+    return trace.filled_BL
+
+
+def until_eos(trace: Trace) -> Tensor:
+    """Tokens up to and including the first end token count (d1, SPG)."""
+    ended_BL = (trace.tokens_BL == trace.eos_id) & trace.filled_BL
+    return trace.filled_BL & (ended_BL.long().cumsum(-1) - ended_BL.long() == 0)
+
+
+def selected(trace: Trace, index: Tensor) -> Trace:
+    """The traces at `index` (booleans or positions), everything that was recorded about them included."""
+    chosen = {
+        f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name.endswith(("_B", "_BL"))
+    }
+    seen = {
+        name: value[:, index] if name.startswith("step_") else value[index]
+        for name, value in trace.seen.items()
+    }
+    return replace(trace, **chosen, seen=seen)
+
+
+def joined(traces: list[Trace]) -> Trace:
+    """Several batches as one, padded on the left to the widest; number their groups apart first."""
+    first, width = traces[0], max(t.tokens_BL.shape[1] for t in traces)
+    padding = {"tokens_BL": first.mask_id, "step_BL": GIVEN, "block_BL": GIVEN}
+
+    def rows(name: str) -> Tensor:
+        if name.endswith("_B"):
+            return torch.cat([getattr(t, name) for t in traces])
+        values = [getattr(t, name) for t in traces]
+        fill = padding.get(name, 0)
+        return torch.cat([F.pad(v, (width - v.shape[1], 0), value=fill) for v in values])
+
+    merged = {f.name: rows(f.name) for f in fields(first) if f.name.endswith(("_B", "_BL"))}
+    seen = {
+        name: torch.cat([t.seen[name] for t in traces], dim=int(name.startswith("step_")))
+        for name in first.seen
+    }
+    return replace(first, **merged, seen=seen)
