@@ -33,7 +33,7 @@ _HOMES = {
 }
 _HOME = {name: f"unmask.{home}" for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604 - the names are strings, built above
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

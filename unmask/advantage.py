@@ -23,6 +23,12 @@ def group_size(group_B: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     return group_sum(torch.ones_like(group_B, dtype=dtype), group_B)
 
 
+def group_max(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """The largest value of a trace's group, at every trace."""
+    _, index_B = group_B.unique(return_inverse=True)
+    return torch.zeros_like(value_B).scatter_reduce(0, index_B, value_B, "amax", include_self=False)[index_B]
+
+
 def _compared(reward_B: Tensor, group_B: Tensor) -> Tensor:
     size_B = group_size(group_B, reward_B.dtype)
     if (size_B < 2).any():
@@ -60,7 +66,7 @@ def group_mean_batch_std(reward_B: Tensor, group_B: Tensor) -> Tensor:
 
 def varied(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """Traces whose group has more than one reward: the others carry no signal under a group baseline."""
-    return (reward_B - group_sum(reward_B, group_B) / group_size(group_B, reward_B.dtype)).abs() > 1e-12
+    return group_max(reward_B, group_B) > -group_max(-reward_B, group_B)
 
 
 ADVANTAGES: dict[str, Advantage] = {

@@ -54,7 +54,7 @@ def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
     """Which tokens the truncation keeps, (Q, V) booleans; the likeliest token is always among them."""
     sorted_QV, order_QV = logq_QV.sort(dim=-1, descending=True, stable=True)
     before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
-    kept_QV = before_QV < law.top_p
+    kept_QV = before_QV < (law.top_p if law.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
     if law.top_k:
         kept_QV[..., law.top_k :] = False
     kept_QV[..., 0] = True

@@ -12,6 +12,7 @@ The estimators of one paper live in that paper's file; here are those that sever
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,13 +78,13 @@ def of_states(probes: Probes, state_index: Tensor) -> Probes:
     picked_S[state_index] = True
     number_S = picked_S.long().cumsum(0) - 1
     row_N = picked_S[probes.state_N]
-    rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
+    rows: dict[str, Any] = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
+    rows["state_N"] = number_S[probes.state_N]
     return replace(
         probes,
         states_SL=probes.states_SL[picked_S],
         attended_SL=probes.attended_SL[picked_S],
-        **{name: value if value is None else value[row_N] for name, value in rows.items()}
-        | {"state_N": number_S[probes.state_N[row_N]]},
+        **{name: value[row_N] for name, value in rows.items() if value is not None},
     )
 
 
@@ -208,7 +209,8 @@ def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
 def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:
     """Each token asked with itself and everything right of it masked (JustGRPO, 2601.15165).
 
-    Exact when the rollout went left to right, one token a step. One forward for every position.
+    Exact when the rollout went left to right, one token a step, by a law that cuts nothing (top_k, top_p). One
+    forward for every position.
     """
     place_L = torch.arange(trace.tokens_BL.shape[1], device=trace.tokens_BL.device)
     at_K = place_L[trace.canvas_BL.any(0)]

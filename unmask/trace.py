@@ -7,6 +7,7 @@ Every intermediate state is derived from the two, so a rollout of T steps is nev
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +103,7 @@ def joined(traces: list[Trace]) -> Trace:
         fill = padding.get(name, 0)
         return torch.cat([F.pad(v, (width - v.shape[1], 0), value=fill) for v in values])
 
-    merged = {f.name: rows(f.name) for f in fields(first) if f.name.endswith(("_B", "_BL"))}
+    merged: dict[str, Any] = {f.name: rows(f.name) for f in fields(first) if f.name.endswith(("_B", "_BL"))}
     seen = {
         name: torch.cat([t.seen[name] for t in traces], dim=int(name.startswith("step_")))
         for name in first.seen

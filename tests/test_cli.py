@@ -1,0 +1,142 @@
+"""The commands as a user types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unmask.cli import main
+from unmask.methods import BASES, PLUGINS
+from unmask.models import save, tiny_policy
+from unmask.models.tiny import TinyShape
+from unmask.tasks import TASKS
+
+SHORT = ["updates=2", "prompts=2", "group=2", "eval.prompts=4", "eval.samples=2"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=64), seed=1), folder)
+    return str(folder)
+
+
+@pytest.fixture
+def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model: str, tmp_path: Path) -> None:
+    code, out, _ = unmask("train", "--model", model, "--with", "daca", "daca.strata=8", "--seed", "3", *SHORT)
+    assert code == 0
+    folder = "runs/sudoku-diffu_grpo+daca-seed3"
+    assert folder in out and "before" in out and "after" in out
+    assert "strata: 8" in (tmp_path / folder / "config.yaml").read_text()
+
+    code, out, _ = unmask("eval", folder, "--task", "sudoku", "--problems", "5", "--samples", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["problems"] == 5
+    assert {"eval/solved_sampled", "eval/solved_sampled_low", "eval/solved_greedy", "eval/pass@2"} <= set(found)
+    code, out, _ = unmask("eval", folder, "--problems", "5", "--samples", "2")
+    assert code == 0 and "pass@1 greedy" in out and "[" in out
+
+    code, out, _ = unmask("sample", folder, "1.2.3.4.........=", "--steps", "rollout.steps=4")
+    lines = out.rstrip("\n").split("\n")
+    canvases = [line[6:] for line in lines[:5]]
+    assert code == 0 and canvases[0] == "·" * 16
+    masked = [canvas.count("·") for canvas in canvases]
+    assert masked == sorted(masked, reverse=True) and (masked[-1] == 0 or "¶" in canvases[-1])
+
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1.=", "id": 7}\n\n{"prompt": "2..3="}\n')
+    code, _, _ = unmask("generate", folder, "prompts.jsonl", "--out", "made.jsonl", "--traces", "--seed", "5")
+    rows = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+    assert code == 0 and [row["seed"] for row in rows] == [5, 6] and rows[0]["id"] == 7
+    assert len(rows[0]["trace"]["tokens"]) == len(rows[0]["trace"]["step"]) == 16
+    assert max(s for s in rows[1]["trace"]["step"] if s is not None) <= 7
+    code, out, _ = unmask("sample", folder, "2..3=", "--seed", "6")
+    assert out.rstrip("\n") == rows[1]["completion"]  # a row depends on its seed, not on the file it is in
+
+
+def test_naming_a_method_starts_without_plugins_and_a_second_run_gets_a_folder_of_its_own(unmask, model: str) -> None:
+    for folder in ("runs/countdown-agrpo-seed0", "runs/countdown-agrpo-seed0-2"):
+        code, out, _ = unmask("train", "--model", model, "--method", "agrpo", "--task", "countdown", *SHORT)
+        assert code == 0 and folder in out.replace("\n", "")
+
+
+def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(f"model: {model}\nmethod: wd1\nwith: [sml, dps]\nupdates: 1\n")
+    code, _, _ = unmask("train", "my.yaml", "--with", "sml", "--with", "dispo", "--out", "here", *SHORT[1:])
+    assert code == 0
+    written = (tmp_path / "here" / "config.yaml").read_text()
+    assert "- sml\n- dispo" in written and "method: wd1" in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--method", "grpo"], "method: there is no 'grpo'"),
+        (["train", "rollout.temperature=0"], "rollout.temperature: 0 is greedy"),
+        (["train", "nothing.yaml"], "there is no configuration file nothing.yaml"),
+        (["train", "--method", "agrpo", "--with", "sml"], "agrpo is defined by the states it asks at"),
+        (["train", "--model", "nowhere"], "no model 'nowhere'"),
+        (["eval", "nowhere"], "no model 'nowhere'"),
+        (["sample", "tiny", "é"], "printable ASCII"),
+        (["sample", "tiny", "1" * 200], "the longest prompt has 200 tokens"),
+        (["generate", "tiny", "nothing.jsonl"], "there is no file nothing.jsonl"),
+        (["generate", "tiny", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
+        (["generate", "tiny", "empty.jsonl"], "empty.jsonl holds no prompts"),
+        (["generate", "tiny", "blank.jsonl"], 'blank.jsonl line 1 has no text "prompt"'),
+    ],
+)
+def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, sentence) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\n{"prompt"\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "blank.jsonl").write_text('{"text": "1"}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, _, err = unmask(*arguments)
+    assert code == 2
+    assert sentence in err and err.startswith("unmask: ") and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_catalogues_list_everything_with_a_line_each(unmask) -> None:
+    _, out, _ = unmask("methods", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert set(rows) == {*BASES, *PLUGINS} and all(row["summary"] for row in rows.values())
+    assert rows["daca"]["options"]["strata"] == 4 and rows["agrpo"]["options"]["steps"] == "uniform"
+    _, out, _ = unmask("methods")
+    assert len(out.splitlines()) == len(rows)
+    _, out, _ = unmask("tasks", "--json")
+    assert {row["name"] for row in json.loads(out)} == set(TASKS)
+    _, out, _ = unmask("tasks")
+    assert len(out.splitlines()) == len(TASKS)
+
+
+def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, _ = unmask("doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(out)}
+    assert code == 0 and findings["torch"]["ok"] and findings["tiny model"]["ok"]
+    monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
+    code, out, _ = unmask("doctor")
+    assert code == 1 and "missing tiny model" in out
+
+
+def test_the_example_loop_uses_no_trainer_and_runs() -> None:
+    path = Path(__file__).parent.parent / "examples" / "own_loop.py"
+    source = path.read_text()
+    assert "unmask.train" not in source and "config" not in source.replace("configuration", "")
+    script = source.replace("UPDATES, PROMPTS, GROUP", "UPDATES, PROMPTS, GROUP = 2, 2, 2\n_, _, _", 1)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2

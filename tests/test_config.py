@@ -1,0 +1,92 @@
+"""Bad configurations get one sentence that names the key, and nothing is created on disk."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unmask.config import DEMO, parse_config, read_config
+from unmask.methods.daca import strided_strata
+
+BAD = {
+    "learning_rate: unknown key": {"learning_rate": 1e-3},
+    "optimizer.warm_up: unknown key; did you mean warmup?": {"optimizer": {"warm_up": 3}},
+    "updates: input should be a valid integer": {"updates": "many"},
+    "group: input should be greater than or equal to 2, got 1": {"group": 1},
+    "rollout.top_p: input should be greater than 0": {"rollout": {"top_p": 0}},
+    "rollout.order: input should be": {"rollout": {"order": "entropy"}},
+    "rollout.temperature: 0 is greedy": {"rollout": {"temperature": 0}},
+    "rollout: steps=7 must be a multiple of the number of blocks (2)": {"rollout": {"steps": 7, "block": 8}},
+    "rollout: block=5 must divide": {"rollout": {"block": 5}},
+    "rollout: steps=17": {"rollout": {"steps": 17}},
+    "task: there is no 'sudokku'; did you mean sudoku?": {"task": "sudokku"},
+    "method: there is no 'grpo'": {"method": "grpo"},
+    "with: there is no 'dsp'": {"with": ["dsp"]},
+    "daca.stratum: unknown option; did you mean strata?": {"with": ["daca"], "daca": {"stratum": 8}},
+    "daca.strata: input should be a valid integer": {"with": ["daca"], "daca": {"strata": "a lot"}},
+    "daca.layout: there is no 'diagonal'": {"with": ["daca"], "daca": {"layout": "diagonal"}},
+    "strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
+    "anchor=1.0 must lie in [0, 1)": {"with": ["sml"], "sml": {"anchor": 1.0}},
+    "sml: agrpo is defined by the states it asks at": {"method": "agrpo", "with": ["sml"]},
+    "dispo: branches=1 must be at least 2": {"with": ["dispo"], "dispo": {"branches": 1}},
+    "dispo: has options, but is not used; add --with dispo": {"dispo": {"weight": 0.5}},
+    "agrpo: has options, but is not used; add --method agrpo": {"agrpo": {"draws": 2}},
+    "countdown: has options, but is not used; add --task countdown": {"countdown": {"numbers": 3}},
+    "daca: expected options such as daca.key=value": {"with": ["daca"], "daca": 8},
+    "with: daca is sml and dps together; leave out sml": {"with": ["daca", "sml"]},
+    "with: a plug-in is named twice": {"with": ["dps", "dps"]},
+    "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
+}
+
+
+@pytest.mark.parametrize(("sentence", "data"), BAD.items(), ids=list(BAD))
+def test_a_bad_configuration_is_one_sentence_that_names_the_key(sentence: str, data: dict) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_config(data)
+    message = str(caught.value)
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_overrides_go_over_the_file_and_names_over_both(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("with: [daca]\nseed: 1\ndaca: {strata: 2, kl: 0.1}\noptimizer: {lr: 2e-6}\n")
+    config = read_config(path, ["daca.strata=8", "seed=2", "rollout.steps=4"], seed=3)
+    assert config.options["daca"] == {"strata": 8, "kl": 0.1}
+    assert (config.seed, config.rollout.steps) == (3, 4)
+    assert config.optimizer.lr == 2e-6  # PyYAML reads this as text
+
+
+def test_options_reach_the_functions_they_belong_to() -> None:
+    data = {"with": ["daca", "dispo"], "daca": {"strata": 8, "layout": "strided"}, "dispo": {"branches": 3}}
+    method = parse_config(data).build_method()
+    assert method.branch is not None and method.branch.branch.fillings == 3
+    estimator = method.probe.__closure__[0].cell_contents  # each_turn's estimator
+    assert estimator.keywords["strata"] == 8 and estimator.keywords["layout"] is strided_strata
+
+
+def test_the_dump_of_a_configuration_reads_back_as_itself() -> None:
+    config = read_config(DEMO, ["daca.layout=strided", "sudoku.holes=[8, 10]", "rollout.block=8"])
+    again = parse_config(yaml.safe_load(yaml.safe_dump(config.dump())))
+    assert again.dump() == config.dump()
+    assert again.dump()["daca"]["layout"] == "strided"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("a: [1", "is not YAML"), ("- 1\n- 2\n", "must hold keys and values, not a list")],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_config(path)
+
+
+def test_an_override_without_a_value_or_into_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="not of the form key=value"):
+        read_config(DEMO, ["seed"])
+    with pytest.raises(ValueError, match="seed is a value, not a section"):
+        read_config(DEMO, ["seed=1", "seed.more=2"])
+    with pytest.raises(ValueError, match="there is no configuration file"):
+        read_config(Path("nowhere.yaml"))

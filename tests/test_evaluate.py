@@ -1,0 +1,86 @@
+"""Intervals and pass@k against their definitions; evaluation against a task with a known answer."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from unmask.evaluate import Decoding, evaluate, mean_share, pass_at, wilson
+from unmask.models import tiny_policy
+from unmask.tasks import TASKS, Task
+
+
+def test_wilson_holds_the_shares_that_a_score_test_does_not_reject() -> None:
+    hits, total, z = 7, 20, 1.959963984540054
+    share = wilson(hits, total)
+    for edge in (share.low, share.high):
+        assert abs(hits / total - edge) == pytest.approx(z * math.sqrt(edge * (1 - edge) / total), rel=1e-9)
+    assert wilson(0, 10).low == pytest.approx(0, abs=1e-12) and wilson(10, 10).high == pytest.approx(1)
+
+
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_hit() -> None:
+    samples = 6
+    for hits, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        outcomes = [i < hits for i in range(samples)]
+        subsets = list(itertools.combinations(outcomes, k))
+        expected = sum(any(subset) for subset in subsets) / len(subsets)
+        assert float(pass_at(k, torch.tensor([hits]), samples)) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match="pass@7 needs at least 7 samples"):
+        pass_at(7, torch.tensor([1]), samples)
+
+
+def test_the_interval_of_a_mean_counts_problems_not_samples() -> None:
+    value_P = torch.tensor([0.0, 0.5, 1.0, 0.5])
+    share = mean_share(value_P)
+    half = 1.959963984540054 * float(value_P.std()) / 2
+    assert (share.value, share.low, share.high) == pytest.approx((0.5, 0.5 - half, min(1, 0.5 + half)))
+    flat = mean_share(torch.ones(10))
+    assert flat.high == pytest.approx(1) and 0.6 < flat.low < 0.8  # ten of ten does not prove certainty
+
+
+def _letter_task(letter: str) -> Task:
+    """Solved by a completion that starts with the letter."""
+    return Task(
+        name="letter",
+        summary="",
+        length=2,
+        rows=lambda split, n, seed: [{"i": i} for i in range(n)],
+        prompt=lambda row: "a" * (1 + row["i"] % 3),
+        solution=lambda row: letter,
+        reward=lambda row, text: float(text.startswith(letter)),
+        solved=lambda row, text: text.startswith(letter),
+    )
+
+
+class _Fixed:
+    """A policy that writes one letter with a known probability and another otherwise, whatever it sees."""
+
+    def __init__(self, letter: str, probability: float) -> None:
+        tiny = tiny_policy()
+        self.mask_id, self.eos_id, self.pad_id, self.max_length = 1, 2, 0, 64
+        self.tokenizer = tiny.tokenizer
+        self.logits_V = torch.full((tiny.tokenizer.size,), -torch.inf)
+        self.logits_V[self.tokenizer.encode(letter)[0]] = math.log(probability)
+        self.logits_V[self.tokenizer.encode("x")[0]] = math.log(1 - probability)
+
+    def __call__(self, tokens_SL, attended_SL, at_Q):
+        return self.logits_V.expand(len(at_Q), -1)
+
+
+def test_evaluation_of_a_known_policy_gives_its_known_rates() -> None:
+    task, policy = _letter_task("q"), _Fixed("q", 0.4)
+    found = evaluate(policy, task, task.rows("test", 600, 0), Decoding(2, 2, 2), samples=4, seed=3)
+    # low_confidence keeps the surest draws but both positions end up filled; the first is q with 0.4 at least
+    assert found.greedy.value == 0.0  # x is likelier
+    expected = [found.sampled.value, found.passes[2].value, found.passes[4].value]
+    p = found.sampled.value
+    assert 0.2 < p < 0.45
+    assert expected[1] == pytest.approx(1 - (1 - p) ** 2, abs=0.03)
+    assert expected[2] == pytest.approx(1 - (1 - p) ** 4, abs=0.04)
+    assert found.reward == pytest.approx(p)
+
+
+def test_no_problems_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no problems"):
+        evaluate(_Fixed("q", 0.5), TASKS["sudoku"](), [], Decoding(2, 2, 2))

@@ -1,0 +1,255 @@
+"""The loop: it computes what its stages compute one by one, and says so when something is wrong."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import unmask
+from unmask.batch import RESAMPLES, collect
+from unmask.config import Config, parse_config
+from unmask.models import load_model, save, tiny_policy
+from unmask.models.tiny import TinyShape
+from unmask.run import Run, read_metrics
+from unmask.tasks import TASKS, Task
+from unmask.train import decoding_of, optimizer_of, train
+
+SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=32)
+
+
+def _value(text: str) -> float:
+    return (sum(map(ord, text)) % 5) / 4
+
+
+def toy_task(dull: int = 0, broken: float | None = None) -> Task:
+    """Four characters; the reward is a hash of the text. Prompts below `dull` earn 0.5 whatever they say."""
+
+    def reward(row: dict, text: str) -> float:
+        if broken is not None:
+            return broken
+        return 0.5 if row["i"] < dull else _value(text)
+
+    return Task(
+        name="toy",
+        summary="a hash",
+        length=4,
+        rows=lambda split, n, seed: [{"i": i, "seed": seed} for i in range(n)],
+        prompt=lambda row: "ab"[: 1 + row["i"] % 2] + str(row["seed"] % 10),
+        solution=lambda row: "aaaa",
+        reward=reward,
+        solved=lambda row, text: reward(row, text) == 1,
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    save(tiny_policy(SMALL, seed=1), tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "toy", toy_task)
+
+
+def config_for(model: str, **data: object) -> Config:
+    base = {"model": model, "task": "toy", "updates": 3, "prompts": 3, "group": 4, "eval": {"prompts": 4, "samples": 2}}
+    return parse_config(base | data)
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in load_model(folder / "checkpoint").parameters()]).detach()
+
+
+def run(config: Config, folder: Path) -> Path:
+    train(config, lambda: Run(folder, config.dump()))
+    return folder
+
+
+@pytest.mark.parametrize("plugins", [[], ["daca", "dispo"]])
+def test_the_loop_is_its_stages_one_after_the_other(model: str, tmp_path: Path, plugins: list[str]) -> None:
+    config = config_for(model, method="diffu_grpo", **{"with": plugins}, inner=2, rows=5)
+    ended = weights(run(config, tmp_path / "run"))
+
+    policy, method, task = load_model(model), config.build_method(), toy_task()
+    reference, rng = copy.deepcopy(policy), torch.Generator().manual_seed(0)
+    optimizer, _ = optimizer_of(policy, config)
+    for step in (1, 2, 3):
+        number = step * (1 + RESAMPLES)
+        rows = [row for row in task.rows("train", 3, number) for _ in range(4)]
+        trace, twigs = unmask.sample(
+            policy,
+            [policy.tokenizer.encode(task.prompt(row)) for row in rows],
+            unmask.row_seeds(number, 12),
+            length=4,
+            steps=2,
+            group_B=torch.arange(12) // 4,
+            counted=method.counted,
+            record=method.record,
+            branch=method.branch.branch if method.branch else None,
+        )
+
+        def reward(found: unmask.Trace, policy=policy) -> torch.Tensor:
+            texts = [policy.tokenizer.decode(ids) for ids in found.tokens_BL[:, -4:].tolist()]
+            return torch.tensor([_value(text) for text in texts], dtype=torch.float64)
+
+        probes = method.probe(trace, rng, 2)
+        with torch.no_grad():
+            old, known = [unmask.ask(policy, p) for p in probes], [unmask.ask(reference, p) for p in probes]
+        old_twigs = unmask.ask(policy, unmask.one_shot(twigs)).detach() if twigs is not None else None
+        for turn in range(2):
+            optimizer.zero_grad()
+            new = unmask.ask(policy, probes[turn])
+            advantage, credit = method.advantage(reward(trace), trace.group_B), method.credit(trace)
+            loss, _ = method.objective(new, old[turn], probes[turn], advantage, credit)
+            loss = loss + method.kl * method.divergence(new, known[turn], probes[turn])
+            if twigs is not None:
+                asked = unmask.one_shot(twigs)
+                step_advantage = method.branch.advantage(reward(twigs), twigs.group_B)
+                ones = unmask.uniform_credit(twigs)
+                step_loss, _ = method.branch.objective(unmask.ask(policy, asked), old_twigs, asked, step_advantage, ones)
+                loss = loss + method.branch.weight * step_loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    expected = torch.cat([p.flatten() for p in policy.parameters()]).detach()
+    start = torch.cat([p.flatten() for p in reference.parameters()]).detach()
+    assert (expected - start).abs().max() > 1e-4
+    # fp32 noise of another order of summation, through Adam's normalisation
+    assert (ended - expected).abs().max() < 0.02 * (expected - start).abs().max()
+
+
+def test_a_seed_repeats_a_run_and_another_does_not(model: str, tmp_path: Path) -> None:
+    config = config_for(model, **{"with": ["daca"]})
+    first, second = run(config, tmp_path / "a"), run(config, tmp_path / "b")
+    other = run(config_for(model, **{"with": ["daca"]}, seed=1), tmp_path / "c")
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(other))
+    untimed = [
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder)]
+        for folder in (first, second)
+    ]
+    assert untimed[0] == untimed[1]
+
+
+def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> None:
+    folder = run(config_for(model, method="agrpo", eval={"prompts": 4, "samples": 2, "every": 2}), tmp_path / "run")
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 3]
+    assert "eval/solved_sampled" in rows[0] and "train/reward" not in rows[0]
+    assert {"train/reward", "train/loss", "train/grad_norm", "train/ratio", "time/rollout"} <= set(rows[1])
+    assert "eval/solved_greedy" in rows[3] and "eval/pass@2" in rows[-1]
+    assert rows[1]["train/ratio"] == pytest.approx(1)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.yaml", "versions.json", "metrics.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
+    assert {path.name for path in (folder / "checkpoint").iterdir()} == {"config.json", "model.safetensors"}
+    sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["reward"] == _value(sample["completion"]) and sample["step"] == 1
+
+
+def _collected(model: str, monkeypatch: pytest.MonkeyPatch, dull: int, idle_groups: str):
+    monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull))
+    config = config_for(model, idle_groups=idle_groups, **{"with": ["dispo"]})
+    task, method = config.build_task(), config.build_method()
+    return collect(load_model(model), task, method, config, decoding_of(config, task), 1)
+
+
+def test_idle_groups_are_kept_left_out_or_replaced(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = _collected(model, monkeypatch, 2, "keep")
+    assert (len(kept.trace), kept.idle, kept.groups) == (12, 2, 3)
+    skipped = _collected(model, monkeypatch, 2, "skip")
+    assert (len(skipped.trace), skipped.idle, skipped.groups) == (4, 2, 3)
+    assert {row["i"] for row in skipped.rows} == {2}
+    assert torch.equal(skipped.trace.tokens_BL, kept.trace.tokens_BL[8:])
+    assert len(skipped.branches) == len(kept.branches)  # branches have groups of their own
+    assert skipped.reward == kept.reward  # what is reported is what was sampled
+    replaced = _collected(model, monkeypatch, 2, "resample")
+    assert len(replaced.trace) == 12 and {row["i"] for row in replaced.rows} == {2}
+    assert (replaced.idle, replaced.groups) == (6, 9)
+    assert len(replaced.trace.group_B.unique()) == 3
+    assert replaced.reward_B.tolist() == [_value(text) for text in replaced.texts]
+    sources = replaced.branches.group_B
+    assert len(sources.unique()) == len(replaced.branches) // 2  # numbered apart over the batches
+
+
+def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull=99))
+    folder = run(config_for(model, method="agrpo", idle_groups="resample"), tmp_path / "run")
+    start = torch.cat([p.flatten() for p in load_model(model).parameters()])
+    assert torch.equal(weights(folder), start)
+    row = read_metrics(folder)[1]
+    assert row["train/idle_groups"] == 1 and row["train/traces"] == 0 and row["train/reward"] == 0.5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, monkeypatch, value: float) -> None:
+    monkeypatch.setitem(TASKS, "toy", lambda: toy_task(broken=value))
+    with pytest.raises(ValueError, match=r"the reward of task 'toy' is (nan|inf) for completion"):
+        run(config_for(model), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_a_reward_that_raises_is_named_with_the_completion(model: str, tmp_path: Path, monkeypatch) -> None:
+    task = toy_task()
+    broken = Task(**{**vars(task), "reward": lambda row, text: 1 / 0, "solved": lambda row, text: False})
+    monkeypatch.setitem(TASKS, "toy", lambda: broken)
+    with pytest.raises(ValueError, match="the reward of task 'toy' raised ZeroDivisionError: division by zero"):
+        run(config_for(model), tmp_path / "run")
+
+
+def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
+    config = config_for(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="no model"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("x")
+    with pytest.raises(ValueError, match="already exists and is not empty"):
+        run(config_for(model), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+
+
+def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
+    from unmask.batch import Batch  # noqa: F401 - the type of `batch` below
+    from unmask.objective import reward_divergence
+    from unmask.train import parts_of
+
+    config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
+    task, method, policy = config.build_task(), config.build_method(), load_model(model)
+    reference = tiny_policy(SMALL, seed=2)
+    batch = collect(policy, task, method, config, decoding_of(config, task), 1)
+    ((part,),) = parts_of(policy, reference, method, batch, torch.Generator().manual_seed(0), config)
+    with torch.no_grad():
+        old, known = unmask.ask(policy, part.probes), unmask.ask(reference, part.probes)
+    price_B = reward_divergence(old, known, part.probes).double()
+    by_hand_B = torch.stack([(old - known)[b][batch.trace.counted_BL[b]].sum() for b in range(12)]).double()
+    assert torch.allclose(price_B, by_hand_B, atol=1e-5) and price_B.abs().max() > 0.01
+    priced_B = batch.reward_B - 0.3 * price_B
+    expected_B = (priced_B - priced_B.mean()) / (priced_B.std(correction=0) + 1e-6)
+    assert torch.allclose(part.advantage_B, expected_B, atol=1e-9)
+    assert part.reference_NL is None  # the KL is in the reward, not in the loss as well
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_follows_its_schedule(model: str, schedule: str, expected: list[float]) -> None:
+    settings = {"schedule": schedule, "warmup": 2, "lr": 2.0}
+    optimizer, rates = optimizer_of(tiny_policy(SMALL), config_for(model, updates=6, optimizer=settings))
+    seen = []
+    for _ in range(6):
+        seen.append(rates.get_last_lr()[0] / 2)
+        optimizer.step()
+        rates.step()
+    assert seen == pytest.approx(expected)

@@ -1,0 +1,167 @@
+"""A batch: rollouts of this step's prompts, their branches, and what they earned."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from unmask.advantage import varied
+from unmask.config import Config
+from unmask.evaluate import Decoding, rewards
+from unmask.method import Method
+from unmask.models import Tiny
+from unmask.rollout import Rollouts, row_seeds, sample
+from unmask.tasks import Task
+from unmask.tasks.task import Row
+from unmask.trace import Trace, joined, selected
+
+RESAMPLES = 4
+"""How many further batches `idle_groups: resample` draws at most to replace groups without a signal."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts with their rewards, and the task row and the text of each."""
+
+    trace: Trace
+    reward_B: Tensor
+    rows: list[Row]
+    texts: list[str]
+    branches: Trace | None
+    branch_reward_B: Tensor | None
+    reward: float
+    """The mean over all that was sampled, also what is left out of training."""
+    solved: float
+    idle: int
+    """Groups whose rewards were all alike."""
+    groups: int
+
+
+def collect(
+    policy: Tiny, task: Task, method: Method, config: Config, decoding: Decoding, step: int
+) -> Batch:
+    """A batch of rewarded rollouts; groups without a signal are kept, left out or replaced, as configured."""
+    tries = 1 + RESAMPLES if config.idle_groups == "resample" else 1
+    batches: list[Batch] = []
+    for attempt in range(tries):
+        batches.append(rewarded(policy, task, method, config, decoding, step, attempt))
+        if sum(batch.groups - batch.idle for batch in batches) >= config.prompts:
+            break
+    batch = batches[0] if len(batches) == 1 else merged(batches)
+    if config.idle_groups == "keep":
+        return batch
+    index = varied(batch.reward_B, batch.trace.group_B).nonzero().squeeze(1)[: config.prompts * config.group]
+    chosen = [int(i) for i in index]
+    return replace(
+        batch,
+        trace=selected(batch.trace, index),
+        reward_B=batch.reward_B[index],
+        rows=[batch.rows[i] for i in chosen],
+        texts=[batch.texts[i] for i in chosen],
+    )
+
+
+def rewarded(
+    policy: Tiny, task: Task, method: Method, config: Config, decoding: Decoding, step: int, attempt: int
+) -> Batch:
+    """Sample a group for every prompt of this step and score it, branches included."""
+    number = (config.seed * (config.updates + 1) + step) * (1 + RESAMPLES) + attempt
+    rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
+    rollouts = sample(
+        policy,
+        [policy.tokenizer.encode(task.prompt(row)) for row in rows],
+        row_seeds(number, len(rows)).to(config.device),
+        length=decoding.length,
+        steps=decoding.steps,
+        block=decoding.block,
+        law=decoding.law,
+        order=decoding.order,
+        group_B=torch.arange(len(rows), device=config.device) // config.group,
+        counted=method.counted,
+        record=method.record,
+        branch=method.branch.branch if method.branch else None,
+    )
+    return scored(policy, task, rows, rollouts, decoding.length)
+
+
+def scored(policy: Tiny, task: Task, rows: list[Row], rollouts: Rollouts, length: int) -> Batch:
+    trace, branches = rollouts
+    texts = completions(policy, trace, length)
+    reward_B = rewards(task, rows, texts).to(trace.group_B.device)
+    branch_reward_B = None
+    if branches is not None:
+        sources = [rows[i] for i in branches.group_B.tolist()]
+        branch_reward_B = rewards(task, sources, completions(policy, branches, length)).to(reward_B.device)
+    groups = len(trace.group_B.unique())
+    live = len(trace.group_B[varied(reward_B, trace.group_B)].unique())
+    solved = sum(task.solved(row, text) for row, text in zip(rows, texts, strict=True)) / len(rows)
+    return Batch(
+        trace,
+        reward_B,
+        rows,
+        texts,
+        branches,
+        branch_reward_B,
+        reward=float(reward_B.mean()),
+        solved=solved,
+        idle=groups - live,
+        groups=groups,
+    )
+
+
+def merged(batches: list[Batch]) -> Batch:
+    """Several batches as one, their groups and branch sources numbered apart."""
+    groups = [sum(b.groups for b in batches[:i]) for i in range(len(batches))]
+    sizes = [sum(len(b.trace) for b in batches[:i]) for i in range(len(batches))]
+    traces = [
+        replace(b.trace, group_B=b.trace.group_B + n) for b, n in zip(batches, groups, strict=True)
+    ]
+    twigs = [
+        replace(b.branches, group_B=b.branches.group_B + n)
+        for b, n in zip(batches, sizes, strict=True)
+        if b.branches is not None and len(b.branches)
+    ]
+    twig_rewards = [b.branch_reward_B for b in batches if b.branch_reward_B is not None]
+    return Batch(
+        trace=joined(traces),
+        reward_B=torch.cat([b.reward_B for b in batches]),
+        rows=[row for b in batches for row in b.rows],
+        texts=[text for b in batches for text in b.texts],
+        branches=joined(twigs) if twigs else batches[0].branches,
+        branch_reward_B=torch.cat(twig_rewards) if twig_rewards else None,
+        reward=sum(b.reward for b in batches) / len(batches),
+        solved=sum(b.solved for b in batches) / len(batches),
+        idle=sum(b.idle for b in batches),
+        groups=sum(b.groups for b in batches),
+    )
+
+
+def completions(policy: Tiny, trace: Trace, length: int) -> list[str]:
+    return [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """What the rollouts say, before anything is learnt from them."""
+    found = {
+        "train/reward": batch.reward,
+        "train/solved": batch.solved,
+        "train/idle_groups": batch.idle / batch.groups,
+        "train/traces": float(len(batch.trace)),
+    }
+    if len(batch.trace):
+        counted_BL = batch.trace.counted_BL
+        found["train/sampled_logp"] = float(batch.trace.logp_BL[counted_BL].mean())
+        found["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
+    if batch.branches is not None and batch.branch_reward_B is not None and len(batch.branches):
+        found["train/branch_reward"] = float(batch.branch_reward_B.mean())
+        told = varied(batch.branch_reward_B, batch.branches.group_B)
+        found["train/branch_idle"] = 1.0 - float(told.double().mean())
+    return found
+
+
+def samples_of(batch: Batch, group: int) -> list[dict[str, object]]:
+    """The first group of the batch, to read."""
+    return [
+        {"row": row, "completion": text, "reward": float(reward)}
+        for row, text, reward in zip(batch.rows[:group], batch.texts, batch.reward_B, strict=False)
+    ]

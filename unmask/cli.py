@@ -1,0 +1,300 @@
+"""The commands, thin: each reads its arguments, calls the library, and prints.
+
+Heavy imports are inside the commands, so that `unmask --help` answers at once.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from unmask.evaluate import Decoding
+    from unmask.models import Tiny
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training for masked diffusion language models.",
+)
+
+RunOrModel = Annotated[
+    str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny).")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Run a command; what a user can put right is one line on standard error and exit code 2."""
+    try:
+        app()
+    except ValueError as error:
+        typer.echo(f"unmask: {error}", err=True)
+        sys.exit(2)
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="A configuration; overrides, e.g. daca.strata=8."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
+    model: Annotated[str | None, typer.Option(help="tiny, or a folder with a checkpoint.")] = None,
+    method: Annotated[str | None, typer.Option(help="The base method (unmask methods).")] = None,
+    plugins: Annotated[
+        list[str] | None, typer.Option("--with", help="A plug-in on the base: daca, sml, dps, dispo. Repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
+) -> None:
+    """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.
+
+    Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
+    """
+    from unmask.config import DEMO, read_config
+
+    path, overrides = _split(arguments or [])
+    if method is not None and plugins is None and path is None:
+        plugins = []
+    named = {"task": task, "model": model, "method": method, "with": plugins, "seed": seed}
+    config = read_config(path or DEMO, overrides, **named)
+
+    from unmask.display import show_result, training_display
+    from unmask.run import Run, fresh_folder
+    from unmask.train import train as run_training
+
+    name = f"{config.task}-{config.build_method().name}-seed{config.seed}"
+    with training_display(config, name) as report:
+        result = run_training(config, lambda: Run(out or fresh_folder(name), config.dump()), report)
+    show_result(config, name, result)
+
+
+def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The configuration file, if the first argument is one, and the overrides."""
+    if arguments and "=" not in arguments[0]:
+        return Path(arguments[0]), arguments[1:]
+    return None, arguments
+
+
+@app.command()
+def eval(
+    run_or_model: RunOrModel,
+    task: Annotated[str | None, typer.Option(help="Default: the run's own task, or sudoku.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems.")] = 256,
+    samples: Annotated[int, typer.Option(min=1, help="Sampled completions of each, for pass@k.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled completions.")] = 0,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals."""
+    from unmask.evaluate import evaluate
+
+    config, policy = _load(run_or_model, overrides or [], task)
+    built = config.build_task()
+    from unmask.train import decoding_of
+
+    rows = built.rows("test", problems, 0)
+    with _spinner(f"{built.name}: {problems} problems, {samples} samples each"):
+        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed)
+    if as_json:
+        typer.echo(json.dumps({"task": built.name, "problems": problems, "samples": samples, **found.metrics()}))
+        return
+    from unmask.display import show_evaluation
+
+    show_evaluation(f"{run_or_model} on {built.name}", found)
+
+
+@app.command()
+def sample(
+    run_or_model: RunOrModel,
+    prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. a task's own.")],
+    overrides: Overrides = None,
+    steps: Annotated[bool, typer.Option("--steps", help="Print the canvas after each denoising step.")] = False,
+    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+) -> None:
+    """Complete one prompt."""
+    decoding, policy = _decoding(run_or_model, overrides or [], greedy)
+    from unmask.display import canvases
+
+    trace = _sampled(policy, [prompt], decoding, [seed])
+    if steps:
+        for line in canvases(policy, trace, decoding.length):
+            typer.echo(line)
+    typer.echo(policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist()))
+
+
+@app.command()
+def generate(
+    run_or_model: RunOrModel,
+    prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
+    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the first line; line i has seed + i.")] = 0,
+) -> None:
+    """Complete every prompt of a file; each line comes back with its "completion"."""
+    rows = _read_prompts(prompts)
+    decoding, policy = _decoding(run_or_model, overrides or [], greedy)
+    trace = _sampled(policy, [row["prompt"] for row in rows], decoding, [seed + i for i in range(len(rows))])
+    lines = []
+    for i, row in enumerate(rows):
+        ids = trace.tokens_BL[i, -decoding.length :].tolist()
+        made: dict[str, Any] = {**row, "completion": policy.tokenizer.decode(ids), "seed": seed + i}
+        if traces:
+            filled = trace.filled_BL[i, -decoding.length :].tolist()
+            step = trace.step_BL[i, -decoding.length :].tolist()
+            made["trace"] = {
+                "tokens": ids,
+                "step": [s if f else None for s, f in zip(step, filled, strict=True)],
+                "logp": trace.logp_BL[i, -decoding.length :].tolist(),
+            }
+        lines.append(json.dumps(made))
+    if out is None:
+        typer.echo("\n".join(lines))
+    else:
+        out.write_text("".join(line + "\n" for line in lines))
+        typer.echo(f"{len(lines)} completions in {out}")
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the base methods and the plug-ins."""
+    from unmask.config import option_help
+    from unmask.methods import BASES, PLUGINS
+
+    catalogue = [("base", name, f) for name, f in BASES.items()] + [("plug-in", n, f) for n, f in PLUGINS.items()]
+    if as_json:
+        rows = [{"name": n, "kind": kind, "summary": _line(f), "options": option_help(f)} for kind, n, f in catalogue]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for kind, name, factory in catalogue:
+        typer.echo(f"{name:14} {kind:8} {_line(factory)}")
+
+
+@app.command()
+def tasks(as_json: AsJson = False) -> None:
+    """List the tasks."""
+    from unmask.config import option_help
+    from unmask.tasks import TASKS
+
+    built = {name: (factory(), option_help(factory)) for name, factory in TASKS.items()}
+    if as_json:
+        rows = [
+            {"name": name, "summary": task.summary, "length": task.length, "options": options}
+            for name, (task, options) in built.items()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for name, (task, _) in built.items():
+        typer.echo(f"{name:14} {task.summary}")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, and what is missing for which feature."""
+    from unmask.doctor import examine
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            typer.echo(f"{'ok     ' if finding.ok else 'missing'} {finding.what:14} {finding.detail}")
+    if any(finding.needed and not finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="e.g. configs/pretrain_tiny.yaml")],
+    out: Annotated[Path, typer.Option(help="Where to write the model.")],
+) -> None:
+    """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
+    from unmask.display import pretraining_display
+    from unmask.pretrain import pretrain as run_pretraining
+    from unmask.pretrain import read_pretrain_config
+
+    settings = read_pretrain_config(config)
+    with pretraining_display(settings.steps) as report:
+        run_pretraining(settings, out, report)
+    typer.echo(f"model in {out}")
+
+
+def _line(factory: Any) -> str:
+    return (factory.__doc__ or "").strip().splitlines()[0]
+
+
+def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Tiny]":
+    """The configuration of a run (or the demo's, for a plain model) and its policy."""
+    from unmask.config import DEMO, read_config
+    from unmask.models import load_model
+    from unmask.run import checkpoint_of
+
+    path = Path(run_or_model) / "config.yaml"
+    policy = load_model(checkpoint_of(run_or_model))
+    own = read_config(path if path.is_file() else DEMO, overrides)
+    if task is not None and task != own.task:
+        own = read_config(DEMO, overrides, task=task)
+    return own, policy
+
+
+def _decoding(run_or_model: str, overrides: list[str], greedy: bool) -> "tuple[Decoding, Tiny]":
+    config, policy = _load(run_or_model, overrides)
+    from unmask.train import decoding_of
+
+    decoding = decoding_of(config, config.build_task())
+    return (decoding.greedy() if greedy else decoding), policy
+
+
+def _sampled(policy: "Tiny", prompts: list[str], decoding: "Decoding", seeds: list[int]) -> Any:
+    import torch
+
+    from unmask.rollout import sample as sample_rows
+
+    ids = [policy.tokenizer.encode(prompt) for prompt in prompts]
+    return sample_rows(
+        policy,
+        ids,
+        torch.tensor(seeds),
+        length=decoding.length,
+        steps=decoding.steps,
+        block=decoding.block,
+        law=decoding.law,
+        order=decoding.order,
+    ).trace
+
+
+def _read_prompts(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+            raise ValueError(f'{path} line {number} has no text "prompt"')
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} holds no prompts")
+    return rows
+
+
+@contextmanager
+def _spinner(message: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield

@@ -1,0 +1,286 @@
+"""Strict configuration: YAML and key=value overrides in, frozen models out. Unknown keys are errors.
+
+    model: tiny
+    task: sudoku
+    method: diffu_grpo
+    with: [daca]
+    daca: {strata: 8}          # options live in a section named after the thing they turn
+
+On the command line the same is `--task sudoku --method diffu_grpo --with daca daca.strata=8`. An option of a method,
+plug-in or task is a keyword argument of its Python function, checked against that function's signature.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from unmask.advantage import ADVANTAGES
+from unmask.method import Method
+from unmask.methods import BASES, PLUGINS
+from unmask.methods.agrpo import STEP_LAWS
+from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
+from unmask.objective import NORMALISERS
+from unmask.rollout import ORDERS, schedule
+from unmask.tasks import TASKS, Task
+
+DEMO = Path(__file__).parent / "assets" / "demo.yaml"
+
+CHOICES: dict[str, Mapping[str, Any]] = {
+    "advantage": ADVANTAGES,
+    "normaliser": NORMALISERS,
+    "layout": LAYOUTS,
+    "variant": VARIANTS,
+    "scope": SCOPES,
+    "steps": STEP_LAWS,
+}
+"""Options that name a formula, by the name of the argument."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class RolloutConfig(Strict):
+    length: int | None = Field(None, ge=1)
+    """Positions to denoise; the task's own length if not given."""
+    steps: int | None = Field(None, ge=1)
+    """Denoising steps; half the length if not given."""
+    block: int | None = Field(None, ge=1)
+    """Positions of a semi-autoregressive block; one block if not given."""
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    order: Literal["random", "left_to_right", "surest_position", "low_confidence"] = "low_confidence"
+
+
+class OptimizerConfig(Strict):
+    lr: float = Field(1e-4, gt=0)
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    max_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+
+
+class EvalConfig(Strict):
+    prompts: int = Field(256, ge=1)
+    """Held-out problems."""
+    samples: int = Field(4, ge=1)
+    """Sampled completions of each; pass@k is reported for k = 1, 2, 4, ... up to this."""
+    every: int = Field(0, ge=0)
+    """Updates between evaluations; 0 evaluates before and after only."""
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Config(Strict):
+    model: str = "tiny"
+    """A name or a folder with a checkpoint."""
+    task: str = "sudoku"
+    method: str = "diffu_grpo"
+    plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
+    """Plug-ins, applied in this order."""
+    seed: int = Field(0, ge=0)
+    updates: int = Field(80, ge=1)
+    """Batches of rollouts, each followed by `inner` optimiser steps."""
+    prompts: int = Field(12, ge=1)
+    """Prompts in a batch."""
+    group: int = Field(8, ge=2)
+    """Rollouts of each prompt."""
+    inner: int = Field(1, ge=1)
+    """Optimiser steps on each batch of rollouts (mu)."""
+    rows: int = Field(512, ge=1)
+    """States in one forward pass; memory is bounded by this, gradients do not depend on it."""
+    idle_groups: Literal["keep", "skip", "resample"] = "keep"
+    """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
+    device: str = "cpu"
+    save_every: int = Field(0, ge=0)
+    """Updates between checkpoints; 0 saves the last only."""
+    rollout: RolloutConfig = RolloutConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    eval: EvalConfig = EvalConfig()
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
+    """Option sections by the name of a method, plug-in or task."""
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved configuration as it would stand in a YAML file, defaults written out."""
+        data = self.model_dump(mode="json", by_alias=True)
+        for name, factory in self._factories().items():
+            data[name] = _spelled(factory, self.options.get(name, {}))
+        return data
+
+    def _factories(self) -> dict[str, Callable[..., Any]]:
+        plugins = {name: PLUGINS[name] for name in self.plugins}
+        return {self.task: TASKS[self.task], self.method: BASES[self.method], **plugins}
+
+    def build_task(self) -> Task:
+        return _built(TASKS[self.task], self.task, self.options)
+
+    def build_method(self) -> Method:
+        base = _built(BASES[self.method], self.method, self.options)
+        return reduce(lambda m, name: _built(PLUGINS[name], name, self.options, m), self.plugins, base)
+
+
+def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> Config:
+    """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments.
+
+    Raises ValueError with one sentence that names the key at fault.
+    """
+    data = _read_yaml(path) if path else {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ValueError(f"{override!r} is not of the form key=value")
+        _assign(data, key, yaml.safe_load(value))
+    data.update({key: value for key, value in named.items() if value is not None})
+    return parse_config(data)
+
+
+def parse_config(data: Mapping[str, Any]) -> Config:
+    """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
+    catalogue = [*BASES, *PLUGINS, *TASKS]
+    options = {key: value for key, value in data.items() if key in catalogue}
+    rest = {key: value for key, value in data.items() if key not in catalogue}
+    for name, section in options.items():
+        if not isinstance(section, dict):
+            raise ValueError(f"{name}: expected options such as {name}.key=value, got {section!r}")
+    try:
+        config = Config(**rest, options=options)
+    except ValidationError as error:
+        raise ValueError(_sentence(error)) from None
+    _known("task", config.task, TASKS)
+    _known("method", config.method, BASES)
+    for name in config.plugins:
+        _known("with", name, PLUGINS)
+    _check_sections(config)
+    _check_combination(config)
+    return config
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"there is no configuration file {path}")
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data or {}, dict):
+        raise ValueError(f"{path} must hold keys and values, not a {type(data).__name__}")
+    return data or {}
+
+
+def _assign(data: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ValueError(f"{key}: {section} is a value, not a section")
+    data[last] = value
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    match = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
+
+
+def _known(key: str, name: str, catalogue: Mapping[str, Any]) -> None:
+    if name not in catalogue:
+        raise ValueError(f"{key}: there is no {name!r}; {_closest(name, catalogue)}")
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem pydantic found, in one line that names the key."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        parent: Any = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
+        names = [field.alias or name for name, field in parent.model_fields.items() if name != "options"]
+        return f"{key}: unknown key; {_closest(str(first['loc'][-1]), names)}"
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+
+
+def _check_sections(config: Config) -> None:
+    used = config._factories()
+    for name in config.options:
+        if name not in used:
+            flag = "--with" if name in PLUGINS else "--method" if name in BASES else "--task"
+            raise ValueError(f"{name}: has options, but is not used; add {flag} {name}")
+
+
+def _check_combination(config: Config) -> None:
+    """What no single key shows. The method is rehearsed on a blank canvas, so that a bad option fails now."""
+    from unmask.rehearsal import rehearse
+
+    if len(set(config.plugins)) < len(config.plugins):
+        raise ValueError("with: a plug-in is named twice")
+    if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
+        raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
+    if config.rollout.temperature == 0:
+        raise ValueError("rollout.temperature: 0 is greedy, and every method here learns from samples; raise it")
+    task = config.build_task()
+    length, steps, block = rollout_shape(config, task)
+    try:
+        schedule(length, steps, block)
+    except ValueError as error:
+        raise ValueError(f"rollout: {error}") from None
+    rehearse(config.build_method(), length, steps, block)
+
+
+def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
+    """(length, steps, block), the defaults filled in."""
+    length = config.rollout.length or task.length
+    return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
+
+
+def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]], *args: Any) -> Any:
+    """Call a factory with the options of its section, names of formulas looked up and types checked."""
+    parameters = _parameters(factory)
+    arguments = {}
+    for key, value in options.get(name, {}).items():
+        if key not in parameters:
+            raise ValueError(f"{name}.{key}: unknown option; {_closest(key, parameters)}")
+        if key in CHOICES:
+            _known(f"{name}.{key}", str(value), CHOICES[key])
+            arguments[key] = CHOICES[key][str(value)]
+            continue
+        try:
+            arguments[key] = TypeAdapter(parameters[key].annotation).validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise ValueError(f"{name}.{key}: {message[0].lower()}{message[1:]}, got {value!r}") from None
+    try:
+        return factory(*args, **arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword options of a factory: all its parameters but a plug-in's base."""
+    return {name: p for name, p in inspect.signature(factory).parameters.items() if name != "base"}
+
+
+def _spelled(factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a factory with their values, formulas by name."""
+    names = {id(f): name for choice in CHOICES.values() for name, f in choice.items()}
+    values = {key: options.get(key, p.default) for key, p in _parameters(factory).items()}
+    plain = {key: names.get(id(value), value) for key, value in values.items()}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def option_help(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Options with their defaults, for `unmask methods --json`."""
+    return _spelled(factory, {})
+
+
+assert set(ORDERS) == set(RolloutConfig.model_fields["order"].annotation.__args__)  # type: ignore[union-attr]

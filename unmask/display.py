@@ -1,0 +1,121 @@
+"""What a person sees: the live panel of a training run, tables, canvases."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unmask.trace import Trace, state_before
+
+if TYPE_CHECKING:
+    from unmask.config import Config
+    from unmask.evaluate import Evaluation
+    from unmask.models import Tiny
+    from unmask.train import Result
+
+Report = Callable[[int, dict[str, float]], None]
+
+console = Console()
+
+
+def _bar(columns: str) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(columns),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextmanager
+def training_display(config: "Config", name: str) -> Iterator[Report]:
+    """A live bar in a terminal; plain lines, a dozen in all, elsewhere."""
+    console.print(f"[bold]{name}[/]: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts")
+    shown: dict[str, Any] = {"reward": float("nan"), "solved": float("nan"), "held": float("nan")}
+    every = max(1, config.updates // 12)
+    columns = "reward {task.fields[reward]:.3f}  solved {task.fields[solved]:.0%}  held-out {task.fields[held]:.0%}"
+    with _bar(columns) as bar:
+        job = bar.add_task("evaluating", total=config.updates, **shown)
+
+        def report(step: int, metrics: dict[str, float]) -> None:
+            shown.update(
+                reward=metrics.get("train/reward", shown["reward"]),
+                solved=metrics.get("train/solved", shown["solved"]),
+                held=metrics.get("eval/solved_sampled", shown["held"]),
+            )
+            bar.update(job, completed=step, description="training", **shown)
+            if not console.is_terminal and ("eval/solved_sampled" in metrics or step % every == 0):
+                text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
+                console.print(f"update {step:4d}/{config.updates}  {text}")
+
+        yield report
+
+
+def _brief(metrics: dict[str, float]) -> dict[str, float]:
+    wanted = "train/reward train/solved train/kl train/grad_norm eval/solved_sampled eval/solved_greedy"
+    return {key: metrics[key] for key in wanted.split() if key in metrics}
+
+
+@contextmanager
+def pretraining_display(steps: int) -> Iterator[Report]:
+    """A live bar with the losses; plain lines elsewhere."""
+    with _bar("{task.fields[text]}") as bar:
+        job = bar.add_task("pre-training", total=steps, text="")
+
+        def report(step: int, metrics: dict[str, float]) -> None:
+            text = "  ".join(f"{key} {value:.3f}" for key, value in metrics.items())
+            bar.update(job, completed=step + 1, text=text)
+            if not console.is_terminal and (step + 1) % max(1, steps // 20) == 0:
+                console.print(f"step {step + 1}/{steps}  {text}")
+
+        yield report
+
+
+def show_result(config: "Config", name: str, result: "Result") -> None:
+    """The table at the end of a run, and what to try next."""
+    table = Table(title=f"{config.task}: solved, {result.after.problems} held-out problems, 95 % intervals")
+    for heading in ("", "before", "after", "gain"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    before, after = result.before, result.after
+    rows = [("sampled", before.sampled, after.sampled), ("greedy", before.greedy, after.greedy)]
+    rows += [(f"pass@{k}", before.passes[k], after.passes[k]) for k in after.passes if k > 1]
+    for label, was, now in rows:
+        table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
+    console.print(table)
+    folder = result.run.folder
+    console.print(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
+    console.print("Try next:", style="bold")
+    console.print(f"  unmask eval {folder}", highlight=False)
+    console.print(f'  unmask sample {folder} "{_example(config)}" --steps', highlight=False, markup=False)
+    console.print("  unmask train --method agrpo --with dispo", highlight=False)
+    console.print("  unmask methods", highlight=False)
+
+
+def _example(config: "Config") -> str:
+    task = config.build_task()
+    return task.prompt(task.rows("test", 1, 0)[0])
+
+
+def show_evaluation(title: str, found: "Evaluation") -> None:
+    table = Table(title=f"{title}: {found.problems} held-out problems, {found.samples} samples each")
+    table.add_column("")
+    table.add_column("solved, 95 % interval", justify="right")
+    table.add_row("pass@1 sampled", str(found.sampled))
+    table.add_row("pass@1 greedy", str(found.greedy))
+    for k, share in found.passes.items():
+        if k > 1:
+            table.add_row(f"pass@{k}", str(share))
+    console.print(table)
+
+
+def canvases(policy: "Tiny", trace: Trace, length: int) -> Iterator[str]:
+    """The completion after each denoising step of the first trace, step 0 all masked."""
+    last = int(trace.step_BL[0][trace.filled_BL[0]].max())
+    for step in range(last + 2):
+        ids = state_before(trace, step)[0, -length:].tolist()
+        yield f"{step:4d}  {policy.tokenizer.show(ids)}"

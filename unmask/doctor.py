@@ -1,0 +1,58 @@
+"""What this machine has, and what is missing for which feature."""
+
+import importlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    ok: bool
+    needed: bool
+    """Without it nothing works."""
+    detail: str
+
+
+def _package(name: str, needed: bool, purpose: str) -> Finding:
+    try:
+        importlib.import_module(name)
+        return Finding(name, True, needed, f"{version(name)}: {purpose}")
+    except (ImportError, PackageNotFoundError) as error:
+        return Finding(name, False, needed, f"{purpose}; pip install {name} ({error})")
+
+
+def _torch_release() -> tuple[int, int]:
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
+def examine() -> list[Finding]:
+    """Everything `unmask` can use here, one finding each."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    findings = [
+        Finding("python", sys.version_info >= (3, 11), True, f"{python}; 3.11 or newer is needed"),
+        _package("torch", True, "tensors"),
+        _package("transformers", True, "models"),
+        _package("matplotlib", False, "curves.png of a run (extra: plot)"),
+    ]
+    if findings[1].ok:
+        import torch
+
+        fits = (2, 11) <= _torch_release() < (2, 14)
+        findings.append(Finding("torch release", fits, False, f"{version('torch')}; tested with 2.11 to 2.13"))
+        gpu = torch.cuda.is_available()
+        name = torch.cuda.get_device_name(0) if gpu else "none: training runs on the CPU"
+        findings.append(Finding("gpu", gpu, False, name))
+    from unmask.models.tiny import SHIPPED
+
+    weights = SHIPPED / "model.safetensors"
+    size = f"{weights.stat().st_size / 2**20:.1f} MB" if weights.is_file() else f"not at {SHIPPED}; reinstall"
+    findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}"))
+    findings.append(Finding("cores", True, False, f"{os.cpu_count()}"))
+    free = shutil.disk_usage(".").free / 2**30
+    findings.append(Finding("disk", free > 1, False, f"{free:.0f} GB free here; a run folder takes a few MB"))
+    return findings

@@ -1,0 +1,169 @@
+"""Accuracy on held-out problems: sampled, greedy, pass@k, each with a 95 % interval."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unmask.law import Law
+from unmask.models.policy import Policy
+from unmask.rollout import Order, low_confidence, row_seeds, sample
+from unmask.tasks import Task
+from unmask.tasks.task import Row
+
+Z_95 = 1.959963984540054
+
+
+class Share(NamedTuple):
+    """A share of problems with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def wilson(hits: int, total: int) -> Share:
+    """A share of independent trials with Wilson's interval."""
+    p, z2 = hits / total, Z_95**2
+    centre = (p + z2 / (2 * total)) / (1 + z2 / total)
+    half = Z_95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
+    return Share(p, centre - half, centre + half)
+
+
+def mean_share(value_P: Tensor) -> Share:
+    """The mean of per-problem scores in [0, 1], problems being the independent units: normal interval.
+
+    Where all scores are alike the normal interval is empty and says nothing; Wilson's stands in.
+    """
+    count, mean = len(value_P), float(value_P.double().mean())
+    spread = float(value_P.double().std()) if count > 1 else 0.0
+    if spread == 0:
+        low, high = wilson(round(mean * count), count)[1:]
+        return Share(mean, min(low, mean), max(high, mean))
+    half = Z_95 * spread / math.sqrt(count)
+    return Share(mean, max(0.0, mean - half), min(1.0, mean + half))
+
+
+def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
+    """The unbiased estimate of P(at least one of k is right) for each problem: 1 - C(n - c, k) / C(n, k)."""
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples a problem, there are {samples}")
+    total = math.comb(samples, k)
+    return torch.tensor([1 - math.comb(samples - int(c), k) / total for c in hits_P], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How completions are made, for training and evaluation alike."""
+
+    length: int
+    steps: int
+    block: int
+    law: Law = Law()
+    order: Order = low_confidence
+
+    def greedy(self) -> "Decoding":
+        return Decoding(self.length, self.steps, self.block, Law(temperature=0.0), self.order)
+
+
+def complete(
+    policy: Policy, prompts: Sequence[str], decoding: Decoding, seed_B: Tensor, batch: int = 512
+) -> list[str]:
+    """The completion of every prompt, in order."""
+    texts: list[str] = []
+    for start in range(0, len(prompts), batch):
+        part = [policy.tokenizer.encode(prompt) for prompt in prompts[start : start + batch]]
+        trace = sample(
+            policy,
+            part,
+            seed_B[start : start + batch],
+            length=decoding.length,
+            steps=decoding.steps,
+            block=decoding.block,
+            law=decoding.law,
+            order=decoding.order,
+        ).trace
+        texts += [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -decoding.length :].tolist()]
+    return texts
+
+
+def rewards(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> Tensor:
+    """The reward of every completion; a reward that raises or is no finite number stops the run by name."""
+    values = []
+    for row, text in zip(rows, texts, strict=True):
+        try:
+            value = float(task.reward(row, text))
+        except Exception as error:
+            raise ValueError(
+                f"the reward of task {task.name!r} raised {type(error).__name__}: {error} (completion {text!r})"
+            ) from error
+        if not math.isfinite(value):
+            raise ValueError(f"the reward of task {task.name!r} is {value} for completion {text!r}: must be finite")
+        values.append(value)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    sampled: Share
+    greedy: Share
+    passes: dict[int, Share]
+    """pass@k for k = 1, 2, 4, ... up to the number of samples; pass@1 is `sampled`."""
+    reward: float
+    """Mean reward of the sampled completions."""
+    problems: int
+    samples: int
+
+    def metrics(self) -> dict[str, float]:
+        passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
+        return {
+            "eval/solved_sampled": self.sampled.value,
+            "eval/solved_sampled_low": self.sampled.low,
+            "eval/solved_sampled_high": self.sampled.high,
+            "eval/solved_greedy": self.greedy.value,
+            "eval/solved_greedy_low": self.greedy.low,
+            "eval/solved_greedy_high": self.greedy.high,
+            "eval/reward": self.reward,
+            **passes,
+        }
+
+
+def evaluate(
+    policy: Policy,
+    task: Task,
+    rows: Sequence[Row],
+    decoding: Decoding,
+    samples: int = 4,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    report: Callable[[str], None] = lambda stage: None,
+) -> Evaluation:
+    """Solve held-out problems `samples` times at the sampling law and once greedily."""
+    if not rows:
+        raise ValueError("there are no problems to evaluate on")
+    prompts = [task.prompt(row) for row in rows]
+    report("sampled")
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    drawn = complete(policy, repeated, decoding, row_seeds(seed, len(repeated)).to(device))
+    report("greedy")
+    surest = complete(policy, prompts, decoding.greedy(), row_seeds(seed, len(prompts)).to(device))
+    asked = [row for row in rows for _ in range(samples)]
+    verdicts = [task.solved(row, text) for row, text in zip(asked, drawn, strict=True)]
+    hits_P = torch.tensor(verdicts).view(len(rows), samples).sum(-1)
+    ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+    passes = {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
+    greedy_hits = sum(task.solved(row, text) for row, text in zip(rows, surest, strict=True))
+    return Evaluation(
+        sampled=passes[1],
+        greedy=wilson(greedy_hits, len(rows)),
+        passes=passes,
+        reward=float(rewards(task, asked, drawn).mean()),
+        problems=len(rows),
+        samples=samples,
+    )
