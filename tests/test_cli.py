@@ -48,6 +48,8 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     found = json.loads(out)
     assert code == 0 and found["problems"] == 5
     assert {"eval/solved_sampled", "eval/solved_sampled_low", "eval/solved_greedy", "eval/pass@2"} <= set(found)
+    code, out, _ = unmask("eval", folder, "--task", "countdown", "countdown.partial=0.1", "--problems", "5", "--json")
+    assert code == 0 and json.loads(out)["task"] == "countdown"
     code, out, _ = unmask("eval", folder, "--problems", "5", "--samples", "2")
     assert code == 0 and "pass@1 greedy" in out and "[" in out
 
@@ -91,6 +93,7 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
         (["train", "--method", "agrpo", "--with", "sml"], "agrpo is defined by the states it asks at"),
         (["train", "--model", "nowhere"], "no model 'nowhere'"),
         (["eval", "nowhere"], "no model 'nowhere'"),
+        (["train", "rollout.length=200"], "the model's limit of 128 is passed"),
         (["sample", "tiny", "é"], "printable ASCII"),
         (["sample", "tiny", "1" * 200], "the longest prompt has 200 tokens"),
         (["generate", "tiny", "nothing.jsonl"], "there is no file nothing.jsonl"),

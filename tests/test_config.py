@@ -36,6 +36,21 @@ BAD = {
     "with: daca is sml and dps together; leave out sml": {"with": ["daca", "sml"]},
     "with: a plug-in is named twice": {"with": ["dps", "dps"]},
     "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
+    "options: unknown key": {"options": 3},
+    "rollout.order: agrpo is set to score the choice of positions of low_confidence, not of random": {
+        "method": "agrpo",
+        "agrpo": {"choice": True},
+        "rollout": {"order": "random"},
+    },
+    "diffu_grpo: kl=-1.0 must be at least 0": {"diffu_grpo": {"kl": -1}},
+    "diffu_grpo: kl=nan must be at least 0": {"diffu_grpo": {"kl": float("nan")}},
+    "diffu_grpo: low=-1.0 must be at least 0": {"diffu_grpo": {"low": -1}},
+    "diffu_grpo: prompt_masking=2.0 must be at least 0 and below 1": {"diffu_grpo": {"prompt_masking": 2}},
+    "spg: beta=0.0 must be above 0": {"method": "spg", "spg": {"beta": 0}},
+    "daca: top=0 must be at least 1": {"with": ["daca"], "daca": {"top": 0}},
+    "dps: strength=-0.1 must be at least 0": {"with": ["dps"], "dps": {"strength": -0.1}},
+    "dispo: weight=-1.0 must be at least 0": {"with": ["dispo"], "dispo": {"weight": -1}},
+    "daca: on agrpo daca is DPS alone": {"method": "agrpo", "with": ["daca"], "daca": {"strata": 8}},
 }
 
 
@@ -90,3 +105,16 @@ def test_an_override_without_a_value_or_into_a_value_is_refused() -> None:
         read_config(DEMO, ["seed=1", "seed.more=2"])
     with pytest.raises(ValueError, match="there is no configuration file"):
         read_config(Path("nowhere.yaml"))
+
+
+def test_naming_another_method_leaves_the_options_of_the_old_one_behind(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(read_config(DEMO).dump()))
+    config = read_config(path, ["agrpo.draws=2"], method="agrpo", **{"with": ["dispo"]})
+    assert set(config.options) == {"sudoku", "agrpo"}
+    with pytest.raises(ValueError, match="daca: has options, but is not used"):
+        read_config(path, ["daca.strata=2"], **{"with": ["dispo"]})
+
+
+def test_numbers_that_yaml_reads_as_text_are_written_back_as_numbers() -> None:
+    assert read_config(None, ["diffu_grpo.kl=1e-3"]).dump()["diffu_grpo"]["kl"] == 1e-3

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,8 @@ def test_the_loop_is_its_stages_one_after_the_other(model: str, tmp_path: Path, 
                 asked = unmask.one_shot(twigs)
                 step_advantage = method.branch.advantage(reward(twigs), twigs.group_B)
                 ones = unmask.uniform_credit(twigs)
-                step_loss, _ = method.branch.objective(unmask.ask(policy, asked), old_twigs, asked, step_advantage, ones)
+                new_twigs = unmask.ask(policy, asked)
+                step_loss, _ = method.branch.objective(new_twigs, old_twigs, asked, step_advantage, ones)
                 loss = loss + method.branch.weight * step_loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -175,7 +177,7 @@ def test_idle_groups_are_kept_left_out_or_replaced(model: str, monkeypatch: pyte
     assert len(sources.unique()) == len(replaced.branches) // 2  # numbered apart over the batches
 
 
-def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull=99))
     folder = run(config_for(model, method="agrpo", idle_groups="resample"), tmp_path / "run")
     start = torch.cat([p.flatten() for p in load_model(model).parameters()])
@@ -216,7 +218,6 @@ def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path:
 
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
-    from unmask.batch import Batch  # noqa: F401 - the type of `batch` below
     from unmask.objective import reward_divergence
     from unmask.train import parts_of
 
@@ -253,3 +254,19 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule(model: str, schedul
         optimizer.step()
         rates.step()
     assert seen == pytest.approx(expected)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step(model: str, tmp_path: Path, monkeypatch) -> None:
+    config = config_for(model, method="agrpo")
+    broken = replace(config.build_method(), credit=lambda trace: torch.full_like(trace.logp_BL, math.nan))
+    monkeypatch.setattr(Config, "build_method", lambda self: broken)
+    with pytest.raises(ValueError, match=r"the gradient is not finite \(ratio 1, clipped 0, loss nan"):
+        run(config, tmp_path / "run")
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0]
+
+
+def test_branch_metrics_keep_their_name_where_every_group_is_idle(model: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull=99))
+    folder = run(config_for(model, idle_groups="skip", **{"with": ["dispo"]}), tmp_path / "run")
+    row = read_metrics(folder)[1]
+    assert "train/branch_loss" in row and "train/loss" not in row

@@ -61,7 +61,8 @@ def train(
     from unmask.config import DEMO, read_config
 
     path, overrides = _split(arguments or [])
-    if method is not None and plugins is None and path is None:
+    names_method = method is not None or any(override.startswith("method=") for override in overrides)
+    if names_method and plugins is None and path is None:
         plugins = []
     named = {"task": task, "model": model, "method": method, "with": plugins, "seed": seed}
     config = read_config(path or DEMO, overrides, **named)
@@ -240,11 +241,7 @@ def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "
     from unmask.run import checkpoint_of
 
     path = Path(run_or_model) / "config.yaml"
-    policy = load_model(checkpoint_of(run_or_model))
-    own = read_config(path if path.is_file() else DEMO, overrides)
-    if task is not None and task != own.task:
-        own = read_config(DEMO, overrides, task=task)
-    return own, policy
+    return read_config(path if path.is_file() else DEMO, overrides, task=task), load_model(checkpoint_of(run_or_model))
 
 
 def _decoding(run_or_model: str, overrides: list[str], greedy: bool) -> "tuple[Decoding, Tiny]":

@@ -116,7 +116,7 @@ class Config(Strict):
         """The resolved configuration as it would stand in a YAML file, defaults written out."""
         data = self.model_dump(mode="json", by_alias=True)
         for name, factory in self._factories().items():
-            data[name] = _spelled(factory, self.options.get(name, {}))
+            data[name] = _spelled(factory, _arguments(factory, name, self.options))
         return data
 
     def _factories(self) -> dict[str, Callable[..., Any]]:
@@ -137,18 +137,27 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
     Raises ValueError with one sentence that names the key at fault.
     """
     data = _read_yaml(path) if path else {}
+    sections = set(data)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
             raise ValueError(f"{override!r} is not of the form key=value")
         _assign(data, key, yaml.safe_load(value))
-    data.update({key: value for key, value in named.items() if value is not None})
+        sections.discard(key.split(".")[0])
+    chosen = {key: value for key, value in named.items() if value is not None}
+    data.update(chosen)
+    if chosen.keys() & {"task", "method", "with"}:
+        # A file may hold options of what has just been replaced; options set beside the replacement stay and count.
+        used = {data.get("task"), data.get("method"), *data.get("with", ())}
+        data = {key: value for key, value in data.items() if key not in (sections & _catalogue()) - used}
     return parse_config(data)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
-    catalogue = [*BASES, *PLUGINS, *TASKS]
+    catalogue = _catalogue()
+    if "options" in data:
+        raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
     options = {key: value for key, value in data.items() if key in catalogue}
     rest = {key: value for key, value in data.items() if key not in catalogue}
     for name, section in options.items():
@@ -165,6 +174,10 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     _check_sections(config)
     _check_combination(config)
     return config
+
+
+def _catalogue() -> set[str]:
+    return {*BASES, *PLUGINS, *TASKS}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -234,7 +247,13 @@ def _check_combination(config: Config) -> None:
         schedule(length, steps, block)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
-    rehearse(config.build_method(), length, steps, block)
+    method = config.build_method()
+    if method.order is not None and ORDERS[config.rollout.order] is not method.order:
+        raise ValueError(
+            f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
+            f"not of {config.rollout.order}"
+        )
+    rehearse(method, length, steps, block)
 
 
 def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
@@ -244,7 +263,16 @@ def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
 
 
 def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]], *args: Any) -> Any:
-    """Call a factory with the options of its section, names of formulas looked up and types checked."""
+    """Call a factory with the options of its section."""
+    arguments = _arguments(factory, name, options)
+    try:
+        return factory(*args, **arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The options of a section, names of formulas looked up and types checked."""
     parameters = _parameters(factory)
     arguments = {}
     for key, value in options.get(name, {}).items():
@@ -259,10 +287,7 @@ def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[st
         except ValidationError as error:
             message = error.errors()[0]["msg"]
             raise ValueError(f"{name}.{key}: {message[0].lower()}{message[1:]}, got {value!r}") from None
-    try:
-        return factory(*args, **arguments)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+    return arguments
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

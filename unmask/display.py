@@ -36,18 +36,16 @@ def _bar(columns: str) -> Progress:
 def training_display(config: "Config", name: str) -> Iterator[Report]:
     """A live bar in a terminal; plain lines, a dozen in all, elsewhere."""
     console.print(f"[bold]{name}[/]: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts")
-    shown: dict[str, Any] = {"reward": float("nan"), "solved": float("nan"), "held": float("nan")}
+    shown: dict[str, Any] = {"reward": "-", "solved": "-", "held": "-"}
     every = max(1, config.updates // 12)
-    columns = "reward {task.fields[reward]:.3f}  solved {task.fields[solved]:.0%}  held-out {task.fields[held]:.0%}"
+    columns = "reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}"
     with _bar(columns) as bar:
         job = bar.add_task("evaluating", total=config.updates, **shown)
 
         def report(step: int, metrics: dict[str, float]) -> None:
-            shown.update(
-                reward=metrics.get("train/reward", shown["reward"]),
-                solved=metrics.get("train/solved", shown["solved"]),
-                held=metrics.get("eval/solved_sampled", shown["held"]),
-            )
+            for field, key in (("reward", "train/reward"), ("solved", "train/solved"), ("held", "eval/solved_sampled")):
+                if key in metrics:
+                    shown[field] = f"{metrics[key]:.3f}" if field == "reward" else f"{metrics[key]:.0%}"
             bar.update(job, completed=step, description="training", **shown)
             if not console.is_terminal and ("eval/solved_sampled" in metrics or step % every == 0):
                 text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())

@@ -57,7 +57,6 @@ def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
     kept_QV = before_QV < (law.top_p if law.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
     if law.top_k:
         kept_QV[..., law.top_k :] = False
-    kept_QV[..., 0] = True
     kept_QV &= sorted_QV > -torch.inf
     return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
 

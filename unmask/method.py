@@ -7,6 +7,7 @@ A base is a Method; a plug-in is a function Method -> Method.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -14,11 +15,19 @@ from torch import Tensor
 from unmask.advantage import Advantage
 from unmask.objective import Divergence, Objective, token_divergence
 from unmask.probes import Probes
-from unmask.rollout import Branch, Record
+from unmask.rollout import Branch, Order, Record
 from unmask.trace import Rule, Trace, until_eos
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
 Probing = Callable[[Trace, torch.Generator, int], list[Probes]]
+
+
+def within(least: float, limit: float, /, **options: float) -> None:
+    """ValueError for an option outside [least, limit), not a number included."""
+    for name, value in options.items():
+        if not least <= value < limit:
+            above = f" and below {limit}" if limit < inf else ""
+            raise ValueError(f"{name}={value} must be at least {least}{above}")
 
 
 def uniform_credit(trace: Trace) -> Tensor:
@@ -67,6 +76,13 @@ class Method:
     """The price on the reward of each nat between old and reference policy."""
     trajectory: bool = False
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
+    compares: bool = True
+    """The objective looks at the old policy's answers."""
+    order: Order | None = None
+    """The only order under which the likelihood means what it says; None where any will do."""
+
+    def __post_init__(self) -> None:
+        within(0, inf, kl=self.kl, reward_kl=self.reward_kl)
 
     @property
     def needs_reference(self) -> bool:

@@ -53,7 +53,7 @@ def step_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
     """Every unit of a trace weighs the same, its tokens share it (TraceRL, CJ-GRPO)."""
     units_B = torch.zeros(len(probes.trace), dtype=torch.float64, device=counted_ML.device)
     units_B = units_B.index_add(0, probes.trace_M, counted_ML.any(-1).double()).clamp(min=1)
-    share_ML = counted_ML / counted_ML.sum(-1, keepdim=True).clamp(min=1)
+    share_ML = counted_ML.double() / counted_ML.sum(-1, keepdim=True).clamp(min=1)
     return share_ML / units_B[probes.trace_M, None] / len(probes.trace)
 
 
@@ -146,9 +146,9 @@ def sequence_clip(
     low: float = 0.2,
     high: float = 0.2,
 ) -> tuple[Tensor, Metrics]:
-    """One ratio a trace: rho = exp((1 / |o|) sum_i w_i (l_i - l_i_old)), - mean of Clip(rho, A).
+    """One ratio a unit: rho = exp((1 / |o|) sum_i w_i (l_i - l_i_old)); traces averaged, units added by weight.
 
-    |o| is the number of counted tokens. Credit sits in the exponent (ours; no paper says where).
+    |o| is the number of tokens of the unit that count. Credit sits in the exponent (ours; no paper says where).
     """
     counted_ML = counted_units(probes)
     length_M = counted_ML.sum(-1).clamp(min=1)
@@ -183,7 +183,7 @@ def policy_gradient(
 
 
 def k1(d: Tensor) -> Tensor:
-    """Unbiased for KL(p || ref) in value; its gradient is not the KL's."""
+    """Unbiased for KL(p || ref) in value; its gradient on-policy is zero in expectation."""
     return -d
 
 
@@ -193,7 +193,7 @@ def k2(d: Tensor) -> Tensor:
 
 
 def k3(d: Tensor) -> Tensor:
-    """Unbiased and never negative (Schulman); its gradient on-policy is that of KL(ref || p) to first order."""
+    """Unbiased and never negative (Schulman); its gradient on-policy is that of KL(ref || p)."""
     return torch.expm1(d) - d
 
 

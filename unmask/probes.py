@@ -22,7 +22,7 @@ from unmask.models.policy import Policy
 from unmask.shapes import GIVEN
 from unmask.trace import Trace, state_before
 
-FLOOR = -60.0
+FLOOR = -1e4
 """Log-probability given to a position choice that the asked policy could not make at all."""
 
 
@@ -99,10 +99,10 @@ def chunks(probes: Probes, rows: int) -> Iterator[tuple[Tensor, Probes]]:
 def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
     """Log-probability of every asked token, (N, L), zero elsewhere: by the law it was sampled from.
 
-    At `passed` positions the answer is log F, the probability that a draw there would rank below the surest
-    draw that was kept least (methods.md H1b): with c the lexicographic minimum of (score, -position) over the
-    kept draws, F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact
-    log-probability of a low-confidence step, tokens and choice of positions together.
+    At `passed` positions the answer is log F, the probability that a draw there ranks below every draw that was
+    kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
+    F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
+    low-confidence step, tokens and choice of positions together.
 
     `rows` bounds the states in one pass.
     """
@@ -198,7 +198,8 @@ def fully_masked(trace: Trace, rng: torch.Generator, prompt_masking: float = 0.0
 
 def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
     """Visited states merged: the tokens of a segment of steps are asked at the segment's first state
-    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it is every step; with one, mean field."""
+    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it asks what every_step asks (which alone knows
+    what a top_k or top_p cut); with one it is mean field."""
     if not 1 <= segments <= trace.steps:
         raise ValueError(f"segments={segments} must lie between 1 and the {trace.steps} denoising steps")
     edge_K = torch.arange(segments + 1, device=trace.step_BL.device) * trace.steps // segments

@@ -119,7 +119,7 @@ def schedule(length: int, steps: int, block: int) -> list[list[int]]:
 
 
 def canvas(
-    prompts: Sequence[Sequence[int]], length: int, policy: Policy, device: torch.device
+    prompts: Sequence[Sequence[int]], length: int, policy: Policy, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
     """Prompts padded on the left, then `length` masks: tokens_BL and attended_BL."""
     if not prompts:
@@ -166,7 +166,7 @@ def sample(
 
     A row retires once an end token stands with nothing masked before it; what it never filled stays MASK.
     """
-    steps, block = steps or length, block or length
+    steps, block = length if steps is None else steps, length if block is None else block
     commits = schedule(length, steps, block)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
@@ -177,10 +177,12 @@ def sample(
     notes, fillings = _Notes(record, steps, len(trace)), []
 
     for step, (number, size) in enumerate((n, size) for n, sizes in enumerate(commits) for size in sizes):
-        if branch is not None and len(leaving_R := live_R[branch_step_B[live_R] == step]):
-            fillings.append(_fillings(policy, trace, leaving_R, seed_B, branch.fillings))
         at_W = torch.arange(start + number * block, start + (number + 1) * block, device=seed_B.device)
-        look = _look(policy, trace, live_R, at_W, seed_B, step)
+        leaving_R = live_R[branch_step_B[live_R] == step]
+        logits_RWV, rest_QV = _logits(policy, trace, live_R, at_W, leaving_R)
+        if branch is not None and len(leaving_R):
+            fillings.append(_fillings(rest_QV, trace, leaving_R, seed_B, branch.fillings))
+        look = _look(logits_RWV, trace, live_R, at_W, seed_B, step)
         row, place = _ranked(order(look), look.masked_BW, size).nonzero(as_tuple=True)
         notes.take(look, step, live_R, row, place, at_W - start)
         _commit(trace, look, step, live_R[row], at_W[place], row, place)
@@ -221,11 +223,22 @@ def _blank(
     )
 
 
-def _look(policy: Policy, trace: Trace, live_R: Tensor, at_W: Tensor, seed_B: Tensor, step: int) -> Look:
-    tokens_RL, width = trace.tokens_BL[live_R], trace.tokens_BL.shape[1]
+def _logits(
+    policy: Policy, trace: Trace, live_R: Tensor, at_W: Tensor, leaving_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One forward: logits of the live rows at the block, and of the rows that branch at all they have masked."""
+    width = trace.tokens_BL.shape[1]
     at_RW = torch.arange(len(live_R), device=at_W.device)[:, None] * width + at_W
-    logits_QV = policy(tokens_RL, trace.attended_BL[live_R], at_RW.flatten())
-    plain_RWV = plain_law(logits_QV, trace.mask_id).unflatten(0, at_RW.shape)
+    row, column = (trace.tokens_BL[leaving_R] == trace.mask_id).nonzero(as_tuple=True)
+    rest_Q = torch.searchsorted(live_R, leaving_R)[row] * width + column
+    at_Q = torch.cat([at_RW.flatten(), rest_Q])
+    logits_QV = policy(trace.tokens_BL[live_R], trace.attended_BL[live_R], at_Q)
+    return logits_QV[: at_RW.numel()].unflatten(0, at_RW.shape), logits_QV[at_RW.numel() :]
+
+
+def _look(logits_RWV: Tensor, trace: Trace, live_R: Tensor, at_W: Tensor, seed_B: Tensor, step: int) -> Look:
+    width = trace.tokens_BL.shape[1]
+    plain_RWV = plain_law(logits_RWV, trace.mask_id)
     logq_RWV, kept_RWV = law_of(plain_RWV, trace.law)
     # Columns are counted from the end of the canvas, so padding does not move a row's noise.
     seed_R1, column_W = seed_B[live_R, None], width - at_W
@@ -235,7 +248,7 @@ def _look(policy: Policy, trace: Trace, live_R: Tensor, at_W: Tensor, seed_B: Te
         kept_RWV,
         token_BW=drawn(logq_RWV, uniforms(seed_R1, _TOKEN, step, column_W)),
         noise_BW=uniforms(seed_R1, _PLACE, step, column_W),
-        masked_BW=tokens_RL[:, at_W] == trace.mask_id,
+        masked_BW=trace.tokens_BL[live_R][:, at_W] == trace.mask_id,
     )
 
 
@@ -271,12 +284,11 @@ def _branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
     return step_B.clamp(max=steps - 1)
 
 
-def _fillings(policy: Policy, trace: Trace, row_R: Tensor, seed_B: Tensor, fillings: int) -> Trace:
+def _fillings(logits_QV: Tensor, trace: Trace, row_R: Tensor, seed_B: Tensor, fillings: int) -> Trace:
     """Every masked position of the rows drawn at once, `fillings` times: R * Z one-step traces."""
     tokens_RL, width = trace.tokens_BL[row_R], trace.tokens_BL.shape[1]
     masked_RL = tokens_RL == trace.mask_id
     row, column = masked_RL.nonzero(as_tuple=True)
-    logits_QV = policy(tokens_RL, trace.attended_BL[row_R], row * width + column)
     logq_QV, kept_QV = law_of(plain_law(logits_QV, trace.mask_id), trace.law)
     filled, logp = [], []
     for z in range(fillings):
@@ -304,11 +316,9 @@ def _fillings(policy: Policy, trace: Trace, row_R: Tensor, seed_B: Tensor, filli
 
 def _joined_fillings(trace: Trace, fillings: list[Trace], counted: Rule) -> Trace:
     """The branches in the order of their source rows, the rows that retired before their step left out."""
-    widest = max((f.seen["kept"].shape[-1] for f in fillings if "kept" in f.seen), default=0)
-    padded = [replace(f, seen={n: widened(v, widest) for n, v in f.seen.items()}) for f in fillings if len(f)]
-    if not padded:
+    if not fillings:
         return selected(trace, torch.zeros_like(trace.group_B, dtype=torch.bool))
-    branches = joined(padded)
+    branches = joined(fillings)
     branches = selected(branches, branches.seen["source"].argsort(stable=True))
     return replace(branches, counted_BL=counted(branches))
 

@@ -100,9 +100,3 @@ def checkpoint_of(run_or_model: str) -> str:
     """The model to load for a run folder, a model folder, or a model's name."""
     folder = Path(run_or_model)
     return str(folder / "checkpoint") if (folder / "checkpoint").is_dir() else run_or_model
-
-
-def config_of(run_or_model: str) -> dict[str, Any] | None:
-    """The configuration a run folder holds; None for anything else."""
-    path = Path(run_or_model) / "config.yaml"
-    return yaml.safe_load(path.read_text()) if path.is_file() else None

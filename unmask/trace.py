@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.law import Law
+from unmask.law import Law, widened
 from unmask.shapes import GIVEN, NEVER
 
 
@@ -26,7 +26,7 @@ class Trace:
     step_BL: Tensor
     """The step that filled each position; GIVEN where never masked, NEVER where never filled."""
     block_BL: Tensor
-    """The semi-autoregressive block of each position; GIVEN where never masked."""
+    """The semi-autoregressive block of each position; GIVEN before the completion."""
     attended_BL: Tensor
     """False on padding."""
     counted_BL: Tensor
@@ -75,7 +75,7 @@ def everything(trace: Trace) -> Tensor:
 
 def until_eos(trace: Trace) -> Tensor:
     """Tokens up to and including the first end token count (d1, SPG)."""
-    ended_BL = (trace.tokens_BL == trace.eos_id) & trace.filled_BL
+    ended_BL = (trace.tokens_BL == trace.eos_id) & (trace.block_BL != GIVEN)
     return trace.filled_BL & (ended_BL.long().cumsum(-1) - ended_BL.long() == 0)
 
 
@@ -104,8 +104,9 @@ def joined(traces: list[Trace]) -> Trace:
         return torch.cat([F.pad(v, (width - v.shape[1], 0), value=fill) for v in values])
 
     merged: dict[str, Any] = {f.name: rows(f.name) for f in fields(first) if f.name.endswith(("_B", "_BL"))}
-    seen = {
-        name: torch.cat([t.seen[name] for t in traces], dim=int(name.startswith("step_")))
-        for name in first.seen
-    }
-    return replace(first, **merged, seen=seen)
+
+    def noted(name: str) -> Tensor:
+        widest = max(t.seen[name].shape[-1] for t in traces)
+        return torch.cat([widened(t.seen[name], widest) for t in traces], dim=int(name.startswith("step_")))
+
+    return replace(first, **merged, seen={name: noted(name) for name in first.seen})

@@ -22,7 +22,7 @@ from unmask.method import Method
 from unmask.models import Tiny, load_model
 from unmask.objective import reward_divergence
 from unmask.probes import Probes, ask, one_shot
-from unmask.rollout import ORDERS
+from unmask.rollout import ORDERS, canvas
 from unmask.run import Run
 from unmask.tasks import Task
 from unmask.update import Part, update
@@ -50,6 +50,7 @@ def train(config: Config, run_folder: Callable[[], Run], report: Report = lambda
     optimizer, schedule = optimizer_of(policy, config)
     rng = torch.Generator().manual_seed(config.seed)
     held_out = task.rows("test", config.eval.prompts, 0)
+    canvas([policy.tokenizer.encode(task.prompt(row)) for row in held_out], decoding.length, policy, "cpu")
     run, start = run_folder(), time.perf_counter()
 
     def measure(step: int) -> Evaluation:
@@ -127,8 +128,9 @@ def parts_of(
     turns: list[list[Part]] = [[] for _ in range(config.inner)]
     if len(batch.trace):
         probes = method.probe(batch.trace, rng, config.inner)
-        old = [answers(policy, p) if turn or method.reward_kl else None for turn, p in enumerate(probes)]
-        known = [answers(reference, p) for p in probes]
+        later = config.inner > 1 and method.compares  # on the first turn the answer itself is the old one
+        old = [answers(policy, p) if (turn and later) or method.reward_kl else None for turn, p in enumerate(probes)]
+        known = [answers(reference, p) if method.kl or method.reward_kl else None for p in probes]
         reward_B = batch.reward_B
         if method.reward_kl and old[0] is not None and known[0] is not None:
             reward_B = reward_B - method.reward_kl * reward_divergence(old[0], known[0], probes[0]).to(reward_B)
@@ -159,6 +161,7 @@ def parts_of(
             method.branch.kl,
             method.branch.divergence,
             method.branch.weight,
+            label="branch_",
         )
         for parts in turns:
             parts.append(part)

@@ -30,6 +30,8 @@ class Part:
     kl: float = 0.0
     divergence: Divergence | None = None
     weight: float = 1.0
+    label: str = ""
+    """What its metrics begin with."""
 
 
 def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
@@ -61,13 +63,16 @@ def accumulate(policy: Policy, part: Part, rows: int) -> Metrics:
 def update(
     policy: Policy, optimizer: torch.optim.Optimizer, parts: list[Part], rows: int, max_norm: float
 ) -> Metrics:
-    """One optimiser step on the sum of the parts. Metrics of later parts carry their number."""
+    """One optimiser step on the sum of the parts. A gradient that is not finite is an error, before the step."""
     optimizer.zero_grad(set_to_none=True)
     metrics: Metrics = {}
-    for number, part in enumerate(part for part in parts if len(part.probes.state_N)):
-        found = accumulate(policy, part, rows)
-        metrics |= {f"branch_{name}" if number else name: value for name, value in found.items()}
+    for part in parts:
+        found = accumulate(policy, part, rows) if len(part.probes.state_N) else {}
+        metrics |= {part.label + name: value for name, value in found.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    if not metrics["grad_norm"].isfinite():
+        told = ", ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
+        raise ValueError(f"the gradient is not finite ({told}): lower optimizer.lr, or check the method's options")
     optimizer.step()
     return metrics

@@ -10,24 +10,27 @@ Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tok
                    authors' code stratifies over the batch, which buys almost nothing once rows differ in advantage.)
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. This is the gradient of no objective: m_g depends on the future.
-    choice         adds the choice of positions (probes.ask, log F), one ratio a step. No other code has this.
+    choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
+                   only, since no other order chose so. No other code has this.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
 not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.
-Not exact with truncate. Reduces to TraceRL / CJ-GRPO's all-steps gradient with k = T spread draws.
+Not exact with truncate. Reduces to all T steps, each of weight 1/T, with k = T spread uniform draws (TraceRL and
+CJ-GRPO take the mean over a step's tokens, not the sum).
 """
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import step_clip, token_clip, trace_sum
 from unmask.probes import Probes, visited
-from unmask.rollout import Record
+from unmask.rollout import Record, low_confidence
 from unmask.trace import Trace, everything
 
 StepLaw = Callable[[Trace], Tensor]
@@ -112,6 +115,7 @@ def agrpo(
     advantage: Advantage = group_mean,
 ) -> Method:
     """Exact per-step policy gradients at sampled denoising steps. (The paper takes 24 draws of 128 steps.)"""
+    within(0, inf, low=low, high=high)
     objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)
     return Method(
         name="agrpo",
@@ -123,4 +127,5 @@ def agrpo(
         record=Record(entropy=steps is entropy_steps),
         counted=everything,
         trajectory=True,
+        order=low_confidence if choice else None,
     )

@@ -9,16 +9,17 @@ Three views, as in the authors' code (the paper describes the complementary pair
 probability, and the ratio exponentiates it.
 
 Exact when never, not even for independent tokens: then l_i is log p_i times a random factor of mean 3/2. Reduces
-to SML with two random strata and anchor 1/2 where t = 1/2 and the factor 2 of 1/t is dropped.
+to SML with the strata M, M' and anchor 1/2 where t = 1/2 and the factor 2 of 1/t is dropped.
 """
 
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage, leave_one_out
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import Normaliser, token_clip, token_divergence, token_mean
 from unmask.probes import Probes, uniform, views
 from unmask.trace import Trace
@@ -47,6 +48,7 @@ def coupled_grpo(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Complementary masks, every token scored once by the pair: DiffuCoder's GRPO."""
+    within(0, inf, low=low, high=high)
     return Method(
         name="coupled_grpo",
         probe=each_turn(coupled),

@@ -20,19 +20,23 @@ DPS, in place of the base's uniform credit, from what the rollout's own forwards
 On a sequence-level base the weight sits in the exponent, on wd1 and SPG inside the likelihood: ours. On AGRPO SML
 would replace what AGRPO is, so `daca` means DPS only there and `sml` refuses.
 
-Why a trust region is on by default (kl >= 0.05): with three quarters of the sequence visible nearly every token is
-certain, so negative advantages push on near-certain tokens at states the sampler never visits, and plain SML
-collapses (docs/methods/daca.md shows it). KL to the reference holds it.
+Why the defaults are what they are: with three quarters of the sequence visible nearly every token is certain, so
+negative advantages push on near-certain tokens at states the sampler never visits, and plain SML collapses
+(docs/methods/daca.md shows it). KL to the reference (at least 0.05) holds it; the anchor, half the weight on the state
+every rollout starts from, was the better of the stable settings. The KL is taken on the same mixed likelihood.
 
-SML is exact when the tokens are independent given the prompt; it overestimates log-likelihoods where mean field
-underestimates them: sum_i H(x_i | x_-i) <= H(x) <= sum_i H(x_i). One stratum with anchor 0 reduces to diffu_grpo
-without prompt masking, L strata to the pseudo-likelihood (leave one out), strength 0 to the base, all bit for bit.
-DPS depends on what was drawn, so it is a shaped credit and the gradient of no objective.
+SML is exact when the tokens are independent given the prompt. If the policy's conditionals come from one joint
+distribution, it overestimates log-likelihoods on average where mean field underestimates them: sum_i H(x_i | x_-i) <=
+H(x) <= sum_i H(x_i); if they do not agree, either may be the more biased (tests/test_bias.py has both cases). One
+stratum with anchor 0 reduces to diffu_grpo without prompt masking, L strata to the pseudo-likelihood (leave one out),
+strength 0 to the base, all bit for bit. DPS depends on what was drawn, so it is a shaped credit and the gradient of no
+objective.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -40,7 +44,7 @@ from torch import Tensor
 
 from unmask.advantage import EPSILON, group_sum
 from unmask.law import uniforms
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.probes import Probes, random_rank, rank, views
 from unmask.rollout import Record
 from unmask.shapes import GIVEN
@@ -228,8 +232,9 @@ SCOPES: dict[str, Scope] = {"rollout": rollout_scope, "group": group_scope, "bat
 def standardised(progress: Progress, trace: Trace, scope: Scope) -> Tensor:
     """z of each position's score; each distinct (trace, step) has one voice, undefined ones none."""
     score_BL, defined_BL = progress
-    size_BL = _step_size(trace).clamp(min=1)
-    voice_BL = defined_BL / size_BL
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
+    size_BT = _step_sums(torch.ones_like(trace.logp_BL), trace)
+    voice_BL = defined_BL / size_BT.gather(1, step_BL).clamp(min=1)
     scope_B = scope(trace)
     count_B = group_sum(voice_BL.sum(-1), scope_B).clamp(min=1e-12)
     mean_B = group_sum((voice_BL * score_BL).sum(-1), scope_B) / count_B
@@ -238,25 +243,26 @@ def standardised(progress: Progress, trace: Trace, scope: Scope) -> Tensor:
     return centred_BL / (variance_B.sqrt() + EPSILON)[:, None]
 
 
-def _step_size(trace: Trace) -> Tensor:
-    """How many tokens were committed at each position's own step."""
+def _step_sums(value_BL: Tensor, trace: Trace) -> Tensor:
+    """The sum over the tokens that each step committed, (B, T)."""
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    size_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=step_BL.device)
-    return size_BT.scatter_add(1, step_BL, trace.filled_BL.double()).gather(1, step_BL)
+    return value_BL.new_zeros(len(trace), trace.steps).scatter_add(1, step_BL, value_BL * trace.filled_BL)
 
 
 def shuffled_steps(z_BL: Tensor, trace: Trace) -> Tensor:
-    """The control: the scores of a trace's steps dealt to other steps of the same trace.
+    """The control: the scores of the steps that wrote something, dealt anew among those steps of the same trace.
 
-    A gain that this keeps is no credit to DPS. The permutation is a function of the trace's tokens.
+    A gain that this keeps is no credit to DPS. The permutation is a function of what the trace wrote.
     """
-    place_L = torch.arange(1, trace.tokens_BL.shape[1] + 1, device=z_BL.device)
-    seed_B = (trace.tokens_BL * place_L).sum(-1)
-    order_BT = uniforms(seed_B[:, None], torch.arange(trace.steps, device=z_BL.device)).argsort(-1)
+    place_L = torch.arange(trace.tokens_BL.shape[1], 0, -1, device=z_BL.device)
+    seed_B = (trace.tokens_BL * place_L * trace.filled_BL).sum(-1)
+    size_BT = _step_sums(torch.ones_like(z_BL), trace)
+    z_BT = _step_sums(z_BL, trace) / size_BT.clamp(min=1)
+    key_BT = uniforms(seed_B[:, None], torch.arange(trace.steps, device=z_BL.device))
+    order_BT = key_BT.masked_fill(size_BT == 0, 2.0).argsort(-1)  # the steps that wrote something come first
+    number_BT = ((size_BT > 0).cumsum(-1) - 1).clamp(min=0)
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    z_BT = z_BL.new_zeros(len(trace), trace.steps)
-    z_BT = z_BT.scatter_reduce(1, step_BL, z_BL * trace.filled_BL, "mean", include_self=False)
-    return z_BT.gather(1, order_BT).gather(1, step_BL) * trace.filled_BL
+    return z_BT.gather(1, order_BT).gather(1, number_BT).gather(1, step_BL) * trace.filled_BL
 
 
 def progress_credit(
@@ -280,15 +286,18 @@ def progress_credit(
 
 # Plug-ins
 
+ANCHOR, TRUST = 0.5, 0.05
+
 
 def sml(
     base: Method,
     strata: int = 4,
     layout: Layout = random_strata,
-    anchor: float = 0.0,
-    kl: float = 0.05,
+    anchor: float = ANCHOR,
+    kl: float = TRUST,
 ) -> Method:
     """Score each token with most of the sequence as context; KL to the reference at least `kl`."""
+    within(0, inf, kl=kl)
     if base.trajectory:
         raise ValueError(
             f"{base.name} is defined by the states it asks at, and SML would replace them: "
@@ -307,8 +316,9 @@ def dps(
     top: int = 32,
 ) -> Method:
     """Weigh tokens by the progress their step made, from the rollout's own predictions."""
-    if strength < 0:
-        raise ValueError(f"strength={strength} must be 0 or more")
+    within(0, inf, strength=strength)
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     credit = partial(progress_credit, strength=strength, variant=variant, scope=scope, shuffled=shuffled)
     return replace(base, name=f"{base.name}+dps", credit=credit, record=base.record | Record(top=top))
 
@@ -317,8 +327,8 @@ def daca(
     base: Method,
     strata: int = 4,
     layout: Layout = random_strata,
-    anchor: float = 0.0,
-    kl: float = 0.05,
+    anchor: float = ANCHOR,
+    kl: float = TRUST,
     strength: float = 0.1,
     variant: Variant = likelihood_progress,
     scope: Scope = group_scope,
@@ -326,5 +336,7 @@ def daca(
     top: int = 32,
 ) -> Method:
     """Both halves: SML and DPS. On a trajectory base (AGRPO), DPS alone."""
+    if base.trajectory and (strata, layout, anchor, kl) != (4, random_strata, ANCHOR, TRUST):
+        raise ValueError(f"on {base.name} daca is DPS alone: strata, layout, anchor and kl have no place there")
     scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
     return replace(dps(scored, strength, variant, scope, shuffled, top), name=f"{base.name}+daca")

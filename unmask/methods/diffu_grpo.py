@@ -5,14 +5,17 @@
 
 One forward scores every token: a mean-field likelihood.
 
-Exact when the tokens are independent given the prompt; otherwise biased, and the bias is frozen in
-tests/test_bias.py. Reduces to one stratum of SML (methods/daca.py) with prompt_masking = 0.
+Exact when the tokens are independent given the prompt and prompt_masking = 0; otherwise biased (the bias is frozen in
+tests/test_bias.py), and then the expected update may even point downhill (tests/test_direction.py): it asks at the
+first state about tokens that were drawn at later ones, and what is good late may be bad first. Reduces to one stratum
+of SML (methods/daca.py) with prompt_masking = 0.
 """
 
 from functools import partial
+from math import inf
 
 from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import Normaliser, token_clip, token_divergence, token_mean
 from unmask.probes import fully_masked
 
@@ -26,6 +29,8 @@ def diffu_grpo(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Mean-field likelihood, token ratios: d1's GRPO."""
+    within(0, 1, prompt_masking=prompt_masking)
+    within(0, inf, low=low, high=high)
     return Method(
         name="diffu_grpo",
         probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),

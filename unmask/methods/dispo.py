@@ -6,9 +6,10 @@
     loss   = L_base + weight * L_step
 
 The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
-The fillings are drawn on the spot, from the forward that the rollout does anyway. The paper writes a sequence ratio
-and builds on code that clips token by token; so do we. The exact form of its late bias is not printed; this one is
-ours. A branch step that falls after its row has retired is dropped.
+The fillings are drawn during the rollout, from the forward that it does anyway (the head looks at every masked position
+of the rows that branch, not only at their block). The paper writes a sequence ratio and builds on code that clips token
+by token; so do we. The exact form of its late bias is not printed; this one is ours. A branch step that falls after
+its row has retired is dropped: the mean is over the states that remain.
 
 Exact when on-policy, for its own objective: the expectation is (Z - 1) / (Z L) grad J_step, with J_step the value of
 filling a visited state in one shot; with advantage = leave_one_out the factor (Z - 1) / Z is gone. It is not the
@@ -17,11 +18,12 @@ gradient of the sampler's own return. Reduces to the base with weight 0, and whe
 
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from torch import Tensor
 
 from unmask.advantage import Advantage, group_mean
-from unmask.method import BranchTerm, Method
+from unmask.method import BranchTerm, Method, within
 from unmask.objective import token_clip, token_divergence
 from unmask.probes import Probes
 from unmask.rollout import Branch
@@ -47,8 +49,7 @@ def dispo(
     """Branch at a visited state, score the fillings, update only what they filled."""
     if branches < 2:
         raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
-    if weight < 0:
-        raise ValueError(f"weight={weight} must be 0 or more")
+    within(0, inf, weight=weight, lateness=lateness, low=low, high=high, kl=kl)
     term = BranchTerm(
         branch=Branch(branches, lateness),
         weight=weight,

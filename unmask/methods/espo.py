@@ -4,23 +4,26 @@
     B    = mean over draws of 1/2 [ (L+1)/x sum_{i in M} log p(o_i | o without M)
                                   + (L+1)/(L-x) sum_{i in M'} log p(o_i | o without M') ]     (an empty sum is 0)
     rho  = exp((B - B_old) / L),   loss = - mean_g Clip(rho_g, A_g) + kl * k2(B_ref - B) / L
-    A_g  = r_g - mean of the others; every one of the L positions counts, the end-token tail too
+    A_g  = r_g - mean of the others; every position that was written counts, the end-token tail too (L in the
+           ratio is their number; a retired row's unwritten tail is MASK in every state)
 
 Each half is unbiased for the ELBO, E_x [(L+1)/x ...] = sum_x 1/x E[...] (tested by enumeration). The authors
 stratify x over the batch; here it is stratified over the draws of each row, which is what lowers the variance of
 a row's own ratio.
 
 Exact when the ELBO is tight: independent tokens, or a model whose conditionals agree in every order. The ratio is
-a biased function of B. Reduces to gspo when every draw masks everything.
+a biased function of B. When every draw masks everything, B is (L + 1) / 2L times gspo's mean-field likelihood (the
+other half is empty).
 """
 
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage, leave_one_out
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import k2, sequence_clip, sequence_divergence
 from unmask.probes import Probes, random_rank, views
 from unmask.trace import Trace, everything
@@ -52,6 +55,7 @@ def espo(
     draws: int = 2, low: float = 0.2, high: float = 0.2, kl: float = 1e-2, advantage: Advantage = leave_one_out
 ) -> Method:
     """One ratio for a whole sequence, from its ELBO: sequence-level diffusion GRPO."""
+    within(0, inf, low=low, high=high)
     return Method(
         name="espo",
         probe=each_turn(partial(elbo, draws=draws)),

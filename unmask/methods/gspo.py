@@ -5,14 +5,15 @@
 
 The paper is about autoregressive models; the likelihood under it is diffu-GRPO's.
 
-Exact when the tokens are independent given the prompt. Reduces to diffu_grpo on-policy with sequence_mean
-(the gradients are equal at ratio 1).
+Exact when the tokens are independent given the prompt and prompt_masking = 0. Reduces to diffu_grpo on-policy with
+sequence_mean and the same advantage (the gradients are equal at ratio 1).
 """
 
 from functools import partial
+from math import inf
 
 from unmask.advantage import Advantage, z_score
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import sequence_clip, sequence_mean, token_divergence
 from unmask.probes import fully_masked
 
@@ -25,6 +26,8 @@ def gspo(
     advantage: Advantage = z_score,
 ) -> Method:
     """One length-normalised ratio for a whole sequence: Qwen's GRPO."""
+    within(0, 1, prompt_masking=prompt_masking)
+    within(0, inf, low=low, high=high)
     return Method(
         name="gspo",
         probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),

@@ -7,13 +7,15 @@
 batch's, and the KL is a k2 term of the loss instead of a price on the reward. The paper's price is summed from
 each token to the end of the sequence; a canvas has no such order, so here all of it is on the whole trace.
 
-Exact when the tokens are independent given the prompt. Reduces to diffu_grpo with a batch baseline.
+Exact when the tokens are independent given the prompt and prompt_masking = 0. Reduces to diffu_grpo with a batch
+baseline.
 """
 
 from functools import partial
+from math import inf
 
 from unmask.advantage import batch_z_score, group_mean_batch_std
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import Normaliser, k2, token_clip, token_divergence, token_mean
 from unmask.probes import fully_masked
 
@@ -27,6 +29,8 @@ def reinforce_pp(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Advantages normalised over the whole batch: REINFORCE++ and its baseline variant."""
+    within(0, 1, prompt_masking=prompt_masking)
+    within(0, inf, low=low, high=high)
     return Method(
         name="reinforce_pp",
         probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),

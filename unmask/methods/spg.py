@@ -11,16 +11,18 @@ authors' code the mean runs over all masked completion tokens, later blocks too,
 masked are left out of the upper bound. Credit (DPS) multiplies each token inside both bounds; this is ours.
 
 No ratio, no clip, no KL. Exact when the bounds are tight. Reduces to a weighted mean-field likelihood when every
-draw masks everything; on equal strata (SML) each token is masked once and the two bounds coincide.
+draw masks everything; on strata (SML) with equally many counted tokens each token is masked once and the two bounds
+coincide. Shares have no place here: SML's anchor is one more draw, whatever its size.
 """
 
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn
+from unmask.method import Method, each_turn, within
 from unmask.objective import counted_units
 from unmask.probes import Probes, rank, uniform, views
 from unmask.shapes import Metrics
@@ -93,9 +95,14 @@ def spg(
     advantage: Advantage = group_mean,
 ) -> Method:
     """A lower bound pushed up for good traces, an upper bound pushed down for bad ones."""
+    within(0, 1, hidden=hidden)
+    within(0, inf, mix=mix)
+    if not 0 < beta < inf:
+        raise ValueError(f"beta={beta} must be above 0")
     return Method(
         name="spg",
         probe=each_turn(partial(block_random, draws=draws, hidden=hidden)),
         advantage=advantage,
         objective=partial(sandwich, beta=beta, mix=mix),
+        compares=False,
     )

@@ -12,12 +12,13 @@ Exact when the tokens are independent given the prompt. Reduces to diffu_grpo wi
 """
 
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage, z_score
-from unmask.method import Method
+from unmask.method import Method, within
 from unmask.objective import Normaliser, sequence_mean, token_clip, token_divergence
 from unmask.probes import Probes, uniform, views
 from unmask.trace import Trace
@@ -48,6 +49,7 @@ def unigrpo(
     normaliser: Normaliser = sequence_mean,
 ) -> Method:
     """Random mask ratios, ratios on the masked tokens: MMaDA's GRPO."""
+    within(0, inf, low=low, high=high)
     return Method(
         name="unigrpo",
         probe=spread_ratios,

@@ -4,26 +4,27 @@
     loss = - mean over groups of sum_g w_g sum_i l_i,      l_i = log p(o_i | q', all of o masked)
 
 No ratio, no old policy, no KL: a weighted log-likelihood. The weight of a trace, times the group size, is an
-advantage here, so that the mean over traces is the mean over groups.
+advantage here, so that the mean over traces is the mean over groups (each weighed by its size, where they differ).
 
-Exact when the tokens are independent given the prompt, for the weights' own objective. Reduces to diffu_grpo's
-on-policy gradient (with tokens added up) times 2 psi as the rewards of a group draw together.
+Exact when the tokens are independent given the prompt and prompt_masking = 0, for the weights' own objective. Reduces
+to diffu_grpo's on-policy gradient (with tokens added up) times 2 psi as the rewards of a group draw together.
 """
 
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
-from unmask.advantage import group_mean, group_size, group_sum
-from unmask.method import Method, each_turn
-from unmask.objective import Normaliser, policy_gradient, trace_sum
+from unmask.advantage import group_max, group_mean, group_size, group_sum
+from unmask.method import Method, each_turn, within
+from unmask.objective import Normaliser, policy_gradient, token_divergence, trace_sum
 from unmask.probes import fully_masked
 
 
 def group_softmax(value_B: Tensor, group_B: Tensor) -> Tensor:
     """softmax within each group."""
-    weight_B = (value_B - value_B.max()).exp()
+    weight_B = (value_B - group_max(value_B, group_B)).exp()
     return weight_B / group_sum(weight_B, group_B)
 
 
@@ -36,9 +37,13 @@ def preference_weight(reward_B: Tensor, group_B: Tensor, psi: float = 1.0) -> Te
 
 def wd1(prompt_masking: float = 0.15, psi: float = 1.0, normaliser: Normaliser = trace_sum) -> Method:
     """Weighted log-likelihood, no ratios: good traces up, bad traces down."""
+    within(0, 1, prompt_masking=prompt_masking)
+    within(0, inf, psi=psi)
     return Method(
         name="wd1",
         probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=partial(preference_weight, psi=psi),
         objective=partial(policy_gradient, normaliser=normaliser),
+        divergence=partial(token_divergence, normaliser=normaliser),
+        compares=False,
     )

@@ -1,0 +1,129 @@
+"""AGRPO: step laws, spread draws and importance weights against loops; all steps as the limit."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
+
+from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
+from unmask.methods import agrpo
+from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
+from unmask.probes import ask, every_step, visited
+from unmask.rollout import Record
+from unmask.shapes import NEVER
+from unmask.trace import everything
+from unmask.update import part_loss
+
+
+def rollout(ends=1.0, **settings):
+    policy = Net(1, ends=ends)
+    return policy, rolled(policy, steps=6, block=3, record=Record(entropy=True), counted=everything, **settings)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.floats(0, 1, exclude_max=True))
+@bounded(max_examples=150)
+def test_steps_at_is_the_inverse_of_the_cumulative_mass(mass, level):
+    mass = mass if any(mass) else [1]
+    step, probability = steps_at(torch.tensor([[level]], dtype=torch.float64), torch.tensor([mass]).double())
+    total, edge, expected = sum(mass), 0.0, None
+    for t, m in enumerate(mass):
+        edge += m / total
+        if m and (level < edge - 1e-12 or t == max(u for u, n in enumerate(mass) if n)):
+            expected = t
+            break
+    near = any(abs(level - sum(mass[:k]) / total) < 1e-9 for k in range(len(mass) + 1))
+    assert step.item() == expected or near
+    assert mass[step.item()] > 0
+    assert probability.item() == pytest.approx(mass[step.item()] / total)
+
+
+def test_entropy_steps_weigh_a_step_by_the_entropy_of_what_was_drawn_there():
+    _, (trace, _) = rollout()
+    mass_BT = entropy_steps(trace)
+    for b in range(len(trace)):
+        for t in range(trace.steps):
+            drawn = [i for i in range(10) if trace.step_BL[b, i] == t]
+            expected = sum(trace.seen["entropy"][b, i - 4].item() + 1e-8 for i in drawn)
+            assert mass_BT[b, t].item() == pytest.approx(expected, abs=1e-12)
+    assert (mass_BT == 0).any() and (mass_BT > 0.1).any()
+
+
+def test_last_word_is_the_last_step_that_wrote_no_end_token():
+    _, (trace, _) = rollout(ends=2.5)
+    expected = []
+    for steps, tokens in zip(trace.step_BL.tolist(), trace.tokens_BL.tolist(), strict=True):
+        words = [s + 1 for s, v in zip(steps, tokens, strict=True) if 0 <= s < NEVER and v != EOS]
+        expected.append(max(words, default=0))
+    assert last_word(trace).tolist() == expected
+    assert 0 in expected and max(expected) > 1 and len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("law", [uniform_steps, entropy_steps])
+@pytest.mark.parametrize("truncate", [False, True])
+def test_weights_are_one_over_m_k_p(law, truncate):
+    _, (trace, _) = rollout(ends=2.5)
+    level_BK = torch.rand(len(trace), 5, generator=generator(), dtype=torch.float64)
+    step_BK, weight_BK = weighted_steps(trace, level_BK, law, truncate)
+    mass_BT = law(trace)
+    for b in range(len(trace)):
+        m = int(last_word(trace)[b]) if truncate else trace.steps
+        mass = [mass_BT[b, t].item() if t < m else 0.0 for t in range(trace.steps)]
+        for step, weight in zip(step_BK[b].tolist(), weight_BK[b].tolist(), strict=True):
+            if truncate and m == 0:
+                assert weight == 0
+            else:
+                assert mass[step] > 0
+                assert weight == pytest.approx(1 / m / 5 / (mass[step] / sum(mass)))
+
+
+@pytest.mark.parametrize("law", [uniform_steps, entropy_steps])
+def test_the_mean_over_levels_is_the_sum_over_steps_divided_by_t(law):
+    """On a fine grid of levels every step with mass has weight 1 / T in all."""
+    _, (trace, _) = rollout()
+    level_BK = ((torch.arange(20000) + 0.5) / 20000).expand(len(trace), -1).double()
+    step_BK, weight_BK = weighted_steps(trace, level_BK, law)
+    total_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64).scatter_add(1, step_BK, weight_BK)
+    asked_BT = law(trace) > 1e-3
+    assert (total_BT[asked_BT] - 1 / trace.steps).abs().max() < 2e-3
+
+
+def test_spread_draws_fall_one_into_each_part_of_the_steps():
+    _, (trace, _) = rollout(ends=-9.0)
+    spread = sampled_steps(trace, generator(), draws=3)
+    for b in range(len(trace)):
+        steps = [int(trace.step_BL[b][row].unique()) for row in spread.asked_NL[spread.trace_N == b]]
+        assert [t // 2 for t in steps] == [0, 1, 2]
+    loose = sampled_steps(trace, generator(), draws=3, spread=False)
+    found = [int(trace.step_BL[b][row].unique()) for b, row in zip(loose.trace_N, loose.asked_NL, strict=True)]
+    assert any([t // 2 for t in found[3 * b : 3 * b + 3]] != [0, 1, 2] for b in range(len(trace)))
+
+
+@pytest.mark.parametrize("choice", [False, True])
+def test_t_spread_uniform_draws_are_all_steps_exactly(choice):
+    policy, rollouts = rollout()
+    trace = rollouts.trace
+    (part,) = parts_of(agrpo(draws=6, choice=choice), rollouts, generator(), moved(policy))
+    step_BT = torch.arange(6).expand(len(trace), -1)
+    all_steps = visited(trace, step_BT, torch.full(step_BT.shape, 1 / 6, dtype=torch.float64), choice)
+    for name in ("states_SL", "asked_NL", "weight_M", "trace_M", "unit_N"):
+        assert torch.equal(getattr(part.probes, name), getattr(all_steps, name)), name
+    assert torch.equal(part.probes.asked_NL, every_step(trace, generator()).asked_NL)
+    loss, _ = part.objective(
+        ask(policy, all_steps), ask(moved(policy), all_steps), all_steps, part.advantage_B, part.credit_BL
+    )
+    assert torch.equal(part_loss(part, ask(policy, part.probes))[0], loss)
+
+
+def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_their_tokens():
+    policy, rollouts = rollout()
+    (part,) = parts_of(agrpo(draws=3, steps=entropy_steps), rollouts, generator(), moved(policy))
+    logp_NL, probes = ask(policy, part.probes), part.probes
+    total, sides = 0.0, set()
+    for n, i in probes.asked_NL.nonzero().tolist():
+        ratio, a = (logp_NL[n, i] - part.old_NL[n, i]).exp().item(), part.advantage_B[probes.trace_N[n]].item()
+        clip = min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
+        sides.add((a > 0, clip < ratio * a))
+        total -= probes.weight_M[probes.unit_N[n]].item() * clip / len(rollouts.trace)
+    assert len(sides) == 4
+    assert_close(part_loss(part, logp_NL)[0], torch.tensor(total, dtype=torch.float64))

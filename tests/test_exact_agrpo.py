@@ -1,0 +1,232 @@
+"""AGRPO's expected on-policy update is the exact policy gradient of the denoising process, and what breaks that.
+
+The expectation is over trajectories (enumerated), over the other traces of the group (enumerated), and over the
+sampled steps (the levels are cut where the step changes, and every cell is integrated). Everything else is the
+library's own code. With a group mean over G traces and sampled steps it must be (G - 1) / (G T) grad J.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.advantage import group_mean, leave_one_out
+from unmask.law import Law
+from unmask.method import uniform_credit
+from unmask.methods.agrpo import STEP_LAWS, agrpo, entropy_steps, uniform_steps, weighted_steps
+from unmask.objective import step_clip, token_clip, trace_sum
+from unmask.probes import Probes, every_step, left_to_right_views, visited
+from unmask.trace import selected
+from unmask.update import Part
+from world import (
+    NetPolicy,
+    Paths,
+    TablePolicy,
+    World,
+    cosine,
+    enumerated,
+    expected_advantage,
+    gradient,
+    grouped,
+    relative_error,
+    reward_of,
+    step_of,
+)
+
+TOLERANCE = 1e-9
+TOKENS = partial(token_clip, normaliser=trace_sum)
+
+WORLDS = {
+    "one a step": World(NetPolicy(3, 3, seed=1)),
+    "two a step": World(NetPolicy(2, 4, seed=2), steps=2),
+    "a remainder": World(NetPolicy(2, 3, seed=2), steps=2),
+    "blocks": World(NetPolicy(2, 4, seed=3), steps=4, block=2),
+    "tempered": World(NetPolicy(2, 3, seed=4), law=Law(temperature=0.6)),
+    "top k": World(NetPolicy(3, 3, seed=5), law=Law(temperature=1.3, top_k=2)),
+    "top p, blocks, two a step": World(NetPolicy(3, 4, seed=6), steps=2, block=2, law=Law(top_p=0.8)),
+    "end tokens": World(NetPolicy(3, 3, seed=7, eos=0)),
+    "end tokens, blocks": World(NetPolicy(2, 4, seed=18, eos=1), steps=4, block=2, law=Law(temperature=0.7)),
+    "a table": World(TablePolicy(3, 3, seed=9)),
+    "a prompt": World(NetPolicy(2, 3, seed=10), prompt=(1, 0)),
+}
+ORDERS = ("random", "left_to_right", "surest_position")
+CASES = [pytest.param(replace(w, order=o), id=f"{o}, {name}") for o in ORDERS for name, w in WORLDS.items()]
+
+
+def level_cells(mass_BT: Tensor, draws: int, spread: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every cell of the levels on which no step changes: a point in it (B, K), and its probability (B,)."""
+    edge_BT = (mass_BT / mass_BT.sum(-1, keepdim=True)).cumsum(-1)
+    start_BT = torch.cat([torch.zeros_like(edge_BT[:, :1]), edge_BT[:, :-1]], 1)
+    for steps in product(range(mass_BT.shape[1]), repeat=draws):
+        level, chance_B = [], torch.ones(len(mass_BT), dtype=torch.float64)
+        for j, t in enumerate(steps):
+            low, high = (j / draws, (j + 1) / draws) if spread else (0.0, 1.0)
+            left_B, right_B = start_BT[:, t].clamp(low, high), edge_BT[:, t].clamp(low, high)
+            level.append((left_B + right_B) / 2)
+            chance_B = chance_B * (right_B - left_B) / (high - low)
+        yield torch.stack(level, 1).clamp(max=1 - 1e-12), chance_B
+
+
+def expected_update(world: World, paths: Paths, probed, objective=TOKENS, advantage=group_mean) -> Tensor:
+    """E over trajectories, their partners and the cells that `probed` lists: (Probes, probability of the cell)."""
+    trace, probability_B = paths.trace, paths.probability_B.detach()
+    advantage_B = expected_advantage(advantage, reward_of(world, trace), probability_B)
+    weight_B = probability_B * len(trace)  # the objective averages over traces
+    parts = [
+        Part(probes, advantage_B * weight_B * chance_B, uniform_credit(trace), objective) for probes, chance_B in probed
+    ]
+    return step_of(world.policy, parts)
+
+
+def at_sampled_steps(
+    paths: Paths, draws: int = 2, law=uniform_steps, spread: bool = True
+) -> Iterator[tuple[Probes, Tensor]]:
+    for level_BK, chance_B in level_cells(law(paths.trace), draws, spread):
+        yield visited(paths.trace, *weighted_steps(paths.trace, level_BK, law)), chance_B
+
+
+def value_gradient(world: World, paths: Paths) -> Tensor:
+    return gradient(world.policy, (paths.probability_B * reward_of(world, paths.trace)).sum())
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_sampled_steps_give_the_exact_policy_gradient(world):
+    paths = enumerated(world)
+    truth = value_gradient(world, paths) / (2 * len(world.commits))
+    assert truth.norm() > 1e-3
+    for law, spread in product(STEP_LAWS.values(), (False, True)):
+        found = expected_update(world, paths, at_sampled_steps(paths, law=law, spread=spread))
+        assert relative_error(found, truth) < TOLERANCE, (law, spread)
+
+
+@pytest.mark.parametrize("world", CASES)
+def test_all_steps_give_the_exact_policy_gradient(world):
+    """Units are added up, so there is no 1/T: (G - 1) / G grad J, and grad J itself with leave_one_out."""
+    paths = enumerated(world)
+    truth, certain_B = value_gradient(world, paths), torch.ones(len(paths.trace), dtype=torch.float64)
+    probed = [(every_step(paths.trace, torch.Generator()), certain_B)]
+    assert relative_error(expected_update(world, paths, probed), truth / 2) < TOLERANCE
+    assert relative_error(expected_update(world, paths, probed, TOKENS, leave_one_out), truth) < TOLERANCE
+    assert relative_error(expected_update(world, paths, probed, step_clip), truth / 2) < TOLERANCE
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_any_number_of_draws_is_exact_and_t_spread_draws_are_all_steps(draws):
+    world = WORLDS["one a step"]
+    paths = enumerated(world)
+    truth = value_gradient(world, paths) / (2 * 3)
+    for spread in (False, True):
+        found = expected_update(world, paths, at_sampled_steps(paths, draws, spread=spread))
+        assert relative_error(found, truth) < TOLERANCE
+    level_BK = (torch.arange(3) + torch.rand(len(paths.trace), 3, generator=torch.Generator().manual_seed(0))) / 3
+    step_BK, weight_BK = weighted_steps(paths.trace, level_BK.double())
+    assert torch.equal(step_BK, torch.arange(3).expand_as(step_BK))
+    assert torch.allclose(weight_BK, torch.tensor(1 / 3, dtype=torch.float64), rtol=1e-14)
+
+
+@pytest.mark.parametrize("eos", [-7, 1])
+def test_left_to_right_views_are_exact_when_the_rollout_went_left_to_right_one_token_a_step(eos):
+    for shape in ({}, {"steps": 4, "block": 2}, {"law": Law(temperature=0.5)}):
+        world = World(NetPolicy(2, 4, seed=11, eos=eos), "left_to_right", **shape)
+        assert _error_of_left_to_right_views(world) < TOLERANCE
+
+
+def test_left_to_right_views_are_not_exact_for_two_tokens_a_step_random_order_or_a_truncated_law():
+    policy = NetPolicy(3, 4, seed=11)
+    assert _error_of_left_to_right_views(World(policy, "left_to_right", steps=2)) > 0.1
+    assert _error_of_left_to_right_views(World(NetPolicy(2, 3, seed=11))) > 0.1
+    assert _error_of_left_to_right_views(World(policy, "left_to_right", law=Law(top_k=2))) > 0.1
+
+
+def _error_of_left_to_right_views(world: World) -> float:
+    paths = enumerated(world)
+    probed = [(left_to_right_views(paths.trace, torch.Generator()), torch.ones(len(paths.trace)))]
+    return relative_error(expected_update(world, paths, probed), value_gradient(world, paths) / 2)
+
+
+def test_groups_of_two_and_three_enumerated_whole_through_the_method_give_the_same():
+    """No use of linearity over the group: the method's own advantage, credit and objective on every group."""
+    world = World(NetPolicy(2, 2, seed=12))
+    paths = enumerated(world)
+    truth = value_gradient(world, paths) / world.length
+    method = agrpo(steps=entropy_steps)
+    for size in (2, 3):
+        groups, weight_B = grouped(paths.trace, paths.probability_B, size)
+        advantage_B = method.advantage(reward_of(world, groups), groups.group_B)
+        parts = []
+        for level_BK, chance_B in level_cells(entropy_steps(groups), 2, True):
+            probes = visited(groups, *weighted_steps(groups, level_BK, entropy_steps))
+            parts.append(Part(probes, advantage_B * weight_B * chance_B, method.credit(groups), method.objective))
+        assert relative_error(step_of(world.policy, parts), (size - 1) / size * truth) < TOLERANCE
+
+
+def test_a_weighted_batch_of_groups_is_the_expectation_over_batches_of_one_group():
+    """The weights that `grouped` puts on advantages, against one accumulated update for every single group."""
+    world = World(NetPolicy(2, 2, seed=12))
+    paths = enumerated(world)
+    groups, weight_B = grouped(paths.trace, paths.probability_B, 2)
+    method, rng = agrpo(), torch.Generator()
+
+    def part(trace, weight_B) -> Part:
+        advantage_B = method.advantage(reward_of(world, trace), trace.group_B) * weight_B
+        return Part(every_step(trace, rng), advantage_B, method.credit(trace), method.objective)
+
+    whole = step_of(world.policy, [part(groups, weight_B)])
+    count = len(groups) // 2
+    pairs = [selected(groups, groups.group_B == number) for number in range(count)]
+    one_by_one = step_of(world.policy, [part(p, weight_B[2 * i] / count) for i, p in enumerate(pairs)])
+    assert relative_error(whole, one_by_one) < TOLERANCE
+
+
+def test_the_draws_of_the_method_itself_average_to_the_exact_gradient():
+    """The real probe with its real random numbers, 20 times for 40 copies of every trajectory: 4 standard errors."""
+    world = World(NetPolicy(2, 3, seed=13, eos=0))
+    paths = enumerated(world)
+    truth = value_gradient(world, paths) / (2 * 3)
+    trace = selected(paths.trace, torch.arange(len(paths.trace)).repeat(40))
+    advantage_B = expected_advantage(group_mean, reward_of(world, paths.trace), paths.probability_B)
+    advantage_B = (advantage_B * paths.probability_B.detach() * len(paths.trace)).repeat(40)
+    for method in (agrpo(draws=2), agrpo(draws=2, spread=False), agrpo(draws=2, steps=entropy_steps)):
+        rng, along = torch.Generator().manual_seed(0), []
+        for _ in range(20):
+            probes = method.probe(trace, rng, 1)[0]
+            found = step_of(world.policy, [Part(probes, advantage_B, method.credit(trace), method.objective)])
+            along.append(found @ truth / truth.norm() ** 2)
+        error = torch.stack(along).std() / 20**0.5
+        assert abs(torch.stack(along).mean() - 1) < 4 * error and error < 0.02
+
+
+def test_truncating_at_the_last_word_is_a_bias_of_this_size():
+    """m depends on the future, so this is the gradient of no objective. The numbers are this enumeration's own."""
+    world = World(NetPolicy(3, 3, seed=7, eos=0))
+    paths = enumerated(world)
+    trace, truth = paths.trace, value_gradient(world, paths) / (2 * 3)
+    word_BL = trace.filled_BL & (trace.tokens_BL != 0)
+    reach_B1 = torch.where(word_BL, trace.step_BL + 1, 0).amax(-1, keepdim=True)
+    assert set(reach_B1.flatten().tolist()) == {0, 1, 2, 3}
+    mass_BT = ((torch.arange(3) < reach_B1) | (reach_B1 == 0)).double()
+    probed = [
+        (visited(trace, *weighted_steps(trace, level_BK, truncate=True)), chance_B)
+        for level_BK, chance_B in level_cells(mass_BT, 2, True)
+    ]
+    found = expected_update(world, paths, probed)
+    advantage_B = expected_advantage(group_mean, reward_of(world, trace), paths.probability_B)
+    early_BT = (torch.arange(3) < reach_B1).double() / reach_B1.clamp(min=1)
+    mean_B = (early_BT * paths.step_BT.log()).sum(-1)  # over the steps up to the last word
+    shaped = gradient(world.policy, (paths.probability_B.detach() * advantage_B * mean_B).sum())
+    assert relative_error(found, shaped) < TOLERANCE
+    assert relative_error(found, truth) == pytest.approx(0.403032564814, abs=1e-9)
+    assert cosine(found, truth) == pytest.approx(0.930665326057, abs=1e-9)
+
+
+def test_rows_of_end_tokens_only_have_no_weight_when_truncated():
+    world = World(NetPolicy(2, 3, seed=7, eos=0))
+    trace = enumerated(world).trace
+    empty_B = ~((trace.tokens_BL != 0) & trace.filled_BL).any(-1)
+    assert empty_B.any() and not empty_B.all()
+    _, weight_BK = weighted_steps(trace, torch.full((len(trace), 2), 0.5, dtype=torch.float64), truncate=True)
+    assert (weight_BK[empty_B] == 0).all() and (weight_BK[~empty_B] > 0).all()

@@ -1,0 +1,148 @@
+"""The package as users get it: the wheel, the command, the metadata, and the rules the source keeps."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unmask.version import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "unmask"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# pytest -n 2 --dist loadgroup: one worker runs these, so the wheel is built once
+needs_wheel = pytest.mark.xdist_group("wheel")
+
+
+def finished(args: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """`python ARGS` in another process; fails with its output unless it exits with 0."""
+    done = subprocess.run(
+        [sys.executable, *args], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"python {' '.join(args)}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    finished(["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)], cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside the checkout that holds the installed wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    finished([*pip, "--target", str(folder), str(wheel)], cwd=folder)
+    return folder
+
+
+# --- the wheel ----------------------------------------------------------------------------------------------
+
+
+@needs_wheel
+def test_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert held == wanted
+    assert "unmask/py.typed" in held
+    assert any(name.startswith("unmask/assets/") and name.endswith(".safetensors") for name in held)
+
+
+@needs_wheel
+def test_installed_command_answers_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    usage = finished(["-m", "unmask", "--help"], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
+    assert "train" in usage
+    listing = finished(["-m", "unmask", "methods", "--json"], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
+    methods = json.loads(listing)
+    names = set(methods) if isinstance(methods, dict) else {method["name"] for method in methods}
+    assert {"diffu_grpo", "agrpo", "wd1", "spg", "daca", "dispo"} <= names
+
+
+@needs_wheel
+def test_installed_package_loads_its_embedded_model(installed: Path, tmp_path: Path) -> None:
+    script = "import unmask; from unmask.models import load_model; load_model('tiny'); print(unmask.__file__)"
+    printed = finished(["-c", script], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
+    assert Path(printed.splitlines()[-1]).is_relative_to(installed)
+
+
+@needs_wheel
+def test_help_imports_nothing_heavy(installed: Path, tmp_path: Path) -> None:
+    """What makes `unmask --help` quick, without a stopwatch."""
+    args = ["-X", "importtime", "-m", "unmask", "--help"]
+    report = finished(args, cwd=tmp_path, PYTHONPATH=str(installed)).stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in report.splitlines()}
+    assert "unmask" in imported and "typer" in imported  # the report was read right
+    assert not imported & {"torch", "transformers", "matplotlib"}
+
+
+# --- the metadata -------------------------------------------------------------------------------------------
+
+
+def test_versions_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", changelog, flags=re.MULTILINE)
+    assert newest is not None, "CHANGELOG.md has no section headed '## [X.Y.Z] - ...'"
+    assert __version__ == str(citation["version"]) == newest[1]
+
+
+# --- the source ---------------------------------------------------------------------------------------------
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Every module, and every name taken from one, that a source file imports; absolute, dotted."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def calls_backward(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def test_files_are_at_most_400_lines() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_a_method_file_imports_no_other_method_file() -> None:
+    shelf = [path for path in (PACKAGE / "methods").rglob("*.py") if path.name != "__init__.py"]
+    assert shelf
+    crossed = {
+        f"{path.name} imports {name}"
+        for path in shelf
+        for name in imported_names(path)
+        if f"{name}.".startswith("unmask.methods.")
+    }
+    assert crossed == set()
+
+
+def test_only_the_trainers_call_backward() -> None:
+    callers = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if calls_backward(path)}
+    assert "update.py" in callers
+    assert callers <= {"update.py", "pretrain.py"}

@@ -1,0 +1,187 @@
+"""Pre-training: reproducible, its loss what it says, its mistakes where they belong, its product on board."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from unmask.models import TinyShape, load_model, load_tiny, tiny_policy
+from unmask.models.tiny import EOS, SHIPPED, CharacterTokenizer
+from unmask.pretrain import (
+    RECORD,
+    Lesson,
+    PretrainConfig,
+    cosine,
+    diffusion_loss,
+    lesson_tokens,
+    masked_positions,
+    pretrain,
+    read_pretrain_config,
+    wrong_countdown,
+    wrong_sudoku,
+)
+from unmask.tasks import TASKS
+
+CONFIG = Path(__file__).parents[1] / "configs" / "pretrain_tiny.yaml"
+SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)
+MICRO = PretrainConfig(
+    seed=1,
+    threads=1,
+    steps=4,
+    learning_rate=1e-3,
+    warmup=2,
+    weight_decay=0.01,
+    shape=SMALL,
+    lessons=[
+        Lesson(task="sudoku", batch=6, wrong=0.5, noise=0.3),
+        Lesson(task="countdown", batch=4, wrong=0.5, noise=0.3),
+    ],
+)
+
+
+def test_the_same_config_gives_the_same_bits(tmp_path):
+    before = torch.get_num_threads()
+    steps = []
+    pretrain(MICRO, tmp_path / "a", progress=lambda step, metrics: steps.append((step, metrics)))
+    torch.rand(7)  # whatever else happens in the process
+    pretrain(MICRO, tmp_path / "b")
+    pretrain(MICRO.model_copy(update={"seed": 2}), tmp_path / "c")
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+    assert torch.get_num_threads() == before
+    assert [step for step, _ in steps] == [0, 1, 2, 3]
+    assert all(metrics.keys() == {"loss/sudoku", "loss/countdown"} for _, metrics in steps)
+    assert PretrainConfig.model_validate_json((tmp_path / "a" / RECORD).read_text()) == MICRO
+
+
+def test_it_learns(tmp_path):
+    losses = []
+    config = MICRO.model_copy(update={"steps": 30, "learning_rate": 1e-2, "lessons": MICRO.lessons[:1]})
+    pretrain(config, tmp_path, progress=lambda step, metrics: losses.append(metrics["loss/sudoku"]))
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+def test_the_loss_is_the_plain_one():
+    policy = tiny_policy(SMALL, seed=4).double()
+    rng = torch.Generator().manual_seed(0)
+    prompt_BP = torch.randint(3, 90, (5, 4), generator=rng)
+    completion_BC = torch.randint(2, 90, (5, 6), generator=rng)
+    masked_BC = masked_positions(5, 6, rng)
+
+    expected = 0.0
+    for b in range(5):
+        masked = [c for c in range(6) if masked_BC[b, c]]
+        tokens = prompt_BP[b].tolist() + [policy.mask_id if c in masked else int(completion_BC[b, c]) for c in range(6)]
+        logits_LV = policy.lm(input_ids=torch.tensor([tokens])).logits[0].detach()
+        for c in masked:
+            logp_V = logits_LV[4 + c].log_softmax(dim=0)
+            expected -= float(logp_V[completion_BC[b, c]]) / len(masked) / 5
+    loss = diffusion_loss(policy, prompt_BP, completion_BC, masked_BC)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-10)
+
+
+def test_masks_have_every_size_and_every_place_alike():
+    rng = torch.Generator().manual_seed(0)
+    masked_BC = torch.cat([masked_positions(8, 8, rng) for _ in range(500)])
+    # Eight rows, eight sizes: a stratified batch holds each exactly once.
+    assert (masked_BC.sum(dim=1).bincount() == torch.tensor([0] + [500] * 8)).all()
+    torch.testing.assert_close(masked_BC.float().mean(dim=0), torch.full((8,), 9 / 16), atol=0.03, rtol=0)
+    sizes_B = torch.cat([masked_positions(3, 16, rng) for _ in range(4000)]).sum(dim=1)
+    share_C = sizes_B.bincount(minlength=17)[1:] / len(sizes_B)
+    torch.testing.assert_close(share_C, torch.full((16,), 1 / 16), atol=0.01, rtol=0)
+
+
+def test_short_answers_end_in_eos_and_prompts_are_whole():
+    task, lesson = TASKS["countdown"](), Lesson(task="countdown", batch=1, wrong=0, noise=0)
+    rows = task.rows("train", 30, 0)
+    prompt_BP, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
+    tokenizer = CharacterTokenizer()
+    assert completion_BC.shape == (30, task.length)
+    assert (completion_BC == EOS).any()
+    for row, prompt, completion in zip(rows, prompt_BP.tolist(), completion_BC.tolist(), strict=True):
+        assert tokenizer.decode(prompt) == task.prompt(row)
+        assert tokenizer.decode(completion) == task.solution(row)
+        assert set(completion[len(task.solution(row)) :]) <= {EOS}
+
+
+def test_wrong_sudoku_solutions_keep_the_givens():
+    rng, changed, holes = random.Random(0), 0, 0
+    for row in TASKS["sudoku"]().rows("train", 500, 0):
+        text = wrong_sudoku(row, 0.3, rng)
+        for given, digit, drawn in zip(row["puzzle"], row["solution"], text, strict=True):
+            assert drawn == given if given != "." else drawn in "1234"
+            holes += given == "."
+            changed += drawn != digit
+    assert changed / holes == pytest.approx(0.3 * 3 / 4, abs=0.02)
+
+
+def test_wrong_countdown_solutions_keep_all_but_the_signs():
+    rng, changed, signs = random.Random(0), 0, 0
+    for row in TASKS["countdown"](signs="+-*/").rows("train", 500, 0):
+        text = wrong_countdown(row, 0.3, rng)
+        for character, drawn in zip(row["solution"], text, strict=True):
+            assert drawn in "+-*/" if character in "+-*/" else drawn == character
+            signs += character in "+-*/"
+            changed += drawn != character
+    assert changed / signs == pytest.approx(0.3 * 3 / 4, abs=0.04)
+
+
+def test_the_share_of_wrong_solutions():
+    task = TASKS["sudoku"]()
+    rows = task.rows("train", 600, 0)
+    lesson = Lesson(task="sudoku", batch=1, wrong=0.5, noise=1.0)
+    _, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
+    texts = [CharacterTokenizer().decode(completion) for completion in completion_BC.tolist()]
+    kept = sum(text == row["solution"] for text, row in zip(texts, rows, strict=True))
+    assert kept / 600 == pytest.approx(0.5, abs=0.06)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [cosine(step, 100, 10) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert 0 < rates[99] < 0.001
+
+
+def test_unknown_keys_and_tasks_are_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    with pytest.raises(ValueError, match="no file"):
+        read_pretrain_config(path)
+    path.write_text(yaml.safe_dump(MICRO.model_dump()))
+    assert read_pretrain_config(path) == MICRO
+    path.write_text(yaml.safe_dump({**MICRO.model_dump(), "stpes": 3}))
+    with pytest.raises(ValueError, match="stpes"):
+        read_pretrain_config(path)
+    path.write_text("steps: [")
+    with pytest.raises(ValueError, match="not YAML"):
+        read_pretrain_config(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="the file"):
+        read_pretrain_config(path)
+    lesson = Lesson(task="chess", batch=1, wrong=0, noise=0)
+    with pytest.raises(ValueError, match="chess"):
+        pretrain(MICRO.model_copy(update={"lessons": [lesson]}), tmp_path)
+
+
+def test_the_shipped_model_is_the_one_of_the_config():
+    config = read_pretrain_config(CONFIG)
+    assert PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text()) == config
+    assert (SHIPPED / "model.safetensors").stat().st_size <= 4_000_000
+    policy, untrained = load_tiny(), tiny_policy(config.shape, config.seed)
+    assert {n: p.shape for n, p in policy.named_parameters()} == {n: p.shape for n, p in untrained.named_parameters()}
+
+
+def test_the_shipped_model_knows_its_tasks():
+    policy = load_model("tiny")
+    config = PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text())
+    for lesson in config.lessons:
+        task = TASKS[lesson.task](**lesson.options)
+        right = Lesson(task=lesson.task, batch=1, wrong=0, noise=0)
+        prompt_BP, completion_BC = lesson_tokens(right, task, task.rows("test", 64, 0), random.Random(0))
+        masked_BC = masked_positions(64, task.length, torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            assert diffusion_loss(policy, prompt_BP, completion_BC, masked_BC) < 0.8

@@ -1,0 +1,158 @@
+"""The embedded model: what the Policy contract promises, and its tokenizer and files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from unmask.models import TinyShape, load_model, load_tiny, save, tiny_policy
+from unmask.models.tiny import EOS, MASK, PAD, CharacterTokenizer
+
+SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(SMALL, seed=3).double()
+
+
+def canvas(*shape: int) -> torch.Tensor:
+    return torch.randint(3, CharacterTokenizer.size, shape, generator=torch.Generator().manual_seed(0))
+
+
+def full(tokens_SL: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(tokens_SL, dtype=torch.bool)
+
+
+def test_it_is_bidirectional(policy):
+    tokens_SL = canvas(1, 9)
+    moved_SL = tokens_SL.clone()
+    moved_SL[0, -1] = MASK
+    first = torch.tensor([0])
+    difference = policy(tokens_SL, full(tokens_SL), first) - policy(moved_SL, full(tokens_SL), first)
+    assert difference.abs().max() > 1e-6
+
+
+def test_it_is_bidirectional_under_padding_too(policy):
+    tokens_SL, attended_SL = canvas(1, 9), torch.ones(1, 9, dtype=torch.bool)
+    attended_SL[0, 0] = False
+    moved_SL = tokens_SL.clone()
+    moved_SL[0, -1] = MASK
+    first = torch.tensor([1])
+    difference = policy(tokens_SL, attended_SL, first) - policy(moved_SL, attended_SL, first)
+    assert difference.abs().max() > 1e-6
+
+
+def test_padding_changes_nothing(policy):
+    rows = [canvas(1, length)[0] for length in (5, 9, 7)]
+    tokens_SL, attended_SL = torch.full((3, 9), PAD), torch.zeros(3, 9, dtype=torch.bool)
+    for s, row_L in enumerate(rows):
+        tokens_SL[s, 9 - len(row_L) :] = row_L
+        attended_SL[s, 9 - len(row_L) :] = True
+    batched_QV = policy(tokens_SL, attended_SL, attended_SL.flatten().nonzero().squeeze(1))
+    alone_QV = torch.cat([policy(row_L[None], full(row_L[None]), torch.arange(len(row_L))) for row_L in rows])
+    torch.testing.assert_close(batched_QV, alone_QV, rtol=0, atol=1e-10)
+
+    tokens_SL[~attended_SL] = 17  # whatever stands there
+    other_QV = policy(tokens_SL, attended_SL, attended_SL.flatten().nonzero().squeeze(1))
+    torch.testing.assert_close(other_QV, alone_QV, rtol=0, atol=1e-10)
+
+
+def test_asked_positions_are_those_of_the_full_logits(policy):
+    tokens_SL = canvas(3, 8)
+    logits_SLV = policy.lm(input_ids=tokens_SL).logits
+    at_Q = torch.tensor([0, 7, 8, 21, 23, 8])
+    asked_QV = policy(tokens_SL, full(tokens_SL), at_Q)
+    torch.testing.assert_close(asked_QV, logits_SLV[at_Q // 8, at_Q % 8], rtol=0, atol=1e-12)
+
+
+def test_logits_are_fp32_or_better():
+    tokens_SL = canvas(1, 4)
+    for dtype, expected in [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ]:
+        assert tiny_policy(SMALL).to(dtype)(tokens_SL, full(tokens_SL), torch.arange(4)).dtype == expected
+
+
+def test_the_same_seed_gives_the_same_weights_and_touches_no_global_state():
+    before = torch.get_rng_state()
+    a, b, c = tiny_policy(SMALL, seed=1), tiny_policy(SMALL, seed=1), tiny_policy(SMALL, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(a.lm.lm_head.weight, c.lm.lm_head.weight)
+
+
+def test_save_and_load_are_exact(tmp_path):
+    policy = tiny_policy(SMALL, seed=5)
+    save(policy, tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    again = load_model(tmp_path / "model")
+    weights, loaded = policy.state_dict(), again.state_dict()
+    assert weights.keys() == loaded.keys()
+    assert all(torch.equal(weights[name], loaded[name]) for name in weights)
+    tokens_SL = canvas(2, 6)
+    asked = (tokens_SL, full(tokens_SL), torch.arange(12))
+    assert torch.equal(policy(*asked), again(*asked))
+    assert again.max_length == SMALL.max_length
+
+
+def test_transformers_itself_reads_what_is_saved(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    policy = tiny_policy(SMALL, seed=5)
+    save(policy, tmp_path)
+    tokens_SL = canvas(2, 6)
+    logits_SLV = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=tokens_SL).logits
+    torch.testing.assert_close(policy(tokens_SL, full(tokens_SL), torch.arange(12)), logits_SLV.flatten(0, 1))
+
+
+def test_loading_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="nosuch"):
+        load_model("nosuch")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="no tiny model"):
+        load_tiny(tmp_path)
+
+
+def test_too_long_and_impossible_shapes_are_refused(policy):
+    tokens_SL = canvas(1, SMALL.max_length + 1)
+    with pytest.raises(ValueError, match="at most 40"):
+        policy(tokens_SL, full(tokens_SL), torch.tensor([0]))
+    with pytest.raises(ValueError, match="heads"):
+        tiny_policy(TinyShape(width=10, heads=4))
+
+
+def test_tokenizer_round_trip_and_specials():
+    tokenizer = CharacterTokenizer()
+    text = "\n" + "".join(map(chr, range(32, 127)))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(set(ids)) == len(ids) == tokenizer.size - 3
+    assert {PAD, MASK, EOS}.isdisjoint(ids)
+    assert max(ids) == tokenizer.size - 1
+    a, b, c = tokenizer.encode("abc")
+    assert tokenizer.decode([PAD, a, MASK, b, EOS, c, EOS]) == "ab"
+    assert tokenizer.decode([EOS, a]) == ""
+    assert tokenizer.show([PAD, a, MASK, b, EOS, c]) == " a\u00b7b\u00b6c"
+
+
+@pytest.mark.parametrize("character", ["\t", "\u00b7", "\u0661", "\x7f"])
+def test_unknown_characters_are_named(character):
+    with pytest.raises(ValueError) as error:
+        CharacterTokenizer().encode("1+" + character)
+    assert repr(character) in str(error.value)
+
+
+def test_importing_the_models_does_not_import_transformers():
+    code = "import sys, unmask.models; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

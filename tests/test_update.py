@@ -1,0 +1,175 @@
+"""One gradient, however it is cut: micro-batches, permutations and padding change nothing, for every method."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
+from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
+from unmask.probes import ask, of_states
+from unmask.rollout import Record, low_confidence
+from unmask.update import Part, accumulate, part_loss, update
+
+PLUGGED = {
+    "none": lambda base: base,
+    "daca": lambda base: daca(base, strata=3, anchor=0.2, strength=0.8),
+    "dispo": lambda base: dispo(base, weight=0.6, kl=0.1),
+    "both": lambda base: dispo(daca(base, strata=3, strength=0.8), weight=0.6),
+}
+ALL = [(name, plug) for name in BASES for plug in PLUGGED]
+
+
+def rollout(method, **settings):
+    """Five traces of two prompts."""
+    policy = Net(1, ends=0.5)
+    branch = method.branch.branch if method.branch else None
+    record = method.record | Record(entropy=True)
+    settings = {"block": 3, "sizes": (2, 3), "counted": method.counted} | settings
+    return policy, rolled(policy, record=record, branch=branch, **settings)
+
+
+def built(name, plug):
+    """The method with a KL whether its paper has one or not."""
+    method = PLUGGED[plug](BASES[name]())
+    return replace(method, kl=max(method.kl, 0.1))
+
+
+def off_policy_parts(method, change=lambda probes: probes, **settings):
+    policy, rollouts = rollout(method, **settings)
+    reference = moved(policy, 0.3, seed=3)
+    return policy, parts_of(method, rollouts, generator(4), moved(policy, 0.2), reference, change)
+
+
+def gradient(policy, parts, rows):
+    policy.zero_grad()
+    losses = [accumulate(policy, part, rows)["loss"] for part in parts]
+    return sum(losses), tuple(p.grad.clone() for p in policy.parameters())
+
+
+def assert_same_gradient(found, expected, tolerance=1e-10):
+    assert_close(found[0], expected[0], tolerance)
+    for a, b in zip(found[1], expected[1], strict=True):
+        assert (a - b).norm() <= tolerance * b.norm()
+    assert max(b.norm() for b in expected[1]) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "plug"), ALL)
+def test_micro_batches_add_up_to_the_same_gradient(name, plug):
+    policy, parts = off_policy_parts(built(name, plug))
+    whole = gradient(policy, parts, 10**6)
+    loss = sum(part_loss(part, ask(policy, part.probes))[0] for part in parts)
+    assert_same_gradient(whole, (loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))))
+    for rows in (1, 2, 3, 5):
+        policy.calls.clear()
+        assert_same_gradient(gradient(policy, parts, rows), whole)
+        assert max(len(call) for call in policy.calls) == min(rows, max(len(p.probes.states_SL) for p in parts))
+
+
+@pytest.mark.parametrize(("name", "plug"), [("diffu_grpo", "daca"), ("spg", "dispo"), ("espo", "none")])
+def test_micro_batches_of_a_policy_that_has_not_moved_add_up_too(name, plug):
+    """No old answers at all: the answer itself is the old one, also where it is taken in pieces."""
+    method = built(name, plug)
+    policy, rollouts = rollout(method)
+    parts = [replace(p, kl=0.0, reference_NL=None) for p in parts_of(method, rollouts, generator(), None, policy)]
+    assert all(part.old_NL is None for part in parts)
+    whole = gradient(policy, parts, 10**6)
+    assert_same_gradient(gradient(policy, parts, 2), whole)
+    told = [replace(part, old_NL=ask(policy, part.probes).detach()) for part in parts]
+    assert_same_gradient(gradient(policy, told, 10**6), whole)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_micro_batches_of_steps_with_their_choice_of_positions_add_up(rows):
+    policy, parts = off_policy_parts(agrpo(draws=5, choice=True), order=low_confidence, length=6, steps=4)
+    assert parts[0].probes.passed_NL.any()
+    assert_same_gradient(gradient(policy, parts, rows), gradient(policy, parts, 10**6))
+
+
+@pytest.mark.parametrize(("name", "plug"), ALL)
+def test_the_order_of_traces_units_states_and_rows_changes_nothing(name, plug):
+    method = built(name, plug)
+    policy, parts = off_policy_parts(method)
+    _, shuffled = off_policy_parts(method, lambda probes: permuted(probes, generator(7)))
+    assert not torch.equal(shuffled[0].probes.trace.tokens_BL, parts[0].probes.trace.tokens_BL)
+    assert_same_gradient(gradient(policy, shuffled, 10**6), gradient(policy, parts, 10**6))
+
+
+@pytest.mark.parametrize(("name", "plug"), ALL)
+def test_padding_changes_nothing(name, plug):
+    method = built(name, plug)
+    policy, parts = off_policy_parts(method)
+    _, wider = off_policy_parts(method, lambda probes: padded(probes, 3))
+    assert wider[0].probes.trace.tokens_BL.shape[1] == parts[0].probes.trace.tokens_BL.shape[1] + 3
+    assert_same_gradient(gradient(policy, wider, 10**6), gradient(policy, parts, 10**6))
+
+
+@pytest.mark.parametrize("plug", PLUGGED)
+def test_micro_batches_of_a_single_precision_policy_agree_with_each_other_and_with_double(plug):
+    policy, parts = off_policy_parts(built("coupled_grpo", plug))
+    exact = gradient(policy, parts, 10**6)
+    policy.float()
+    for rows in (3, 10**6):
+        loss, slopes = gradient(policy, parts, rows)
+        assert slopes[0].dtype == torch.float32
+        assert_same_gradient((loss.double(), tuple(s.double() for s in slopes)), exact, 1e-4)
+
+
+# One optimiser step
+
+
+def test_an_update_is_one_step_along_the_clipped_sum_of_the_parts():
+    method = built("diffu_grpo", "dispo")
+    for max_norm in (1e-3, 1e9):
+        policy, parts = off_policy_parts(method)
+        _, slope = gradient(policy, parts, 10**6)
+        before = [p.detach().clone() for p in policy.parameters()]
+        norm = torch.cat([s.flatten() for s in slope]).norm()
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
+        for p in policy.parameters():
+            p.grad = torch.full_like(p, 99.0)  # left over from elsewhere: must be cleared
+        metrics = update(policy, optimizer, parts, 2, max_norm)
+        scale = min(1.0, max_norm / (norm.item() + 1e-6))
+        for p, old, s in zip(policy.parameters(), before, slope, strict=True):
+            assert_close(p.detach(), old - 0.5 * scale * s)
+        assert metrics["grad_norm"].item() == pytest.approx(norm.item())
+        assert {"loss", "ratio", "clipped", "kl", "branch_loss", "branch_ratio", "branch_kl"} <= set(metrics)
+
+
+def test_metrics_do_not_depend_on_the_micro_batch():
+    policy, parts = off_policy_parts(built("coupled_grpo", "dispo"))
+    for part in parts:
+        whole, cut = accumulate(policy, part, 10**6), accumulate(policy, part, 2)
+        assert whole.keys() == cut.keys() and "kl" in whole
+        for name in whole:
+            assert_close(cut[name].detach(), whole[name].detach())
+
+
+def test_a_part_that_asks_nothing_is_skipped_and_the_other_keeps_its_name():
+    policy, parts = off_policy_parts(built("diffu_grpo", "dispo"))
+    nothing = of_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    metrics = update(policy, optimizer, [replace(parts[0], probes=nothing), parts[1]], 4, 1.0)
+    assert "branch_loss" in metrics and "loss" not in metrics
+
+
+def test_a_batch_without_questions_leaves_the_policy_alone():
+    policy, parts = off_policy_parts(diffu_grpo())
+    nothing = of_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
+    before = [p.detach().clone() for p in policy.parameters()]
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
+    assert update(policy, optimizer, [replace(parts[0], probes=nothing)], 4, 1.0)["grad_norm"] == 0
+    assert all(map(torch.equal, policy.parameters(), before))
+
+
+def test_a_parts_loss_is_its_weight_times_objective_plus_kl_times_divergence():
+    policy, (part,) = off_policy_parts(built("unigrpo", "none"))
+    logp_NL = ask(policy, part.probes)
+    objective, _ = part.objective(logp_NL, part.old_NL, part.probes, part.advantage_B, part.credit_BL)
+    divergence = part.divergence(logp_NL, part.reference_NL, part.probes)
+    loss, metrics = part_loss(replace(part, weight=0.3), logp_NL)
+    assert_close(loss, 0.3 * (objective + part.kl * divergence), 1e-12)
+    assert_close(metrics["kl"], divergence.detach(), 1e-12)
+    free, metrics = part_loss(Part(part.probes, part.advantage_B, part.credit_BL, part.objective), logp_NL)
+    assert_close(metrics["ratio"], torch.ones_like(free), 1e-12)
+    assert "kl" not in metrics

@@ -1,0 +1,115 @@
+"""The enumerable world is itself sound: probabilities add up, gradients are slopes, one joint gives one law."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+
+from unmask.law import Law
+from unmask.rollout import ORDERS
+from unmask.shapes import NEVER
+from world import (
+    NetPolicy,
+    TablePolicy,
+    World,
+    ended,
+    enumerated,
+    gradient,
+    joint_policy,
+    laws,
+    number,
+    reward_of,
+    visits,
+)
+
+SHAPES = [
+    pytest.param({}, id="one-a-step"),
+    pytest.param({"steps": 2}, id="two-a-step"),
+    pytest.param({"steps": 4, "block": 2}, id="blocks"),
+    pytest.param({"law": Law(0.6, top_k=2)}, id="tempered-top-k"),
+    pytest.param({"law": Law(1.4, top_p=0.7)}, id="hot-top-p"),
+]
+
+
+@pytest.mark.parametrize("eos", [-7, 0])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("build", [TablePolicy, NetPolicy])
+def test_the_probabilities_of_all_trajectories_sum_to_one(build, order, shape, eos):
+    world = World(build(3, 4, seed=1, eos=eos), order, **shape)
+    trace, probability_B, step_BT = enumerated(world)
+    assert abs(probability_B.sum().item() - 1) < 1e-12
+    assert probability_B.min() > 0 and step_BT.max() <= 1 + 1e-12
+    written = torch.cat([trace.tokens_BL, trace.step_BL], 1)
+    assert len(written.unique(dim=0)) == len(trace)  # each is listed once
+    assert all(ended(tuple(row), world.policy) for row in trace.tokens_BL.tolist())
+    retired_B = (trace.step_BL == NEVER).any(-1)
+    assert not retired_B.any() if eos != 0 else retired_B.any() or world.steps == 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("build", [TablePolicy, NetPolicy])
+def test_the_gradient_of_the_value_is_its_slope(build, order):
+    """Along a random direction, by central differences; ranks and truncation sets do not change on so short a way."""
+    world = World(build(3, 3, seed=2, eos=1), order, law=Law(0.8, top_k=2), prompt=(2,))
+
+    def value() -> torch.Tensor:
+        trace, probability_B, _ = enumerated(world)
+        return (probability_B * reward_of(world, trace)).sum()
+
+    slope = gradient(world.policy, value())
+    rng, width = torch.Generator().manual_seed(0), 1e-5
+    for _ in range(3):
+        way = torch.randn(len(slope), generator=rng, dtype=torch.float64)
+        sides = []
+        for sign in (1, -1):
+            _move(world.policy, sign * width * way)
+            sides.append(value().detach())
+            _move(world.policy, -sign * width * way)
+        assert abs((sides[0] - sides[1]) / (2 * width) - slope @ way) < 1e-7 * slope.norm() * way.norm()
+
+
+def _move(policy: torch.nn.Module, way: torch.Tensor) -> None:
+    with torch.no_grad():
+        for p, piece in zip(policy.parameters(), way.split([p.numel() for p in policy.parameters()]), strict=True):
+            p += piece.view_as(p)
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right", "surest_position"])
+def test_conditionals_of_one_joint_sample_that_joint_in_any_order_that_ignores_the_draws(order):
+    policy, joint_X = joint_policy(2, 4, seed=5)
+    found_X = _texts(World(policy, order))
+    assert (found_X - joint_X).abs().max() < 1e-12
+
+
+def test_low_confidence_does_not_sample_the_joint_even_from_exact_conditionals():
+    policy, joint_X = joint_policy(2, 4, seed=5)
+    assert (_texts(World(policy, "low_confidence")) - joint_X).abs().sum() / 2 > 0.05
+
+
+def _texts(world: World) -> torch.Tensor:
+    trace, probability_B, _ = enumerated(world)
+    words = world.policy.words
+    nothing_X = torch.zeros(words**world.length, dtype=torch.float64)
+    return nothing_X.index_add(0, number(trace.tokens_BL, words), probability_B.detach())
+
+
+def test_the_net_couples_every_position_with_every_other_and_with_the_prompt():
+    world = World(NetPolicy(2, 3, seed=4), prompt=(0,))
+    _, drawn_SCV = laws(world)
+    law_LLLCV = drawn_SCV.view(3, 3, 3, 3, 2)
+    for place, other in permutations(range(3), 2):
+        moved_LLV = (law_LLLCV.select(other, 0) - law_LLLCV.select(other, 1))[:, :, place]
+        assert moved_LLV.abs().mean() > 0.05
+    _, moved_SCV = laws(replace(world, prompt=(1,)))
+    assert (moved_SCV - drawn_SCV).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_live_states_are_visited_with_the_probability_of_not_having_retired(order):
+    world = World(NetPolicy(3, 3, seed=4, eos=0), order)
+    paths = enumerated(world)
+    for step, _, mass_S in visits(world, paths):
+        retired_B = ((paths.trace.step_BL < step) | (paths.trace.step_BL == NEVER)).all(-1)
+        assert abs(mass_S.sum() - paths.probability_B[~retired_B].sum().detach()) < 1e-12

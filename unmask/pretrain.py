@@ -1,0 +1,188 @@
+"""Makes the embedded model: masked-diffusion pre-training on solutions that are partly wrong.
+
+The wrong ones leave reinforcement learning something to do: the model knows what an answer looks like and how
+to find it, but has been taught to err. Everything is drawn from the seed of the config, so on one machine the
+same config gives the same weights, bit for bit.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from torch import Tensor
+
+from unmask.models.policy import Policy
+from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
+from unmask.tasks import TASKS, Row, Task
+from unmask.tasks.sudoku import DIGITS
+
+RECORD = "pretrain.json"  # beside the weights: the config they were made from
+
+
+class Lesson(BaseModel):
+    """One task of the mixture: how many rows a step sees, and how many of them are wrong, and how much."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str
+    options: dict[str, Any] = {}
+    batch: PositiveInt
+    wrong: float = Field(ge=0, le=1)  # share of the solutions that are corrupted
+    noise: float = Field(ge=0, le=1)  # in those, the chance of each place to be drawn anew
+
+
+class PretrainConfig(BaseModel):
+    """How a tiny model is made; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int
+    threads: PositiveInt  # part of the result: sums over threads round differently
+    steps: PositiveInt
+    learning_rate: PositiveFloat
+    warmup: PositiveInt
+    weight_decay: float = Field(ge=0)
+    shape: TinyShape
+    lessons: list[Lesson] = Field(min_length=1)
+
+
+def read_pretrain_config(path: str | Path) -> PretrainConfig:
+    if not Path(path).is_file():
+        raise ValueError(f"There is no file {path}; configs/pretrain_tiny.yaml is the one of the embedded model.")
+    try:
+        return PretrainConfig.model_validate(yaml.safe_load(Path(path).read_text()))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
+        )
+        raise ValueError(f"{path} cannot be used: {wrong}.") from error
+
+
+def wrong_sudoku(row: Row, noise: float, rng: random.Random) -> str:
+    """The solution with every hole, by chance, filled anew; the givens stay."""
+    return "".join(
+        rng.choice(DIGITS) if given == "." and rng.random() < noise else digit
+        for given, digit in zip(row["puzzle"], row["solution"], strict=True)
+    )
+
+
+def wrong_countdown(row: Row, noise: float, rng: random.Random) -> str:
+    """The solution with every sign, by chance, drawn anew; the numbers and parentheses stay."""
+    return "".join(
+        rng.choice("+-*/") if character in "+-*/" and rng.random() < noise else character
+        for character in row["solution"]
+    )
+
+
+WRONG: dict[str, Callable[[Row, float, random.Random], str]] = {
+    "sudoku": wrong_sudoku,
+    "countdown": wrong_countdown,
+}
+
+
+def lesson_tokens(lesson: Lesson, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
+    """Prompts (B, P) and completions (B, C), some of them wrong, filled up with EOS to the task's length."""
+    tokenizer = CharacterTokenizer()
+    prompts, completions = [], []
+    for row in rows:
+        corrupted = rng.random() < lesson.wrong
+        text = WRONG[lesson.task](row, lesson.noise, rng) if corrupted else task.solution(row)
+        completion = tokenizer.encode(text)
+        prompts.append(tokenizer.encode(task.prompt(row)))
+        completions.append(completion + [Tiny.eos_id] * (task.length - len(completion)))
+    return torch.tensor(prompts), torch.tensor(completions)
+
+
+def masked_positions(rows: int, length: int, rng: torch.Generator) -> Tensor:
+    """(B, C) bool: in each row a random set of 1 to C positions, all sizes equally likely, stratified."""
+    stratum_B = (torch.arange(rows) + torch.rand((), generator=rng)) / rows
+    count_B = 1 + (stratum_B * length).long().clamp(max=length - 1)
+    rank_BC = torch.rand(rows, length, generator=rng).argsort(dim=1).argsort(dim=1)
+    return rank_BC < count_B[:, None]
+
+
+def diffusion_loss(policy: Policy, prompt_BP: Tensor, completion_BC: Tensor, masked_BC: Tensor) -> Tensor:
+    """The negative evidence bound per token: cross-entropy averaged over a row's masked positions, then rows.
+
+    With the number of masked positions uniform on 1..C this average is the 1/t weighting of the masked
+    diffusion loss, t being the share that is masked.
+    """
+    tokens_BL = torch.cat([prompt_BP, completion_BC.masked_fill(masked_BC, policy.mask_id)], dim=1)
+    asked_BL = torch.cat([torch.zeros_like(prompt_BP, dtype=torch.bool), masked_BC], dim=1)
+    at_Q = asked_BL.flatten().nonzero().squeeze(1)
+    logits_QV = policy(tokens_BL, torch.ones_like(tokens_BL, dtype=torch.bool), at_Q)
+    loss_Q = torch.nn.functional.cross_entropy(logits_QV, completion_BC[masked_BC], reduction="none")
+    count_B1 = masked_BC.sum(dim=1, keepdim=True).to(loss_Q.dtype)
+    weight_Q = count_B1.reciprocal().expand_as(masked_BC)[masked_BC]
+    return (loss_Q * weight_Q).sum() / len(completion_BC)
+
+
+def cosine(step: int, steps: int, warmup: int) -> float:
+    """The share of the peak learning rate: a straight rise over the warm-up, then half a cosine to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def pretrain(
+    config: PretrainConfig, out: str | Path, progress: Callable[[int, dict[str, float]], None] | None = None
+) -> Tiny:
+    """Train a model as the config says, write it and the config into the folder, return it.
+
+    progress(step, metrics) is called after every step; metrics holds the loss of each task.
+    """
+    for lesson in config.lessons:
+        if lesson.task not in WRONG:
+            raise ValueError(f"There is no lesson in {lesson.task!r}, only in {' and '.join(WRONG)}.")
+    rng = random.Random(f"unmask pretrain {config.seed}")
+    masking = torch.Generator().manual_seed(config.seed)
+    policy = tiny_policy(config.shape, config.seed)
+
+    data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+    for lesson in config.lessons:
+        task = TASKS[lesson.task](**lesson.options)
+        rows = task.rows("train", config.steps * lesson.batch, config.seed)
+        prompt_NP, completion_NC = lesson_tokens(lesson, task, rows, rng)
+        data.append((lesson.task, prompt_NP.split(lesson.batch), completion_NC.split(lesson.batch)))
+
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, config.steps, config.warmup))
+    with threads(config.threads):
+        policy.train()
+        for step in range(config.steps):
+            metrics: dict[str, float] = {}
+            for name, prompts, completions in data:
+                rows_in_batch, length = completions[step].shape
+                masked_BC = masked_positions(rows_in_batch, length, masking)
+                loss = diffusion_loss(policy, prompts[step], completions[step], masked_BC)
+                loss.backward()
+                metrics[f"loss/{name}"] = loss.item()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            if progress is not None:
+                progress(step, metrics)
+        policy.eval()
+
+    save(policy, out)
+    (Path(out) / RECORD).write_text(config.model_dump_json(indent=2) + "\n")
+    return policy
