@@ -214,10 +214,12 @@ def parts_of(
     def known(policy: Net | None, probes: Probes) -> Tensor | None:
         return None if policy is None else ask(policy, probes)
 
-    def part(probes: Probes, reward_B: Tensor, term: object, credit_BL: Tensor, weight: float = 1.0) -> Part:
+    def part(
+        probes: Probes, reward_B: Tensor, term: object, credit_BL: Tensor, weight: float = 1.0, label: str = ""
+    ) -> Part:
         advantage_B = term.advantage(reward_B, probes.trace.group_B)
         answers = known(old, probes), known(reference, probes) if term.kl else None
-        return Part(probes, advantage_B, credit_BL, term.objective, *answers, term.kl, term.divergence, weight)
+        return Part(probes, advantage_B, credit_BL, term.objective, *answers, term.kl, term.divergence, weight, label)
 
     trace, branches = rollouts
     probes = change(method.probe(trace, rng, 1)[0])
@@ -229,7 +231,7 @@ def parts_of(
     if method.branch is not None:
         shot = change(one_shot(branches))
         ones_BL = torch.ones_like(shot.trace.logp_BL)
-        parts.append(part(shot, rewards(shot.trace), method.branch, ones_BL, method.branch.weight))
+        parts.append(part(shot, rewards(shot.trace), method.branch, ones_BL, method.branch.weight, "branch_"))
     return parts
 
 

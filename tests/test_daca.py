@@ -103,7 +103,7 @@ def test_one_stratum_is_mean_field_without_prompt_masking_bit_for_bit(name, layo
     policy, rollouts = rollout()
     base = BASES[name](prompt_masking=0.0)
     plain = parts_of(base, rollouts, generator(), moved(policy), moved(policy, seed=3))
-    one = sml(base, strata=1, layout=LAYOUTS[layout], kl=base.kl)
+    one = sml(base, strata=1, layout=LAYOUTS[layout], anchor=0.0, kl=base.kl)
     found = parts_of(one, rollouts, generator(5), moved(policy), moved(policy, seed=3))
     assert_identical(slopes(policy, found), slopes(policy, plain))
 
@@ -150,6 +150,7 @@ def test_sml_keeps_the_base_but_for_its_estimator_and_a_trust_region():
             for part in ("advantage", "counted", "record", "reward_kl", "branch", "credit"):
                 same = getattr(method, part), getattr(base(), part)
                 assert same[0] == same[1] or isinstance(same[0], partial), part
+    assert sml(diffu_grpo(kl=0.3)).kl == 0.3 and sml(diffu_grpo(), kl=0.2).kl == 0.2
 
 
 def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
@@ -159,6 +160,9 @@ def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
     both, half = (parts_of(method, rollouts, generator(), moved(policy)) for method in (daca(agrpo()), dps(agrpo())))
     assert_identical(slopes(policy, both), slopes(policy, half))
     assert daca(agrpo()).kl == 0 and daca(agrpo()).name == "agrpo+daca"
+    for option in ({"strata": 2}, {"layout": strided_strata}, {"anchor": 0.1}, {"kl": 0.2}):
+        with pytest.raises(ValueError, match="on agrpo daca is DPS alone"):
+            daca(agrpo(), **option)
 
 
 # Denoising Progress Scores
@@ -322,8 +326,10 @@ def test_own_progress_of_a_blocks_first_step_is_zero():
 def test_dps_without_a_record_and_a_negative_strength_are_refused():
     with pytest.raises(ValueError, match="sample with record=Record"):
         beliefs(rolled(Net(1)).trace)
-    with pytest.raises(ValueError, match=r"strength=-0.1 must be 0 or more"):
+    with pytest.raises(ValueError, match=r"strength=-0.1 must be at least 0"):
         dps(diffu_grpo(), strength=-0.1)
+    with pytest.raises(ValueError, match="top=0 must be at least 1"):
+        dps(diffu_grpo(), top=0)
 
 
 def test_daca_is_sml_and_dps_together():

@@ -157,5 +157,5 @@ def test_what_cannot_be_compared_is_refused():
     for branches in (1, 0):
         with pytest.raises(ValueError, match=f"branches={branches} must be at least 2"):
             dispo(agrpo(), branches=branches)
-    with pytest.raises(ValueError, match=r"weight=-0.5 must be 0 or more"):
+    with pytest.raises(ValueError, match=r"weight=-0.5 must be at least 0"):
         dispo(agrpo(), weight=-0.5)

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 
 import pytest
 import torch
@@ -25,15 +27,24 @@ from helpers import (
     rows_of,
     slopes,
 )
-from unmask.advantage import EPSILON, batch_z_score, group_mean
-from unmask.methods import diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
+from unmask.advantage import EPSILON, batch_z_score, group_mean, leave_one_out, z_score
+from unmask.methods import BASES, diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
 from unmask.methods.agrpo import sampled_steps
 from unmask.methods.coupled_grpo import coupled, coupled_views
 from unmask.methods.daca import strata_views
 from unmask.methods.espo import elbo, elbo_views, espo
 from unmask.methods.unigrpo import masked_at_ratio, random_ratio
 from unmask.methods.wd1 import preference_weight
-from unmask.objective import sequence_mean, trace_sum
+from unmask.objective import (
+    k2,
+    sequence_clip,
+    sequence_divergence,
+    sequence_mean,
+    token_clip,
+    token_divergence,
+    token_mean,
+    trace_sum,
+)
 from unmask.probes import ask, fully_masked, unit_likelihood
 from unmask.shapes import NEVER
 from unmask.trace import everything, until_eos
@@ -61,6 +72,38 @@ def assert_same_rows(probes, expected):
     assert [row[:2] for row in found] == [row[:2] for row in wanted]
     for (_, _, shares), (_, _, others) in zip(found, wanted, strict=True):
         assert dict(shares) == pytest.approx(dict(others))
+
+
+# The words in the blanks: advantage, what counts, surrogate with its default bounds, divergence with its default weight
+
+BY_TOKEN, BY_SEQUENCE = {"normaliser": token_mean}, {"normaliser": sequence_mean}
+SEQUENCE_K3, SEQUENCE_K2 = partial(token_divergence, **BY_SEQUENCE), partial(sequence_divergence, kl=k2)
+WORDS_OF = {
+    "diffu_grpo": (group_mean, until_eos, token_clip, 0.5, 0.5, token_divergence, 0.04, BY_TOKEN),
+    "coupled_grpo": (leave_one_out, until_eos, token_clip, 0.5, 0.5, token_divergence, 0.01, BY_TOKEN),
+    "unigrpo": (z_score, until_eos, token_clip, 0.2, 0.2, token_divergence, 0.01, BY_SEQUENCE),
+    "gspo": (z_score, until_eos, sequence_clip, 3e-4, 4e-4, SEQUENCE_K3, 0.0, {}),
+    "espo": (leave_one_out, everything, sequence_clip, 0.2, 0.2, SEQUENCE_K2, 0.01, {}),
+    "agrpo": (group_mean, everything, partial(token_clip, normaliser=trace_sum), 0.2, 0.2, None, 0.0, {}),
+}
+
+
+@pytest.mark.parametrize("name", WORDS_OF)
+@pytest.mark.parametrize("default", [True, False])
+def test_a_base_is_the_words_its_paper_puts_in_the_blanks(name, default):
+    advantage, counted, surrogate, low, high, divergence, kl, options = WORDS_OF[name]
+    settings = {} if default else {"low": 0.03, "high": 0.11} | ({"kl": 0.2} if divergence else {})
+    method = BASES[name](**settings)
+    low, high, kl = (settings.get(key, value) for key, value in (("low", low), ("high", high), ("kl", kl)))
+    policy, rollouts = rollout(counted=counted)
+    (part,) = parts_of(method, rollouts, generator(), moved(policy, 0.03), moved(policy, seed=3))
+    logp_NL, probes, trace = ask(policy, part.probes), part.probes, rollouts.trace
+    reference_NL, value_B = ask(moved(policy, seed=3), probes), advantage(rewards(trace), trace.group_B)
+    ones_BL = torch.ones_like(trace.logp_BL)
+    loss, _ = surrogate(logp_NL, part.old_NL, probes, value_B, ones_BL, low=low, high=high, **options)
+    loss = loss + kl * divergence(logp_NL, reference_NL, probes, **options) if kl else loss
+    assert_close(part_loss(part, logp_NL)[0], loss, 1e-12)
+    assert method.counted is counted and method.needs_reference == (kl > 0) and method.name == name
 
 
 # wd1
@@ -289,6 +332,18 @@ def test_reinforce_pp_without_a_price_is_diffu_grpo_with_a_batch_baseline_bit_fo
     other = diffu_grpo(low=0.2, high=0.2, kl=0.0, advantage=batch_z_score)
     expected = slopes(policy, parts_of(other, rollouts, generator(), moved(policy)))
     assert_identical(found, expected)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_an_option_outside_its_range_is_refused_by_name(name):
+    ranges = {"low": (-0.1, math.nan), "high": (-0.1,), "kl": (-1e-3, math.nan), "prompt_masking": (-0.1, 1.0)}
+    ranges |= {"psi": (-1.0,), "hidden": (1.0,), "mix": (-0.1,)}
+    taken = [option for option in ranges if option in signature(BASES[name]).parameters]
+    assert taken
+    for option in taken:
+        for value in ranges[option]:
+            with pytest.raises(ValueError, match=rf"{option}=.* must be at least 0|reward_kl=.* must be at least 0"):
+                BASES[name](**{option: value})
 
 
 def test_bad_draws_are_refused():

@@ -11,11 +11,17 @@ from unmask.probes import ask, of_states
 from unmask.rollout import Record, low_confidence
 from unmask.update import Part, accumulate, part_loss, update
 
+
+def credited(base, **strata):
+    """DACA with a strong DPS; on AGRPO, which knows no strata, DPS alone."""
+    return daca(base, strength=0.8) if base.trajectory else daca(base, strength=0.8, **strata)
+
+
 PLUGGED = {
     "none": lambda base: base,
-    "daca": lambda base: daca(base, strata=3, anchor=0.2, strength=0.8),
+    "daca": lambda base: credited(base, strata=3, anchor=0.2),
     "dispo": lambda base: dispo(base, weight=0.6, kl=0.1),
-    "both": lambda base: dispo(daca(base, strata=3, strength=0.8), weight=0.6),
+    "both": lambda base: dispo(credited(base, strata=3, anchor=0.0), weight=0.6),
 }
 ALL = [(name, plug) for name in BASES for plug in PLUGGED]
 

@@ -11,7 +11,7 @@ Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tok
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. This is the gradient of no objective: m_g depends on the future.
     choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
-                   only, since no other order chose so. No other code has this.
+                   only, since no other order chose so. We know of no other code that scores this law exactly.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
 not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.

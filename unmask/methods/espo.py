@@ -11,8 +11,8 @@ Each half is unbiased for the ELBO, E_x [(L+1)/x ...] = sum_x 1/x E[...] (tested
 stratify x over the batch; here it is stratified over the draws of each row, which is what lowers the variance of
 a row's own ratio.
 
-Exact when the ELBO is tight: independent tokens, or a model whose conditionals agree in every order. The ratio is
-a biased function of B. When every draw masks everything, B is (L + 1) / 2L times gspo's mean-field likelihood (the
+Exact when the ELBO is tight (independent tokens, or a model whose conditionals agree in every order), and then in
+expectation over the draws. The ratio is a biased function of B. When every draw masks everything, B is (L + 1) / 2L times gspo's mean-field likelihood (the
 other half is empty).
 """
 

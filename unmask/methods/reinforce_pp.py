@@ -1,6 +1,6 @@
 """REINFORCE++ (arXiv 2501.03262) on a masked diffusion likelihood.
 
-    A_g  = (R_g - mean R) / std R over the whole batch,   R_g = r_g - reward_kl * sum_i (l_i_old - l_i_ref)
+    A_g  = (R_g - mean R) / std R over the whole batch,   R_g = r_g - kl * sum_i (l_i_old - l_i_ref)
     loss = - token mean of Clip(exp(l_i - l_i_old), A_g),      l_i = log p(o_i | q', all of o masked)
 
 `baseline` is the paper's second variant: the group mean is taken off first, the standard deviation is the

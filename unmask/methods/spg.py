@@ -10,9 +10,10 @@ in it a uniform number of masked tokens; after it, and after the first end token
 authors' code the mean runs over all masked completion tokens, later blocks too, without 1/t. Tokens that no draw
 masked are left out of the upper bound. Credit (DPS) multiplies each token inside both bounds; this is ours.
 
-No ratio, no clip, no KL. Exact when the bounds are tight. Reduces to a weighted mean-field likelihood when every
-draw masks everything; on strata (SML) with equally many counted tokens each token is masked once and the two bounds
-coincide. Shares have no place here: SML's anchor is one more draw, whatever its size.
+No ratio, no clip, no KL. Exact when the tokens are independent given the prompt and the draws hide nothing else; as
+coded, without 1/t, the two are not bounds of the sequence likelihood, and their gap can be negative. Reduces to a weighted mean-field likelihood when every
+draw masks everything; on strata (SML, anchor 0) with equally many counted tokens each token is masked once and the two
+bounds coincide. Shares have no place here: with an anchor the fully masked view is one more draw, whatever its share.
 """
 
 from functools import partial

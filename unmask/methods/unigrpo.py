@@ -8,7 +8,8 @@
 MMaDA's reinforcement-learning code is not public; this follows its description: ratios on masked tokens only,
 mask ratios spread uniformly over the inner updates from a random start. Defaults of clip and KL are ours.
 
-Exact when the tokens are independent given the prompt. Reduces to diffu_grpo without prompt masking as t -> 1.
+Exact when the tokens are independent given the prompt. Reduces to diffu_grpo without prompt masking as
+t -> 1, with the same advantage, normaliser, clip and KL.
 """
 
 from functools import partial
