@@ -65,7 +65,7 @@ def rewarded(
     policy: Tiny, task: Task, method: Method, config: Config, decoding: Decoding, step: int, attempt: int
 ) -> Batch:
     """Sample a group for every prompt of this step and score it, branches included."""
-    number = (config.seed * (config.updates + 1) + step) * (1 + RESAMPLES) + attempt
+    number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
     rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
     rollouts = sample(
         policy,

@@ -90,8 +90,8 @@ class Config(Strict):
     method: str = "diffu_grpo"
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
-    seed: int = Field(0, ge=0)
-    updates: int = Field(80, ge=1)
+    seed: int = Field(0, ge=0, lt=2**32)
+    updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner` optimiser steps."""
     prompts: int = Field(12, ge=1)
     """Prompts in a batch."""

@@ -105,8 +105,12 @@ def drawn(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
 _GOLDEN, _MIX_1, _MIX_2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """splitmix64's finaliser. int64 arithmetic wraps; a logical shift is an arithmetic one, masked."""
+def mixed(x: Tensor) -> Tensor:
+    """splitmix64: a scrambling bijection of 64-bit integers.
+
+    int64 arithmetic wraps as it must; a logical shift is an arithmetic one, masked.
+    """
+    x = x + _GOLDEN
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
     x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
     return x ^ ((x >> 31) & (2**33 - 1))
@@ -118,7 +122,7 @@ def uniforms(seed: Tensor, *counters: Tensor | int) -> Tensor:
     Broadcasts its arguments. No generator state: a row's noise cannot depend on its batch or rank. 24 bits,
     so that fp32 holds every value and none rounds to 1.
     """
-    key = _mixed(seed + _GOLDEN)
+    key = mixed(seed)
     for counter in counters:
-        key = _mixed((key ^ counter) + _GOLDEN)
+        key = mixed(key ^ counter)
     return ((key >> 40) & (2**24 - 1)).to(torch.float32) / 2**24

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.law import Law, drawn, entropy, kept_ids, law_of, plain_law, uniforms, widened
+from unmask.law import Law, drawn, entropy, kept_ids, law_of, mixed, plain_law, uniforms, widened
 from unmask.models.policy import Policy
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Rule, Trace, everything, joined, selected
@@ -136,8 +136,8 @@ def canvas(
 
 
 def row_seeds(seed: int, rows: int) -> Tensor:
-    """Seeds for `rows` rollouts of one run; every later use of a row's noise follows from its seed."""
-    return torch.arange(rows) + seed * 2**24
+    """Seeds for the `rows` rollouts of one batch; every later use of a row's noise follows from its seed."""
+    return mixed(torch.tensor(seed)) + torch.arange(rows)
 
 
 class Rollouts(NamedTuple):

@@ -12,8 +12,8 @@ stratify x over the batch; here it is stratified over the draws of each row, whi
 a row's own ratio.
 
 Exact when the ELBO is tight (independent tokens, or a model whose conditionals agree in every order), and then in
-expectation over the draws. The ratio is a biased function of B. When every draw masks everything, B is (L + 1) / 2L times gspo's mean-field likelihood (the
-other half is empty).
+expectation over the draws. The ratio is a biased function of B. When every draw masks everything, B is (L + 1) / 2L
+times gspo's mean-field likelihood (the other half is empty).
 """
 
 from functools import partial

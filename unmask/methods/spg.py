@@ -11,9 +11,10 @@ authors' code the mean runs over all masked completion tokens, later blocks too,
 masked are left out of the upper bound. Credit (DPS) multiplies each token inside both bounds; this is ours.
 
 No ratio, no clip, no KL. Exact when the tokens are independent given the prompt and the draws hide nothing else; as
-coded, without 1/t, the two are not bounds of the sequence likelihood, and their gap can be negative. Reduces to a weighted mean-field likelihood when every
-draw masks everything; on strata (SML, anchor 0) with equally many counted tokens each token is masked once and the two
-bounds coincide. Shares have no place here: with an anchor the fully masked view is one more draw, whatever its share.
+coded, without 1/t, the two are not bounds of the sequence likelihood, and their gap can be negative. Reduces to a
+weighted mean-field likelihood when every draw masks everything; on strata (SML, anchor 0) with equally many counted
+tokens each token is masked once and the two bounds coincide. Shares have no place here: with an anchor the fully
+masked view is one more draw, whatever its share.
 """
 
 from functools import partial

@@ -7,7 +7,8 @@ No ratio, no old policy, no KL: a weighted log-likelihood. The weight of a trace
 advantage here, so that the mean over traces is the mean over groups (each weighed by its size, where they differ).
 
 The likelihood is exact when the tokens are independent given the prompt and prompt_masking = 0; the weights depend on
-the group that was drawn, so the update is the gradient of no objective. Reduces to diffu_grpo's on-policy gradient (with tokens added up) times 2 psi as the rewards of a group draw together.
+the group that was drawn, so the update is the gradient of no objective. Reduces to diffu_grpo's on-policy gradient
+(with tokens added up) times 2 psi as the rewards of a group draw together.
 """
 
 from functools import partial
