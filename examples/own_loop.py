@@ -1,4 +1,4 @@
-"""DACA-GRPO with DiSPO in a loop of one's own: only pure parts of unmask, no trainer, no configuration.
+"""DACA-GRPO with DiSPO in a loop of one's own: only the parts of unmask, no trainer, no configuration.
 
     python examples/own_loop.py
 """
@@ -8,7 +8,6 @@ import copy
 import torch
 
 import unmask
-from unmask import Part
 
 UPDATES, PROMPTS, GROUP, LENGTH, STEPS = 20, 8, 8, 16, 8
 
@@ -27,41 +26,21 @@ def rewards(rows, trace):
 
 for update in range(UPDATES):
     rows = [row for row in task.rows("train", PROMPTS, update) for _ in range(GROUP)]
-    trace, branches = unmask.sample(
+    rollouts = unmask.sample(
         policy,
         [policy.tokenizer.encode(task.prompt(row)) for row in rows],
         unmask.row_seeds(update, len(rows)),
         length=LENGTH,
         steps=STEPS,
         group_B=torch.arange(len(rows)) // GROUP,
-        counted=method.counted,
-        record=method.record,
-        branch=method.branch.branch,
+        **method.sampling,
     )
-    reward_B = rewards(rows, trace)
-    (probes,) = method.probe(trace, rng, 1)
-    with torch.no_grad():
-        reference_NL = unmask.ask(reference, probes)
-    base = Part(
-        probes,
-        method.advantage(reward_B, trace.group_B),
-        method.credit(trace),
-        method.objective,
-        reference_NL=reference_NL,
-        kl=method.kl,
-        divergence=method.divergence,
-    )
-    twig_reward_B = rewards([rows[i] for i in branches.group_B.tolist()], branches)
-    twigs = Part(
-        unmask.one_shot(branches),
-        method.branch.advantage(twig_reward_B, branches.group_B),
-        unmask.uniform_credit(branches),
-        method.branch.objective,
-        weight=method.branch.weight,
-    )
-    optimizer.zero_grad()
-    for part in (base, twigs):
-        unmask.accumulate(policy, part, rows=256)
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-    optimizer.step()
-    print(f"update {update:3d}  reward {reward_B.mean():.3f}  of the branches {twig_reward_B.mean():.3f}")
+    reward_B = rewards(rows, rollouts.trace)
+    branch_reward_B = rewards([rows[i] for i in rollouts.branches.group_B.tolist()], rollouts.branches)
+    for parts in unmask.parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
+        optimizer.zero_grad()
+        for part in parts:
+            unmask.accumulate(policy, part, rows=256)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    print(f"update {update:3d}  reward {reward_B.mean():.3f}  of the branches {branch_reward_B.mean():.3f}")

@@ -94,6 +94,8 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
         (["train", "--model", "nowhere"], "no model 'nowhere'"),
         (["eval", "nowhere"], "no model 'nowhere'"),
         (["train", "rollout.length=200"], "the model's limit of 128 is passed"),
+        (["train", "--out", "bad.jsonl", *SHORT], "bad.jsonl already exists and is not an empty folder"),
+        (["generate", "tiny", "one.jsonl", "--out", "no/where.jsonl"], "there is no folder no to write where.jsonl in"),
         (["sample", "tiny", "é"], "printable ASCII"),
         (["sample", "tiny", "1" * 200], "the longest prompt has 200 tokens"),
         (["generate", "tiny", "nothing.jsonl"], "there is no file nothing.jsonl"),
@@ -104,6 +106,7 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
 )
 def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, sentence) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\n{"prompt"\n')
+    (tmp_path / "one.jsonl").write_text('{"prompt": "1"}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "blank.jsonl").write_text('{"text": "1"}\n')
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -139,6 +142,7 @@ def test_the_example_loop_uses_no_trainer_and_runs() -> None:
     path = Path(__file__).parent.parent / "examples" / "own_loop.py"
     source = path.read_text()
     assert "unmask.train" not in source and "config" not in source.replace("configuration", "")
+    assert len(source.splitlines()) <= 60
     script = source.replace("UPDATES, PROMPTS, GROUP", "UPDATES, PROMPTS, GROUP = 2, 2, 2\n_, _, _", 1)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

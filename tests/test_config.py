@@ -14,8 +14,15 @@ BAD = {
     "updates: input should be a valid integer": {"updates": "many"},
     "group: input should be greater than or equal to 2, got 1": {"group": 1},
     "rollout.top_p: input should be greater than 0": {"rollout": {"top_p": 0}},
-    "rollout.order: input should be": {"rollout": {"order": "entropy"}},
-    "rollout.temperature: 0 is greedy": {"rollout": {"temperature": 0}},
+    "rollout.order: there is no 'entropy'": {"rollout": {"order": "entropy"}},
+    "rollout.temperature: input should be a finite number": {"rollout": {"temperature": float("inf")}},
+    "device: 'abacus' cannot be used here": {"device": "abacus"},
+    "optimizer.betas.0: input should be less than 1": {"optimizer": {"betas": [2, 3]}},
+    "seed: value error, input should be a number, not true or false": {"seed": True},
+    "1: keys must be text": {1: 2},
+    "dps: shuffled deals the scores of steps": {"with": ["dps"], "dps": {"variant": "own", "shuffled": True}},
+    "espo: draws=0 must be at least 1": {"method": "espo", "espo": {"draws": 0}},
+    "diffu_grpo.kl_kind: there is no 'k4'": {"diffu_grpo": {"kl_kind": "k4"}},
     "rollout: steps=7 must be a multiple of the number of blocks (2)": {"rollout": {"steps": 7, "block": 8}},
     "rollout: block=5 must divide": {"rollout": {"block": 5}},
     "rollout: steps=17": {"rollout": {"steps": 17}},
@@ -25,7 +32,7 @@ BAD = {
     "daca.stratum: unknown option; did you mean strata?": {"with": ["daca"], "daca": {"stratum": 8}},
     "daca.strata: input should be a valid integer": {"with": ["daca"], "daca": {"strata": "a lot"}},
     "daca.layout: there is no 'diagonal'": {"with": ["daca"], "daca": {"layout": "diagonal"}},
-    "strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
+    "diffu_grpo+sml: strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
     "anchor=1.0 must lie in [0, 1)": {"with": ["sml"], "sml": {"anchor": 1.0}},
     "sml: agrpo is defined by the states it asks at": {"method": "agrpo", "with": ["sml"]},
     "dispo: branches=1 must be at least 2": {"with": ["dispo"], "dispo": {"branches": 1}},
@@ -89,7 +96,7 @@ def test_the_dump_of_a_configuration_reads_back_as_itself() -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("a: [1", "is not YAML"), ("- 1\n- 2\n", "must hold keys and values, not a list")],
+    [("a: [1", "broken.yaml: not YAML"), ("- 1\n- 2\n", "must hold keys and values, not a list")],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "broken.yaml"
@@ -101,6 +108,8 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, s
 def test_an_override_without_a_value_or_into_a_value_is_refused() -> None:
     with pytest.raises(ValueError, match="not of the form key=value"):
         read_config(DEMO, ["seed"])
+    with pytest.raises(ValueError, match=r"daca.strata: not YAML"):
+        read_config(DEMO, ["daca.strata=[1"])
     with pytest.raises(ValueError, match="seed is a value, not a section"):
         read_config(DEMO, ["seed=1", "seed.more=2"])
     with pytest.raises(ValueError, match="there is no configuration file"):
@@ -112,8 +121,11 @@ def test_naming_another_method_leaves_the_options_of_the_old_one_behind(tmp_path
     path.write_text(yaml.safe_dump(read_config(DEMO).dump()))
     config = read_config(path, ["agrpo.draws=2"], method="agrpo", **{"with": ["dispo"]})
     assert set(config.options) == {"sudoku", "agrpo"}
+    assert set(read_config(path, ["method=wd1", "with=dps"]).options) == {"sudoku"}
     with pytest.raises(ValueError, match="daca: has options, but is not used"):
         read_config(path, ["daca.strata=2"], **{"with": ["dispo"]})
+    path.write_text("with: daca\ndaca: {strata: 2}\n")
+    assert read_config(path, task="sudoku").options["daca"] == {"strata": 2}
 
 
 def test_numbers_that_yaml_reads_as_text_are_written_back_as_numbers() -> None:

@@ -1,8 +1,8 @@
 """Does a method push the policy uphill? Its expected on-policy update against the exact gradient of J.
 
-Every base, alone and with daca, dispo and both, on every pair of trajectories of a world of coupled positions
-(a pair is a batch of one group, enumerated and weighted by its probability). The questions are the method's own
-random ones, drawn 5 times for every pair; the standard error of the inner product is part of the assertion.
+Every base, alone and with sml, dps, daca, dispo, and daca and dispo, on every pair of trajectories of two worlds of
+coupled positions (a pair is a batch of one group, enumerated and weighted by its probability). The questions are the method's own
+random ones, drawn 10 times for every pair; the standard error of the inner product is part of the assertion.
 `pytest -s` prints the cosines.
 """
 
@@ -49,7 +49,7 @@ from world import (
     step_of,
 )
 
-DRAWS = 5
+DRAWS = 10
 METHODS = BASES | {"agrpo, choice": lambda: agrpo(choice=True)}
 CASES = [
     (order, name)
@@ -57,6 +57,7 @@ CASES = [
     for name in METHODS
     if name != "agrpo, choice" or order == "low_confidence"
 ]
+SEEDS = (44, 45)
 TABLE: dict[str, dict[str, float]] = {}
 
 
@@ -108,41 +109,40 @@ def value_gradient(world: World, paths: Paths) -> Tensor:
 
 
 @cache
-def uphill(order: str) -> Uphill:
-    return Uphill(World(NetPolicy(2, 3, seed=44), order, prompt=(1,)))
+def uphill(order: str, seed: int = 44) -> Uphill:
+    return Uphill(World(NetPolicy(2, 3, seed=seed), order, prompt=(1,)))
 
 
 def with_daca(base: Method) -> Method:
     return daca(base) if base.trajectory else daca(base, strata=3)
 
 
+def with_sml(base: Method) -> Method:
+    return base if base.trajectory else sml(base, strata=3, anchor=0.0)  # on AGRPO it is refused
+
+
+CREDITED = {"alone": lambda base: base, "sml": with_sml, "dps": dps, "daca": with_daca}
+PLUGS = {"alone": "alone", "sml": "sml", "dps": "dps", "daca": "daca", "dispo": "alone", "both": "daca"}
+"""What each column does to the base's own term; dispo leaves that as it is and adds the branches'."""
+
+
 @cache
-def base_update(order: str, name: str, plugged: bool) -> Tensor:
-    """dispo leaves the base's term as it is, so that one is computed once."""
-    base = METHODS[name]()
-    return uphill(order).of_base(with_daca(base) if plugged else base, DRAWS)
-
-
-PLUGS = {
-    "alone": lambda base: base,
-    "daca": with_daca,
-    "dispo": dispo,
-    "both": lambda base: dispo(with_daca(base)),
-}
+def base_update(order: str, seed: int, name: str, credited: str) -> Tensor:
+    return uphill(order, seed).of_base(CREDITED[credited](METHODS[name]()), DRAWS)
 
 
 @pytest.mark.parametrize("plug", PLUGS)
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("order, name", CASES)
-def test_the_expected_update_points_uphill(order, name, plug):
-    where, method = uphill(order), PLUGS[plug](METHODS[name]())
-    found = base_update(order, name, plug in ("daca", "both"))
-    if method.branch is not None:
-        found = found + where.of_branches(method)
+def test_the_expected_update_points_uphill(order, name, seed, plug):
+    where = uphill(order, seed)
+    found = base_update(order, seed, name, PLUGS[plug])
+    if plug in ("dispo", "both"):
+        found = found + where.of_branches(dispo(METHODS[name]()))
     along = found @ where.truth
     angle, error = cosine(found.mean(0), where.truth), along.std() / DRAWS**0.5
-    TABLE.setdefault(f"{name}, {order}", {})[plug] = angle
+    TABLE.setdefault(f"{name}, {order}, {seed}", {})[plug] = angle
     assert along.mean() > 4 * error, f"cosine {angle:.3f}, inner product {along.mean():.2e} +- {error:.1e}"
-    assert angle > 0.6
 
 
 @pytest.mark.parametrize("order", ["random", "low_confidence"])

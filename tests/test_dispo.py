@@ -18,8 +18,7 @@ from helpers import (
 )
 from unmask.advantage import group_mean, leave_one_out
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.methods.dispo import branch_mean
-from unmask.objective import counted_units
+from unmask.objective import canvas_mean, counted_units
 from unmask.probes import ask, one_shot
 from unmask.rollout import Branch, Record, sample
 from unmask.shapes import NEVER
@@ -83,7 +82,7 @@ def test_the_normaliser_is_one_over_states_times_fillings_times_length():
     _, (_, twigs) = rollout(dispo(diffu_grpo(), branches=2))
     probes = one_shot(twigs)
     counted_ML = counted_units(probes)
-    assert_close(branch_mean(counted_ML, probes), counted_ML.double() / (len(probes.states_SL) * 2 * 6), 1e-12)
+    assert_close(canvas_mean(counted_ML, probes), counted_ML.double() / (len(probes.states_SL) * 2 * 6), 1e-12)
     assert counted_ML.any() and not counted_ML.all()
 
 

@@ -191,15 +191,38 @@ def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, mo
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(broken=value))
     with pytest.raises(ValueError, match=r"the reward of task 'toy' is (nan|inf) for completion"):
         run(config_for(model), tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_that_raises_is_named_with_the_completion(model: str, tmp_path: Path, monkeypatch) -> None:
-    task = toy_task()
-    broken = Task(**{**vars(task), "reward": lambda row, text: 1 / 0, "solved": lambda row, text: False})
+@pytest.mark.parametrize("guilty", ["reward", "solved"])
+def test_a_reward_that_raises_is_named_with_the_completion(model, tmp_path: Path, monkeypatch, guilty: str) -> None:
+    broken = replace(toy_task(), **{guilty: lambda row, text: 1 / 0})
     monkeypatch.setitem(TASKS, "toy", lambda: broken)
     with pytest.raises(ValueError, match="the reward of task 'toy' raised ZeroDivisionError: division by zero"):
         run(config_for(model), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_greedy_run_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rollout.temperature: 0 is greedy"):
+        run(config_for(model, rollout={"temperature": 0}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
+    """UniGRPO can draw an empty mask for every trace of a small batch; a real network takes no empty batch."""
+    policy = load_model(model)
+    trace = unmask.sample(policy, [[5]] * 2, unmask.row_seeds(0, 2), length=4).trace
+    nothing = torch.zeros(1, 2, 5, dtype=torch.bool)
+    probes = unmask.views(trace, nothing, nothing)
+    assert unmask.ask(policy, probes).shape == (0, 5)
+
+
+def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatch) -> None:
+    saved = []
+    monkeypatch.setattr(Run, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
+    run(config_for(model, updates=3, save_every=2), tmp_path / "run")
+    assert len(saved) == 2 and not torch.equal(*saved)
 
 
 def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
@@ -212,20 +235,21 @@ def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("x")
-    with pytest.raises(ValueError, match="already exists and is not empty"):
+    with pytest.raises(ValueError, match="already exists and is not an empty folder"):
         run(config_for(model), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
     from unmask.objective import reward_divergence
-    from unmask.train import parts_of
+    from unmask.parts import parts_of
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
     task, method, policy = config.build_task(), config.build_method(), load_model(model)
     reference = tiny_policy(SMALL, seed=2)
     batch = collect(policy, task, method, config, decoding_of(config, task), 1)
-    ((part,),) = parts_of(policy, reference, method, batch, torch.Generator().manual_seed(0), config)
+    rng = torch.Generator().manual_seed(0)
+    ((part,),) = parts_of(method, policy, reference, batch.rollouts, batch.reward_B, None, rng)
     with torch.no_grad():
         old, known = unmask.ask(policy, part.probes), unmask.ask(reference, part.probes)
     price_B = reward_divergence(old, known, part.probes).double()

@@ -1,46 +1,329 @@
 """unmask: reinforcement-learning post-training for masked diffusion language models.
 
-Everything below is usable alone, in somebody else's loop (examples/own_loop.py). Names are imported on first use,
-so that `import unmask` costs nothing.
+Everything named here is usable alone, in somebody else's loop (examples/own_loop.py). The imports below are what type
+checkers read; at run time a name is imported on first use, so that `import unmask` costs nothing.
 """
 
+import ast
+from functools import cache
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from unmask.version import __version__
+from unmask.version import __version__ as __version__
 
-_HOMES = {
-    "law": "Law",
-    "trace": "Trace state_before selected joined everything until_eos",
-    "rollout": "sample Rollouts Record Branch row_seeds ORDERS left_to_right surest_position low_confidence",
-    "probes": "Probes ask fully_masked segmented left_to_right_views visited every_step one_shot unit_likelihood",
-    "advantage": "ADVANTAGES group_mean leave_one_out z_score batch_z_score group_mean_batch_std varied",
-    "objective": "NORMALISERS token_clip step_clip sequence_clip policy_gradient token_divergence sequence_divergence "
-    "k1 k2 k3 token_mean sequence_mean canvas_mean trace_sum step_mean",
-    "method": "Method BranchTerm uniform_credit each_turn",
-    "update": "Part accumulate",
-    "methods": "BASES PLUGINS diffu_grpo unigrpo coupled_grpo wd1 spg gspo espo reinforce_pp agrpo daca sml dps dispo",
-    "methods.daca": "stratified random_strata strided_strata decode_order_strata progress_credit likelihood_progress "
-    "agreement_progress confidence_progress own_progress rollout_scope group_scope batch_scope",
-    "methods.agrpo": "sampled_steps uniform_steps entropy_steps",
-    "methods.unigrpo": "random_ratio",
-    "methods.coupled_grpo": "coupled",
-    "methods.espo": "elbo",
-    "methods.spg": "block_random sandwich",
-    "methods.wd1": "preference_weight",
-    "models": "load_model Policy",
-    "tasks": "TASKS Task",
-}
-_HOME = {name: f"unmask.{home}" for home, names in _HOMES.items() for name in names.split()}
+if TYPE_CHECKING:
+    from unmask.advantage import (
+        ADVANTAGES as ADVANTAGES,
+    )
+    from unmask.advantage import (
+        batch_z_score as batch_z_score,
+    )
+    from unmask.advantage import (
+        group_mean as group_mean,
+    )
+    from unmask.advantage import (
+        group_mean_batch_std as group_mean_batch_std,
+    )
+    from unmask.advantage import (
+        leave_one_out as leave_one_out,
+    )
+    from unmask.advantage import (
+        varied as varied,
+    )
+    from unmask.advantage import (
+        z_score as z_score,
+    )
+    from unmask.law import (
+        Law as Law,
+    )
+    from unmask.method import (
+        BranchTerm as BranchTerm,
+    )
+    from unmask.method import (
+        Method as Method,
+    )
+    from unmask.method import (
+        each_turn as each_turn,
+    )
+    from unmask.method import (
+        uniform_credit as uniform_credit,
+    )
+    from unmask.methods import (
+        BASES as BASES,
+    )
+    from unmask.methods import (
+        PLUGINS as PLUGINS,
+    )
+    from unmask.methods import (
+        agrpo as agrpo,
+    )
+    from unmask.methods import (
+        coupled_grpo as coupled_grpo,
+    )
+    from unmask.methods import (
+        daca as daca,
+    )
+    from unmask.methods import (
+        diffu_grpo as diffu_grpo,
+    )
+    from unmask.methods import (
+        dispo as dispo,
+    )
+    from unmask.methods import (
+        dps as dps,
+    )
+    from unmask.methods import (
+        espo as espo,
+    )
+    from unmask.methods import (
+        gspo as gspo,
+    )
+    from unmask.methods import (
+        reinforce_pp as reinforce_pp,
+    )
+    from unmask.methods import (
+        sml as sml,
+    )
+    from unmask.methods import (
+        spg as spg,
+    )
+    from unmask.methods import (
+        unigrpo as unigrpo,
+    )
+    from unmask.methods import (
+        wd1 as wd1,
+    )
+    from unmask.methods.agrpo import (
+        entropy_steps as entropy_steps,
+    )
+    from unmask.methods.agrpo import (
+        sampled_steps as sampled_steps,
+    )
+    from unmask.methods.agrpo import (
+        uniform_steps as uniform_steps,
+    )
+    from unmask.methods.coupled_grpo import (
+        coupled as coupled,
+    )
+    from unmask.methods.daca import (
+        agreement_progress as agreement_progress,
+    )
+    from unmask.methods.daca import (
+        batch_scope as batch_scope,
+    )
+    from unmask.methods.daca import (
+        confidence_progress as confidence_progress,
+    )
+    from unmask.methods.daca import (
+        decode_order_strata as decode_order_strata,
+    )
+    from unmask.methods.daca import (
+        group_scope as group_scope,
+    )
+    from unmask.methods.daca import (
+        likelihood_progress as likelihood_progress,
+    )
+    from unmask.methods.daca import (
+        own_progress as own_progress,
+    )
+    from unmask.methods.daca import (
+        progress_credit as progress_credit,
+    )
+    from unmask.methods.daca import (
+        random_strata as random_strata,
+    )
+    from unmask.methods.daca import (
+        rollout_scope as rollout_scope,
+    )
+    from unmask.methods.daca import (
+        stratified as stratified,
+    )
+    from unmask.methods.daca import (
+        strided_strata as strided_strata,
+    )
+    from unmask.methods.espo import (
+        elbo as elbo,
+    )
+    from unmask.methods.spg import (
+        block_random as block_random,
+    )
+    from unmask.methods.spg import (
+        sandwich as sandwich,
+    )
+    from unmask.methods.unigrpo import (
+        random_ratio as random_ratio,
+    )
+    from unmask.methods.wd1 import (
+        preference_weight as preference_weight,
+    )
+    from unmask.models import (
+        Policy as Policy,
+    )
+    from unmask.models import (
+        load_model as load_model,
+    )
+    from unmask.objective import (
+        KLS as KLS,
+    )
+    from unmask.objective import (
+        NORMALISERS as NORMALISERS,
+    )
+    from unmask.objective import (
+        canvas_mean as canvas_mean,
+    )
+    from unmask.objective import (
+        k1 as k1,
+    )
+    from unmask.objective import (
+        k2 as k2,
+    )
+    from unmask.objective import (
+        k3 as k3,
+    )
+    from unmask.objective import (
+        policy_gradient as policy_gradient,
+    )
+    from unmask.objective import (
+        reward_divergence as reward_divergence,
+    )
+    from unmask.objective import (
+        sequence_clip as sequence_clip,
+    )
+    from unmask.objective import (
+        sequence_divergence as sequence_divergence,
+    )
+    from unmask.objective import (
+        sequence_mean as sequence_mean,
+    )
+    from unmask.objective import (
+        step_clip as step_clip,
+    )
+    from unmask.objective import (
+        step_mean as step_mean,
+    )
+    from unmask.objective import (
+        token_clip as token_clip,
+    )
+    from unmask.objective import (
+        token_divergence as token_divergence,
+    )
+    from unmask.objective import (
+        token_mean as token_mean,
+    )
+    from unmask.objective import (
+        trace_sum as trace_sum,
+    )
+    from unmask.parts import (
+        parts_of as parts_of,
+    )
+    from unmask.probes import (
+        Probes as Probes,
+    )
+    from unmask.probes import (
+        ask as ask,
+    )
+    from unmask.probes import (
+        every_step as every_step,
+    )
+    from unmask.probes import (
+        fully_masked as fully_masked,
+    )
+    from unmask.probes import (
+        left_to_right_views as left_to_right_views,
+    )
+    from unmask.probes import (
+        one_shot as one_shot,
+    )
+    from unmask.probes import (
+        segmented as segmented,
+    )
+    from unmask.probes import (
+        unit_likelihood as unit_likelihood,
+    )
+    from unmask.probes import (
+        views as views,
+    )
+    from unmask.probes import (
+        visited as visited,
+    )
+    from unmask.rollout import (
+        ORDERS as ORDERS,
+    )
+    from unmask.rollout import (
+        Branch as Branch,
+    )
+    from unmask.rollout import (
+        Record as Record,
+    )
+    from unmask.rollout import (
+        Rollouts as Rollouts,
+    )
+    from unmask.rollout import (
+        left_to_right as left_to_right,
+    )
+    from unmask.rollout import (
+        low_confidence as low_confidence,
+    )
+    from unmask.rollout import (
+        row_seeds as row_seeds,
+    )
+    from unmask.rollout import (
+        sample as sample,
+    )
+    from unmask.rollout import (
+        surest_position as surest_position,
+    )
+    from unmask.tasks import (
+        TASKS as TASKS,
+    )
+    from unmask.tasks import (
+        Task as Task,
+    )
+    from unmask.trace import (
+        Trace as Trace,
+    )
+    from unmask.trace import (
+        everything as everything,
+    )
+    from unmask.trace import (
+        joined as joined,
+    )
+    from unmask.trace import (
+        selected as selected,
+    )
+    from unmask.trace import (
+        state_before as state_before,
+    )
+    from unmask.trace import (
+        until_eos as until_eos,
+    )
+    from unmask.update import (
+        Part as Part,
+    )
+    from unmask.update import (
+        accumulate as accumulate,
+    )
 
-__all__ = ["__version__", *_HOME]
+
+@cache
+def _homes() -> dict[str, str]:
+    """Where each public name lives, read from the imports above."""
+    tree = ast.parse(Path(__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'unmask' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # a module with __getattr__ has every name, to a type checker
+
+    def __getattr__(name: str) -> Any:
+        home = _homes().get(name)
+        if home is None:
+            raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(home), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_homes(), "__version__"])

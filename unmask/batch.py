@@ -7,10 +7,10 @@ from torch import Tensor
 
 from unmask.advantage import varied
 from unmask.config import Config
-from unmask.evaluate import Decoding, rewards
+from unmask.evaluate import Decoding, completions, judged
 from unmask.method import Method
 from unmask.models import Tiny
-from unmask.rollout import Rollouts, row_seeds, sample
+from unmask.rollout import Rollouts, row_seeds
 from unmask.tasks import Task
 from unmask.tasks.task import Row
 from unmask.trace import Trace, joined, selected
@@ -23,11 +23,10 @@ RESAMPLES = 4
 class Batch:
     """Rollouts with their rewards, and the task row and the text of each."""
 
-    trace: Trace
+    rollouts: Rollouts
     reward_B: Tensor
     rows: list[Row]
     texts: list[str]
-    branches: Trace | None
     branch_reward_B: Tensor | None
     reward: float
     """The mean over all that was sampled, also what is left out of training."""
@@ -35,6 +34,14 @@ class Batch:
     idle: int
     """Groups whose rewards were all alike."""
     groups: int
+
+    @property
+    def trace(self) -> Trace:
+        return self.rollouts.trace
+
+    @property
+    def branches(self) -> Trace | None:
+        return self.rollouts.branches
 
 
 def collect(
@@ -54,7 +61,7 @@ def collect(
     chosen = [int(i) for i in index]
     return replace(
         batch,
-        trace=selected(batch.trace, index),
+        rollouts=Rollouts(selected(batch.trace, index), batch.branches),
         reward_B=batch.reward_B[index],
         rows=[batch.rows[i] for i in chosen],
         texts=[batch.texts[i] for i in chosen],
@@ -67,19 +74,12 @@ def rewarded(
     """Sample a group for every prompt of this step and score it, branches included."""
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
     rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
-    rollouts = sample(
+    rollouts = decoding.sample(
         policy,
         [policy.tokenizer.encode(task.prompt(row)) for row in rows],
         row_seeds(number, len(rows)).to(config.device),
-        length=decoding.length,
-        steps=decoding.steps,
-        block=decoding.block,
-        law=decoding.law,
-        order=decoding.order,
         group_B=torch.arange(len(rows), device=config.device) // config.group,
-        counted=method.counted,
-        record=method.record,
-        branch=method.branch.branch if method.branch else None,
+        **method.sampling,
     )
     return scored(policy, task, rows, rollouts, decoding.length)
 
@@ -87,23 +87,22 @@ def rewarded(
 def scored(policy: Tiny, task: Task, rows: list[Row], rollouts: Rollouts, length: int) -> Batch:
     trace, branches = rollouts
     texts = completions(policy, trace, length)
-    reward_B = rewards(task, rows, texts).to(trace.group_B.device)
+    reward_B, solved_B = judged(task, rows, texts)
+    reward_B = reward_B.to(trace.group_B.device)
     branch_reward_B = None
     if branches is not None:
         sources = [rows[i] for i in branches.group_B.tolist()]
-        branch_reward_B = rewards(task, sources, completions(policy, branches, length)).to(reward_B.device)
+        branch_reward_B = judged(task, sources, completions(policy, branches, length))[0].to(reward_B.device)
     groups = len(trace.group_B.unique())
     live = len(trace.group_B[varied(reward_B, trace.group_B)].unique())
-    solved = sum(task.solved(row, text) for row, text in zip(rows, texts, strict=True)) / len(rows)
     return Batch(
-        trace,
+        rollouts,
         reward_B,
         rows,
         texts,
-        branches,
         branch_reward_B,
         reward=float(reward_B.mean()),
-        solved=solved,
+        solved=float(solved_B.double().mean()),
         idle=groups - live,
         groups=groups,
     )
@@ -123,21 +122,16 @@ def merged(batches: list[Batch]) -> Batch:
     ]
     twig_rewards = [b.branch_reward_B for b in batches if b.branch_reward_B is not None]
     return Batch(
-        trace=joined(traces),
+        rollouts=Rollouts(joined(traces), joined(twigs) if twigs else batches[0].branches),
         reward_B=torch.cat([b.reward_B for b in batches]),
         rows=[row for b in batches for row in b.rows],
         texts=[text for b in batches for text in b.texts],
-        branches=joined(twigs) if twigs else batches[0].branches,
         branch_reward_B=torch.cat(twig_rewards) if twig_rewards else None,
         reward=sum(b.reward for b in batches) / len(batches),
         solved=sum(b.solved for b in batches) / len(batches),
         idle=sum(b.idle for b in batches),
         groups=sum(b.groups for b in batches),
     )
-
-
-def completions(policy: Tiny, trace: Trace, length: int) -> list[str]:
-    return [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

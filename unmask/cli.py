@@ -79,7 +79,7 @@ def train(
 
 def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
     """The configuration file, if the first argument is one, and the overrides."""
-    if arguments and "=" not in arguments[0]:
+    if arguments and ("=" not in arguments[0] or Path(arguments[0]).is_file()):
         return Path(arguments[0]), arguments[1:]
     return None, arguments
 
@@ -103,7 +103,7 @@ def eval(
 
     rows = built.rows("test", problems, 0)
     with _spinner(f"{built.name}: {problems} problems, {samples} samples each"):
-        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed)
+        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed, config.device)
     if as_json:
         typer.echo(json.dumps({"task": built.name, "problems": problems, "samples": samples, **found.metrics()}))
         return
@@ -122,10 +122,10 @@ def sample(
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
-    decoding, policy = _decoding(run_or_model, overrides or [], greedy)
+    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy)
     from unmask.display import canvases
 
-    trace = _sampled(policy, [prompt], decoding, [seed])
+    (trace,) = _traces(policy, [prompt], decoding, [seed], device)
     if steps:
         for line in canvases(policy, trace, decoding.length):
             typer.echo(line)
@@ -144,26 +144,32 @@ def generate(
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
     rows = _read_prompts(prompts)
-    decoding, policy = _decoding(run_or_model, overrides or [], greedy)
-    trace = _sampled(policy, [row["prompt"] for row in rows], decoding, [seed + i for i in range(len(rows))])
-    lines = []
-    for i, row in enumerate(rows):
-        ids = trace.tokens_BL[i, -decoding.length :].tolist()
-        made: dict[str, Any] = {**row, "completion": policy.tokenizer.decode(ids), "seed": seed + i}
-        if traces:
-            filled = trace.filled_BL[i, -decoding.length :].tolist()
-            step = trace.step_BL[i, -decoding.length :].tolist()
-            made["trace"] = {
-                "tokens": ids,
-                "step": [s if f else None for s, f in zip(step, filled, strict=True)],
-                "logp": trace.logp_BL[i, -decoding.length :].tolist(),
-            }
-        lines.append(json.dumps(made))
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
+    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy)
+    numbers = [seed + i for i in range(len(rows))]
+    made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device)
+    written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
+    lines = [
+        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
+    ]
     if out is None:
         typer.echo("\n".join(lines))
     else:
         out.write_text("".join(line + "\n" for line in lines))
         typer.echo(f"{len(lines)} completions in {out}")
+
+
+def _entries(policy: "Tiny", trace: Any, length: int, whole: bool) -> Iterator[dict[str, Any]]:
+    """The completion of every trace, and with `whole` how it came about."""
+    for i in range(len(trace)):
+        ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
+        entry: dict[str, Any] = {"completion": policy.tokenizer.decode(ids)}
+        if whole:
+            filled, step = trace.filled_BL[i, -length:].tolist(), trace.step_BL[i, -length:].tolist()
+            steps = [s if f else None for s, f in zip(step, filled, strict=True)]
+            entry["trace"] = {"tokens": ids, "step": steps, "logp": logp}
+        yield entry
 
 
 @app.command()
@@ -241,33 +247,24 @@ def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "
     from unmask.run import checkpoint_of
 
     path = Path(run_or_model) / "config.yaml"
-    return read_config(path if path.is_file() else DEMO, overrides, task=task), load_model(checkpoint_of(run_or_model))
+    config = read_config(path if path.is_file() else DEMO, overrides, task=task)
+    return config, load_model(checkpoint_of(run_or_model), device=config.device)
 
 
-def _decoding(run_or_model: str, overrides: list[str], greedy: bool) -> "tuple[Decoding, Tiny]":
+def _decoding(run_or_model: str, overrides: list[str], greedy: bool) -> "tuple[Decoding, Tiny, str]":
     config, policy = _load(run_or_model, overrides)
     from unmask.train import decoding_of
 
     decoding = decoding_of(config, config.build_task())
-    return (decoding.greedy() if greedy else decoding), policy
+    return (decoding.greedy() if greedy else decoding), policy, config.device
 
 
-def _sampled(policy: "Tiny", prompts: list[str], decoding: "Decoding", seeds: list[int]) -> Any:
+def _traces(policy: "Tiny", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str) -> Any:
     import torch
 
-    from unmask.rollout import sample as sample_rows
+    from unmask.evaluate import complete
 
-    ids = [policy.tokenizer.encode(prompt) for prompt in prompts]
-    return sample_rows(
-        policy,
-        ids,
-        torch.tensor(seeds),
-        length=decoding.length,
-        steps=decoding.steps,
-        block=decoding.block,
-        law=decoding.law,
-        order=decoding.order,
-    ).trace
+    return complete(policy, prompts, decoding, torch.tensor(seeds, device=device))
 
 
 def _read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -25,7 +26,7 @@ from unmask.method import Method
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
-from unmask.objective import NORMALISERS
+from unmask.objective import KLS, NORMALISERS
 from unmask.rollout import ORDERS, schedule
 from unmask.tasks import TASKS, Task
 
@@ -34,6 +35,7 @@ DEMO = Path(__file__).parent / "assets" / "demo.yaml"
 CHOICES: dict[str, Mapping[str, Any]] = {
     "advantage": ADVANTAGES,
     "normaliser": NORMALISERS,
+    "kl_kind": KLS,
     "layout": LAYOUTS,
     "variant": VARIANTS,
     "scope": SCOPES,
@@ -53,10 +55,11 @@ class RolloutConfig(Strict):
     """Denoising steps; half the length if not given."""
     block: int | None = Field(None, ge=1)
     """Positions of a semi-autoregressive block; one block if not given."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    order: Literal["random", "left_to_right", "surest_position", "low_confidence"] = "low_confidence"
+    order: str = "low_confidence"
+    """The order in which positions are committed."""
 
 
 class OptimizerConfig(Strict):
@@ -65,7 +68,7 @@ class OptimizerConfig(Strict):
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     max_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
 
@@ -79,6 +82,15 @@ class EvalConfig(Strict):
     """Updates between evaluations; 0 evaluates before and after only."""
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("input should be a number, not true or false")
+    return value
+
+
+Seed = Annotated[int, BeforeValidator(_number)]
+
+
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -90,7 +102,7 @@ class Config(Strict):
     method: str = "diffu_grpo"
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: Seed = Field(0, ge=0, lt=2**32)
     updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner` optimiser steps."""
     prompts: int = Field(12, ge=1)
@@ -100,10 +112,11 @@ class Config(Strict):
     inner: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
     rows: int = Field(512, ge=1)
-    """States in one forward pass; memory is bounded by this, gradients do not depend on it."""
+    """States in one forward pass of an update, which bounds its memory; gradients do not depend on it."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
     """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
     device: str = "cpu"
+    """cpu, cuda, cuda:1, ..."""
     save_every: int = Field(0, ge=0)
     """Updates between checkpoints; 0 saves the last only."""
     rollout: RolloutConfig = RolloutConfig()
@@ -137,18 +150,19 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
     Raises ValueError with one sentence that names the key at fault.
     """
     data = _read_yaml(path) if path else {}
-    sections = set(data)
+    sections, replaced = set(data), set()
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
             raise ValueError(f"{override!r} is not of the form key=value")
-        _assign(data, key, yaml.safe_load(value))
+        _assign(data, key, _parsed_yaml(value, key))
         sections.discard(key.split(".")[0])
+        replaced.add(key)
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(chosen)
-    if chosen.keys() & {"task", "method", "with"}:
+    if (chosen.keys() | replaced) & {"task", "method", "with"}:
         # A file may hold options of what has just been replaced; options set beside the replacement stay and count.
-        used = {data.get("task"), data.get("method"), *data.get("with", ())}
+        used = {data.get("task"), data.get("method"), *(_listed(data.get("with")) or ())}
         data = {key: value for key, value in data.items() if key not in (sections & _catalogue()) - used}
     return parse_config(data)
 
@@ -156,6 +170,9 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
     catalogue = _catalogue()
+    for key in data:
+        if not isinstance(key, str):
+            raise ValueError(f"{key!r}: keys must be text")
     if "options" in data:
         raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
     options = {key: value for key, value in data.items() if key in catalogue}
@@ -167,6 +184,7 @@ def parse_config(data: Mapping[str, Any]) -> Config:
         config = Config(**rest, options=options)
     except ValidationError as error:
         raise ValueError(_sentence(error)) from None
+    _known("rollout.order", config.rollout.order, ORDERS)
     _known("task", config.task, TASKS)
     _known("method", config.method, BASES)
     for name in config.plugins:
@@ -184,12 +202,19 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"there is no configuration file {path}")
     try:
-        data = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        data = _parsed_yaml(path.read_text(), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from None
     if not isinstance(data or {}, dict):
         raise ValueError(f"{path} must hold keys and values, not a {type(data).__name__}")
     return data or {}
+
+
+def _parsed_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
 
 
 def _assign(data: dict[str, Any], key: str, value: Any) -> None:
@@ -235,12 +260,11 @@ def _check_combination(config: Config) -> None:
     """What no single key shows. The method is rehearsed on a blank canvas, so that a bad option fails now."""
     from unmask.rehearsal import rehearse
 
+    _check_device(config.device)
     if len(set(config.plugins)) < len(config.plugins):
         raise ValueError("with: a plug-in is named twice")
     if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
         raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
-    if config.rollout.temperature == 0:
-        raise ValueError("rollout.temperature: 0 is greedy, and every method here learns from samples; raise it")
     task = config.build_task()
     length, steps, block = rollout_shape(config, task)
     try:
@@ -253,7 +277,17 @@ def _check_combination(config: Config) -> None:
             f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
             f"not of {config.rollout.order}"
         )
-    rehearse(method, length, steps, block)
+    try:
+        rehearse(method, length, steps, block)
+    except ValueError as error:
+        raise ValueError(f"{method.name}: {error}") from None
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
@@ -306,6 +340,3 @@ def _spelled(factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[st
 def option_help(factory: Callable[..., Any]) -> dict[str, Any]:
     """Options with their defaults, for `unmask methods --json`."""
     return _spelled(factory, {})
-
-
-assert set(ORDERS) == set(RolloutConfig.model_fields["order"].annotation.__args__)  # type: ignore[union-attr]

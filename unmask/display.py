@@ -35,7 +35,10 @@ def _bar(columns: str) -> Progress:
 @contextmanager
 def training_display(config: "Config", name: str) -> Iterator[Report]:
     """A live bar in a terminal; plain lines, a dozen in all, elsewhere."""
-    console.print(f"[bold]{name}[/]: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts")
+    kl = config.build_method().kl
+    told = f"KL {kl:g} to the model it starts from" if kl else "no KL"
+    size = f"{config.updates} updates of {config.prompts} prompts x {config.group} rollouts"
+    console.print(f"[bold]{name}[/]: {size}, {told}", highlight=False)
     shown: dict[str, Any] = {"reward": "-", "solved": "-", "held": "-"}
     every = max(1, config.updates // 12)
     columns = "reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}"

@@ -1,18 +1,19 @@
 """Accuracy on held-out problems: sampled, greedy, pass@k, each with a 95 % interval."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from unmask.law import Law
 from unmask.models.policy import Policy
-from unmask.rollout import Order, low_confidence, row_seeds, sample
+from unmask.rollout import Order, Rollouts, low_confidence, row_seeds, sample
 from unmask.tasks import Task
 from unmask.tasks.task import Row
+from unmask.trace import Trace
 
 Z_95 = 1.959963984540054
 
@@ -69,36 +70,34 @@ class Decoding:
     order: Order = low_confidence
 
     def greedy(self) -> "Decoding":
-        return Decoding(self.length, self.steps, self.block, Law(temperature=0.0), self.order)
+        return replace(self, law=Law(temperature=0.0))
+
+    def sample(self, policy: Policy, prompts: Sequence[Sequence[int]], seed_B: Tensor, **more: Any) -> Rollouts:
+        """Roll out these prompts; `more` goes to `sample` as it is."""
+        shape: dict[str, Any] = {"length": self.length, "steps": self.steps, "block": self.block}
+        return sample(policy, prompts, seed_B, **shape, law=self.law, order=self.order, **more)
+
+
+def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
+    """The text that each trace wrote."""
+    return [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
 
 
 def complete(
     policy: Policy, prompts: Sequence[str], decoding: Decoding, seed_B: Tensor, batch: int = 512
-) -> list[str]:
-    """The completion of every prompt, in order."""
-    texts: list[str] = []
+) -> Iterator[Trace]:
+    """Traces of every prompt in order, `batch` at a time."""
     for start in range(0, len(prompts), batch):
-        part = [policy.tokenizer.encode(prompt) for prompt in prompts[start : start + batch]]
-        trace = sample(
-            policy,
-            part,
-            seed_B[start : start + batch],
-            length=decoding.length,
-            steps=decoding.steps,
-            block=decoding.block,
-            law=decoding.law,
-            order=decoding.order,
-        ).trace
-        texts += [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -decoding.length :].tolist()]
-    return texts
+        ids = [policy.tokenizer.encode(prompt) for prompt in prompts[start : start + batch]]
+        yield decoding.sample(policy, ids, seed_B[start : start + batch]).trace
 
 
-def rewards(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> Tensor:
-    """The reward of every completion; a reward that raises or is no finite number stops the run by name."""
-    values = []
+def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Reward and verdict of every completion, (B,) each; a reward that raises or is no finite number is an error."""
+    values, verdicts = [], []
     for row, text in zip(rows, texts, strict=True):
         try:
-            value = float(task.reward(row, text))
+            value, verdict = float(task.reward(row, text)), bool(task.solved(row, text))
         except Exception as error:
             raise ValueError(
                 f"the reward of task {task.name!r} raised {type(error).__name__}: {error} (completion {text!r})"
@@ -106,7 +105,8 @@ def rewards(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> Tensor:
         if not math.isfinite(value):
             raise ValueError(f"the reward of task {task.name!r} is {value} for completion {text!r}: must be finite")
         values.append(value)
-    return torch.tensor(values, dtype=torch.float64)
+        verdicts.append(verdict)
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(verdicts)
 
 
 @dataclass(frozen=True)
@@ -142,28 +142,27 @@ def evaluate(
     samples: int = 4,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    report: Callable[[str], None] = lambda stage: None,
 ) -> Evaluation:
     """Solve held-out problems `samples` times at the sampling law and once greedily."""
     if not rows:
         raise ValueError("there are no problems to evaluate on")
-    prompts = [task.prompt(row) for row in rows]
-    report("sampled")
-    repeated = [prompt for prompt in prompts for _ in range(samples)]
-    drawn = complete(policy, repeated, decoding, row_seeds(seed, len(repeated)).to(device))
-    report("greedy")
-    surest = complete(policy, prompts, decoding.greedy(), row_seeds(seed, len(prompts)).to(device))
-    asked = [row for row in rows for _ in range(samples)]
-    verdicts = [task.solved(row, text) for row, text in zip(asked, drawn, strict=True)]
-    hits_P = torch.tensor(verdicts).view(len(rows), samples).sum(-1)
+
+    def answers(asked: Sequence[Row], how: Decoding) -> tuple[Tensor, Tensor]:
+        prompts = [task.prompt(row) for row in asked]
+        traces = complete(policy, prompts, how, row_seeds(seed, len(prompts)).to(device))
+        texts = [text for trace in traces for text in completions(policy, trace, how.length)]
+        return judged(task, asked, texts)
+
+    reward_B, solved_B = answers([row for row in rows for _ in range(samples)], decoding)
+    _, greedy_P = answers(rows, decoding.greedy())
+    hits_P = solved_B.view(len(rows), samples).sum(-1)
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     passes = {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
-    greedy_hits = sum(task.solved(row, text) for row, text in zip(rows, surest, strict=True))
     return Evaluation(
         sampled=passes[1],
-        greedy=wilson(greedy_hits, len(rows)),
+        greedy=wilson(int(greedy_P.sum()), len(rows)),
         passes=passes,
-        reward=float(rewards(task, asked, drawn).mean()),
+        reward=float(reward_B.mean()),
         problems=len(rows),
         samples=samples,
     )

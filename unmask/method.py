@@ -8,6 +8,7 @@ A base is a Method; a plug-in is a function Method -> Method.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,12 @@ class Method:
 
     def __post_init__(self) -> None:
         within(0, inf, kl=self.kl, reward_kl=self.reward_kl)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What `sample` must be told on this method's behalf: sample(policy, prompts, seeds, **method.sampling)."""
+        branch = self.branch.branch if self.branch is not None else None
+        return {"counted": self.counted, "record": self.record, "branch": branch}
 
     @property
     def needs_reference(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.probes import Probes, unit_asked, unit_likelihood
-from unmask.shapes import Metrics
+from unmask.shapes import GIVEN, Metrics
 
 Objective = Callable[[Tensor, Tensor, Probes, Tensor, Tensor], tuple[Tensor, Metrics]]
 """(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics."""
@@ -40,8 +40,9 @@ def sequence_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
 
 
 def canvas_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
-    """Every canvas position weighs the same, written or not: 1 / (B * canvas length). No length bias."""
-    return counted_ML / probes.trace.canvas_BL.sum(-1).double()[probes.trace_M, None] / len(probes.trace)
+    """Every position of the completion weighs the same, written or not: 1 / (B * its length). No length bias."""
+    length_B = (probes.trace.block_BL != GIVEN).sum(-1).double()
+    return counted_ML / length_B[probes.trace_M, None] / len(probes.trace)
 
 
 def trace_sum(counted_ML: Tensor, probes: Probes) -> Tensor:
@@ -71,6 +72,11 @@ def counted_units(probes: Probes) -> Tensor:
     return unit_asked(probes) & probes.trace.counted_BL[probes.trace_M]
 
 
+def ratio_of(gain: Tensor) -> Tensor:
+    """exp of a log-ratio, held below e^20: what rank swaps or a vanished token make larger must not become inf."""
+    return gain.clamp(max=20.0).exp()
+
+
 def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """min(ratio * A, clip(ratio, 1 - low, 1 + high) * A), and where the clip decides."""
     free, bound = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
@@ -97,7 +103,7 @@ def token_clip(
 ) -> tuple[Tensor, Metrics]:
     """One ratio a token: rho_i = exp(l_i - l_i_old), - sum of scale * Clip(rho_i, w_i A)."""
     counted_ML = counted_units(probes)
-    ratio_ML = unit_likelihood(logp_NL - old_NL, probes).exp()
+    ratio_ML = ratio_of(unit_likelihood(logp_NL - old_NL, probes))
     value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(ratio_ML.dtype)
     surrogate_ML, active_ML = clipped(ratio_ML, value_ML, low, high)
     scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(ratio_ML.dtype)
@@ -125,7 +131,7 @@ def step_clip(
     if probes.passed_NL is not None:
         in_ratio_NL = in_ratio_NL | (probes.passed_NL & counted_ML.any(-1)[probes.unit_N, None])
     gain_NL = (logp_NL - old_NL).masked_fill(~in_ratio_NL, 0.0)
-    ratio_M = unit_likelihood(gain_NL, probes).sum(-1).exp()
+    ratio_M = ratio_of(unit_likelihood(gain_NL, probes).sum(-1))
     credit_ML = credit_BL[probes.trace_M].masked_fill(~counted_ML, 0.0)
     credit_M = credit_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
     value_M = (advantage_B[probes.trace_M] * credit_M).to(ratio_M.dtype)
@@ -154,11 +160,12 @@ def sequence_clip(
     length_M = counted_ML.sum(-1).clamp(min=1)
     gain_ML = unit_likelihood(logp_NL - old_NL, probes).masked_fill(~counted_ML, 0.0)
     weighed_ML = credit_BL[probes.trace_M].to(gain_ML.dtype) * gain_ML
-    ratio_M = (weighed_ML.sum(-1) / length_M).exp()
+    ratio_M = ratio_of(weighed_ML.sum(-1) / length_M)
     value_M = advantage_B[probes.trace_M].to(ratio_M.dtype)
     surrogate_M, active_M = clipped(ratio_M, value_M, low, high)
     scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
-    metrics = {"ratio": ratio_M.detach().mean(), "clipped": active_M.to(ratio_M.dtype).mean()}
+    live_M = counted_ML.any(-1)
+    metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
     return -(scale_M * surrogate_M).sum(), metrics
 
 

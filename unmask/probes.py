@@ -108,6 +108,8 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
     """
     if probes.trace.law.temperature == 0:
         raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
+    if not len(probes.states_SL):
+        return torch.zeros_like(probes.share_NL)
     if rows is None or len(probes.states_SL) <= rows:
         return _answers(policy, probes)
     pieces = [(number_N, _answers(policy, piece)) for number_N, piece in chunks(probes, rows)]

@@ -1,5 +1,7 @@
 """Try a method's questions on a blank canvas, without a model: an option that cannot work fails before a run."""
 
+from dataclasses import replace
+
 import torch
 
 from unmask.law import Law
@@ -27,7 +29,7 @@ def blank_trace(length: int, steps: int, block: int) -> Trace:
         law=Law(),
         seen={"entropy": entropy_BC},
     )
-    return Trace(**{**vars(trace), "counted_BL": everything(trace)})
+    return replace(trace, counted_BL=everything(trace))
 
 
 def rehearse(method: Method, length: int, steps: int, block: int) -> None:

@@ -256,7 +256,7 @@ def _ranked(score_RW: Tensor, masked_RW: Tensor, size: int) -> Tensor:
     """The `size` masked positions of largest score, ties to the left."""
     score_RW = score_RW.masked_fill(~masked_RW, -torch.inf)
     first_Rk = score_RW.sort(dim=-1, descending=True, stable=True).indices[:, :size]
-    return torch.zeros_like(masked_RW).scatter(1, first_Rk, True)
+    return torch.zeros_like(masked_RW).scatter(1, first_Rk, True) & masked_RW
 
 
 def _commit(
@@ -299,10 +299,10 @@ def _fillings(logits_QV: Tensor, trace: Trace, row_R: Tensor, seed_B: Tensor, fi
     source_R = row_R.repeat(fillings)
     seen = {"source": source_R}
     if kept_QV is not None:
-        kept_RLV = torch.zeros(*masked_RL.shape, kept_QV.shape[-1], dtype=torch.bool, device=row.device)
-        kept_RLV[row, column] = kept_QV
-        start = width - int(trace.canvas_BL[0].sum())
-        seen["kept"] = kept_ids(kept_RLV[:, start:]).repeat(fillings, 1, 1)
+        kept_QK, length = kept_ids(kept_QV), int(trace.canvas_BL[0].sum())
+        kept_RCK = kept_QK.new_full((len(row_R), length, kept_QK.shape[-1]), -1)
+        kept_RCK[row, column - (width - length)] = kept_QK
+        seen["kept"] = kept_RCK.repeat(fillings, 1, 1)
     return replace(
         selected(replace(trace, seen={}), source_R),
         tokens_BL=torch.cat(filled),

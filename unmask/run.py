@@ -43,8 +43,8 @@ class Run:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        if folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder} already exists and is not empty; choose another --out")
+        if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+            raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))

@@ -38,6 +38,8 @@ def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
     """weight * (objective + kl * divergence)."""
     old_NL = logp_NL.detach() if part.old_NL is None else part.old_NL.to(logp_NL.dtype)
     loss, metrics = part.objective(logp_NL, old_NL, part.probes, part.advantage_B, part.credit_BL)
+    if part.kl and (part.reference_NL is None or part.divergence is None):
+        raise ValueError(f"a part with kl={part.kl} needs the reference's answers and a divergence")
     if part.reference_NL is not None and part.divergence is not None:
         divergence = part.divergence(logp_NL, part.reference_NL, part.probes)
         loss, metrics = loss + part.kl * divergence, metrics | {"kl": divergence.detach()}

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from unmask.advantage import Advantage, group_mean
 from unmask.method import Method, each_turn, within
-from unmask.objective import step_clip, token_clip, trace_sum
+from unmask.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
 from unmask.probes import Probes, visited
 from unmask.rollout import Record, low_confidence
 from unmask.trace import Trace, everything
@@ -80,8 +80,7 @@ def sampled_steps(
     choice: bool = False,
 ) -> Probes:
     """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
-    if draws < 1:
-        raise ValueError(f"draws={draws} must be at least 1")
+    within(1, inf, draws=draws)
     level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
     if spread:
         level_BK = (torch.arange(draws, device=level_BK.device) + level_BK) / draws
@@ -112,6 +111,8 @@ def agrpo(
     choice: bool = False,
     low: float = 0.2,
     high: float = 0.2,
+    kl: float = 0.0,
+    kl_kind: KL = k3,
     advantage: Advantage = group_mean,
 ) -> Method:
     """Exact per-step policy gradients at sampled denoising steps. (The paper takes 24 draws of 128 steps.)"""
@@ -126,6 +127,8 @@ def agrpo(
         objective=partial(objective, low=low, high=high),
         record=Record(entropy=steps is entropy_steps),
         counted=everything,
+        kl=kl,
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=trace_sum),
         trajectory=True,
         order=low_confidence if choice else None,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unmask.advantage import Advantage, leave_one_out
 from unmask.method import Method, each_turn, within
-from unmask.objective import Normaliser, token_clip, token_divergence, token_mean
+from unmask.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.probes import Probes, uniform, views
 from unmask.trace import Trace
 
@@ -43,6 +43,7 @@ def coupled(trace: Trace, rng: torch.Generator) -> Probes:
 def coupled_grpo(
     low: float = 0.5,
     high: float = 0.5,
+    kl_kind: KL = k3,
     kl: float = 0.01,
     advantage: Advantage = leave_one_out,
     normaliser: Normaliser = token_mean,
@@ -55,5 +56,5 @@ def coupled_grpo(
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
-        divergence=partial(token_divergence, normaliser=normaliser),
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
     )

@@ -312,14 +312,27 @@ def dps(
     strength: float = 0.1,
     variant: Variant = likelihood_progress,
     scope: Scope = group_scope,
+    smallest: float = 0.2,
+    largest: float = 5.0,
     shuffled: bool = False,
     top: int = 32,
 ) -> Method:
     """Weigh tokens by the progress their step made, from the rollout's own predictions."""
-    within(0, inf, strength=strength)
+    within(0, inf, strength=strength, largest=largest)
+    within(0, 1, smallest=smallest)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
-    credit = partial(progress_credit, strength=strength, variant=variant, scope=scope, shuffled=shuffled)
+    if shuffled and variant is own_progress:
+        raise ValueError("shuffled deals the scores of steps, and own progress has one for each token")
+    credit = partial(
+        progress_credit,
+        strength=strength,
+        variant=variant,
+        scope=scope,
+        smallest=smallest,
+        largest=largest,
+        shuffled=shuffled,
+    )
     return replace(base, name=f"{base.name}+dps", credit=credit, record=base.record | Record(top=top))
 
 
@@ -332,6 +345,8 @@ def daca(
     strength: float = 0.1,
     variant: Variant = likelihood_progress,
     scope: Scope = group_scope,
+    smallest: float = 0.2,
+    largest: float = 5.0,
     shuffled: bool = False,
     top: int = 32,
 ) -> Method:
@@ -339,4 +354,5 @@ def daca(
     if base.trajectory and (strata, layout, anchor, kl) != (4, random_strata, ANCHOR, TRUST):
         raise ValueError(f"on {base.name} daca is DPS alone: strata, layout, anchor and kl have no place there")
     scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
-    return replace(dps(scored, strength, variant, scope, shuffled, top), name=f"{base.name}+daca")
+    credited = dps(scored, strength, variant, scope, smallest, largest, shuffled, top)
+    return replace(credited, name=f"{base.name}+daca")

@@ -16,7 +16,7 @@ from math import inf
 
 from unmask.advantage import Advantage, group_mean
 from unmask.method import Method, each_turn, within
-from unmask.objective import Normaliser, token_clip, token_divergence, token_mean
+from unmask.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.probes import fully_masked
 
 
@@ -24,6 +24,7 @@ def diffu_grpo(
     prompt_masking: float = 0.15,
     low: float = 0.5,
     high: float = 0.5,
+    kl_kind: KL = k3,
     kl: float = 0.04,
     advantage: Advantage = group_mean,
     normaliser: Normaliser = token_mean,
@@ -37,5 +38,5 @@ def diffu_grpo(
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
-        divergence=partial(token_divergence, normaliser=normaliser),
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
     )

@@ -20,20 +20,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from torch import Tensor
-
 from unmask.advantage import Advantage, group_mean
 from unmask.method import BranchTerm, Method, within
-from unmask.objective import token_clip, token_divergence
-from unmask.probes import Probes
+from unmask.objective import canvas_mean, token_clip, token_divergence
 from unmask.rollout import Branch
-from unmask.shapes import GIVEN
-
-
-def branch_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
-    """1 / (states * Z * L), L the length of the completion: late branches fill less and weigh less."""
-    length_B = (probes.trace.block_BL != GIVEN).sum(-1).double()
-    return counted_ML / length_B[probes.trace_M, None] / len(probes.trace)
 
 
 def dispo(
@@ -54,8 +44,8 @@ def dispo(
         branch=Branch(branches, lateness),
         weight=weight,
         advantage=advantage,
-        objective=partial(token_clip, low=low, high=high, normaliser=branch_mean),
+        objective=partial(token_clip, low=low, high=high, normaliser=canvas_mean),
         kl=kl,
-        divergence=partial(token_divergence, normaliser=branch_mean),
+        divergence=partial(token_divergence, normaliser=canvas_mean),
     )
     return replace(base, name=f"{base.name}+dispo", branch=term)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from unmask.advantage import Advantage, leave_one_out
 from unmask.method import Method, each_turn, within
-from unmask.objective import k2, sequence_clip, sequence_divergence
+from unmask.objective import KL, k2, sequence_clip, sequence_divergence
 from unmask.probes import Probes, random_rank, views
 from unmask.trace import Trace, everything
 
@@ -42,8 +42,7 @@ def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:
 
 def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
     """The ELBO from `draws` complementary pairs, their sizes stratified for each trace."""
-    if draws < 1:
-        raise ValueError(f"draws={draws} must be at least 1")
+    within(1, inf, draws=draws)
     noise_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
     level_KB = (torch.arange(draws, dtype=torch.float64)[:, None] + noise_KB.cpu()) / draws
     length_B = trace.canvas_BL.sum(-1)
@@ -52,7 +51,12 @@ def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
 
 
 def espo(
-    draws: int = 2, low: float = 0.2, high: float = 0.2, kl: float = 1e-2, advantage: Advantage = leave_one_out
+    draws: int = 2,
+    low: float = 0.2,
+    high: float = 0.2,
+    kl: float = 1e-2,
+    kl_kind: KL = k2,
+    advantage: Advantage = leave_one_out,
 ) -> Method:
     """One ratio for a whole sequence, from its ELBO: sequence-level diffusion GRPO."""
     within(0, inf, low=low, high=high)
@@ -63,5 +67,5 @@ def espo(
         objective=partial(sequence_clip, low=low, high=high),
         counted=everything,
         kl=kl,
-        divergence=partial(sequence_divergence, kl=k2),
+        divergence=partial(sequence_divergence, kl=kl_kind),
     )

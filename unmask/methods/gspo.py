@@ -14,7 +14,7 @@ from math import inf
 
 from unmask.advantage import Advantage, z_score
 from unmask.method import Method, each_turn, within
-from unmask.objective import sequence_clip, sequence_mean, token_divergence
+from unmask.objective import KL, k3, sequence_clip, sequence_mean, token_divergence
 from unmask.probes import fully_masked
 
 
@@ -23,6 +23,7 @@ def gspo(
     low: float = 3e-4,
     high: float = 4e-4,
     kl: float = 0.0,
+    kl_kind: KL = k3,
     advantage: Advantage = z_score,
 ) -> Method:
     """One length-normalised ratio for a whole sequence: Qwen's GRPO."""
@@ -34,5 +35,5 @@ def gspo(
         advantage=advantage,
         objective=partial(sequence_clip, low=low, high=high),
         kl=kl,
-        divergence=partial(token_divergence, normaliser=sequence_mean),
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=sequence_mean),
     )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from unmask.advantage import Advantage, group_mean
 from unmask.method import Method, each_turn, within
-from unmask.objective import counted_units
+from unmask.objective import KL, counted_units, k3, token_divergence
 from unmask.probes import Probes, rank, uniform, views
 from unmask.shapes import Metrics
 from unmask.trace import Trace, until_eos
@@ -33,8 +33,7 @@ from unmask.trace import Trace, until_eos
 
 def block_random(trace: Trace, rng: torch.Generator, draws: int = 2, hidden: float = 0.15) -> Probes:
     """`draws` semi-autoregressive maskings of each trace."""
-    if draws < 1:
-        raise ValueError(f"draws={draws} must be at least 1")
+    within(1, inf, draws=draws)
     hidden_KBL = torch.stack([_block_masking(trace, rng, hidden) for _ in range(draws)])
     return views(trace, hidden_KBL, hidden_KBL & trace.canvas_BL)
 
@@ -94,6 +93,8 @@ def spg(
     hidden: float = 0.15,
     beta: float = 1.5,
     mix: float = 0.5,
+    kl: float = 0.0,
+    kl_kind: KL = k3,
     advantage: Advantage = group_mean,
 ) -> Method:
     """A lower bound pushed up for good traces, an upper bound pushed down for bad ones."""
@@ -107,4 +108,6 @@ def spg(
         advantage=advantage,
         objective=partial(sandwich, beta=beta, mix=mix),
         compares=False,
+        kl=kl,
+        divergence=partial(token_divergence, kl=kl_kind),
     )

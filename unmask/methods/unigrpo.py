@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unmask.advantage import Advantage, z_score
 from unmask.method import Method, within
-from unmask.objective import Normaliser, sequence_mean, token_clip, token_divergence
+from unmask.objective import KL, Normaliser, k3, sequence_mean, token_clip, token_divergence
 from unmask.probes import Probes, uniform, views
 from unmask.trace import Trace
 
@@ -45,6 +45,7 @@ def random_ratio(trace: Trace, rng: torch.Generator) -> Probes:
 def unigrpo(
     low: float = 0.2,
     high: float = 0.2,
+    kl_kind: KL = k3,
     kl: float = 0.01,
     advantage: Advantage = z_score,
     normaliser: Normaliser = sequence_mean,
@@ -57,5 +58,5 @@ def unigrpo(
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
-        divergence=partial(token_divergence, normaliser=normaliser),
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unmask.advantage import group_max, group_mean, group_size, group_sum
 from unmask.method import Method, each_turn, within
-from unmask.objective import Normaliser, policy_gradient, token_divergence, trace_sum
+from unmask.objective import KL, Normaliser, k3, policy_gradient, token_divergence, trace_sum
 from unmask.probes import fully_masked
 
 
@@ -36,7 +36,13 @@ def preference_weight(reward_B: Tensor, group_B: Tensor, psi: float = 1.0) -> Te
     return group_size(group_B, torch.float64).to(weight_B.dtype) * weight_B
 
 
-def wd1(prompt_masking: float = 0.15, psi: float = 1.0, normaliser: Normaliser = trace_sum) -> Method:
+def wd1(
+    prompt_masking: float = 0.15,
+    psi: float = 1.0,
+    kl: float = 0.0,
+    kl_kind: KL = k3,
+    normaliser: Normaliser = trace_sum,
+) -> Method:
     """Weighted log-likelihood, no ratios: good traces up, bad traces down."""
     within(0, 1, prompt_masking=prompt_masking)
     within(0, inf, psi=psi)
@@ -45,6 +51,7 @@ def wd1(prompt_masking: float = 0.15, psi: float = 1.0, normaliser: Normaliser =
         probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=partial(preference_weight, psi=psi),
         objective=partial(policy_gradient, normaliser=normaliser),
-        divergence=partial(token_divergence, normaliser=normaliser),
+        kl=kl,
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
         compares=False,
     )

@@ -36,9 +36,9 @@ class CharacterTokenizer:
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
     def decode(self, ids: list[int]) -> str:
-        """The text up to the first EOS, without PAD and MASK."""
+        """The text up to the first EOS; a PAD or MASK in it is a replacement character, which no answer holds."""
         end = ids.index(EOS) if EOS in ids else len(ids)
-        return "".join(CHARACTERS[token - SPECIALS] for token in ids[:end] if token >= SPECIALS)
+        return "".join(CHARACTERS[token - SPECIALS] if token >= SPECIALS else "\ufffd" for token in ids[:end])
 
     def show(self, ids: list[int]) -> str:
         """A canvas as it stands, one character per position: MASK and EOS visible, PAD a blank."""

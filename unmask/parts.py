@@ -1,0 +1,116 @@
+"""From rewarded rollouts to the terms of the loss: what a trainer of one's own calls instead of putting Parts together.
+
+    for parts in parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng, turns=mu):
+        optimizer.zero_grad(); [accumulate(policy, part, rows) for part in parts]; optimizer.step()
+"""
+
+import torch
+from torch import Tensor
+
+from unmask.method import Method, uniform_credit
+from unmask.models.policy import Policy
+from unmask.objective import reward_divergence
+from unmask.probes import Probes, ask, one_shot
+from unmask.rollout import Rollouts
+from unmask.trace import Trace
+from unmask.update import Part
+
+
+def parts_of(
+    method: Method,
+    policy: Policy,
+    reference: Policy | None,
+    rollouts: Rollouts,
+    reward_B: Tensor,
+    branch_reward_B: Tensor | None,
+    rng: torch.Generator,
+    turns: int = 1,
+    rows: int | None = None,
+) -> list[list[Part]]:
+    """The parts of every inner update, all questions drawn and the old policy asked before the first of them.
+
+    `reference` is needed where `method.needs_reference`, `branch_reward_B` where the rollouts have branches. Traces
+    that were left out (idle groups) are simply not there. `rows` bounds the states in one pass.
+    """
+    if method.needs_reference and reference is None:
+        raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
+    lists: list[list[Part]] = [[] for _ in range(turns)]
+    if len(rollouts.trace):
+        probes = method.probe(rollouts.trace, rng, turns)
+        for parts, part in zip(
+            lists, _base_parts(method, policy, reference, rollouts.trace, reward_B, probes, rows), strict=True
+        ):
+            parts.append(part)
+    if method.branch is not None and rollouts.branches is not None and len(rollouts.branches):
+        if branch_reward_B is None:
+            raise ValueError(f"{method.name} branches: give the rewards of the branches too")
+        part = _branch_part(method, policy, reference, rollouts.branches, branch_reward_B, turns, rows)
+        for parts in lists:
+            parts.append(part)
+    return lists
+
+
+def _base_parts(
+    method: Method,
+    policy: Policy,
+    reference: Policy | None,
+    trace: Trace,
+    reward_B: Tensor,
+    probes: list[Probes],
+    rows: int | None,
+) -> list[Part]:
+    # On the first turn the answer itself is the old one, unless the reward has to be priced before it.
+    old = [
+        _answers(policy, p, rows) if (turn and method.compares) or method.reward_kl else None
+        for turn, p in enumerate(probes)
+    ]
+    known = [_answers(reference, p, rows) if method.kl or method.reward_kl else None for p in probes]
+    if method.reward_kl:
+        assert old[0] is not None and known[0] is not None
+        price_B = reward_divergence(old[0], known[0], probes[0])
+        reward_B = reward_B - method.reward_kl * price_B.to(reward_B)
+    advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
+    return [
+        Part(
+            probes=asked,
+            advantage_B=advantage_B,
+            credit_BL=credit_BL,
+            objective=method.objective,
+            old_NL=old_NL,
+            reference_NL=known_NL if method.kl else None,
+            kl=method.kl,
+            divergence=method.divergence,
+        )
+        for asked, old_NL, known_NL in zip(probes, old, known, strict=True)
+    ]
+
+
+def _branch_part(
+    method: Method,
+    policy: Policy,
+    reference: Policy | None,
+    branches: Trace,
+    reward_B: Tensor,
+    turns: int,
+    rows: int | None,
+) -> Part:
+    """One question at the shared state, the same on every turn."""
+    term, probes = method.branch, one_shot(branches)
+    assert term is not None
+    return Part(
+        probes=probes,
+        advantage_B=term.advantage(reward_B, branches.group_B),
+        credit_BL=uniform_credit(branches),
+        objective=term.objective,
+        old_NL=_answers(policy, probes, rows) if turns > 1 else None,
+        reference_NL=_answers(reference, probes, rows) if term.kl else None,
+        kl=term.kl,
+        divergence=term.divergence,
+        weight=term.weight,
+        label="branch_",
+    )
+
+
+@torch.no_grad()
+def _answers(asked: Policy | None, probes: Probes, rows: int | None) -> Tensor | None:
+    return None if asked is None else ask(asked, probes, rows)
