@@ -1,8 +1,8 @@
 """Does a method push the policy uphill? Its expected on-policy update against the exact gradient of J.
 
 Every base, alone and with sml, dps, daca, dispo, and daca and dispo, on every pair of trajectories of two worlds of
-coupled positions (a pair is a batch of one group, enumerated and weighted by its probability). The questions are the method's own
-random ones, drawn 10 times for every pair; the standard error of the inner product is part of the assertion.
+coupled positions (a pair is a batch of one group, enumerated and weighted by its probability). The questions are the
+method's own random ones, drawn 10 times for every pair; the standard error of the inner product is in the assertion.
 `pytest -s` prints the cosines.
 """
 
