@@ -34,7 +34,9 @@ def _compared(reward_B: Tensor, group_B: Tensor) -> Tensor:
         raise ValueError("a reward is not a finite number: nothing can be compared with it")
     size_B = group_size(group_B, reward_B.dtype)
     if (size_B < 2).any():
-        raise ValueError("a group of one trace has nothing to be compared with: use at least 2 per prompt")
+        raise ValueError(
+            "a group of one trace has nothing to be compared with: use at least 2 per prompt (group_B of sample)"
+        )
     return size_B
 
 

@@ -27,6 +27,7 @@ RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
+TaskOption = Annotated[str | None, typer.Option(help="Default: the run's own task, or sudoku.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -34,9 +35,24 @@ def main() -> None:
     """Run a command; what a user can put right is one line on standard error and exit code 2."""
     try:
         app()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"unmask: {error}", err=True)
         sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from unmask import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Reinforcement-learning post-training for masked diffusion language models."""
 
 
 @app.command()
@@ -61,6 +77,7 @@ def train(
     from unmask.config import DEMO, read_config
 
     path, overrides = _split(arguments or [])
+    plugins = [name for text in plugins for name in text.split(",")] if plugins is not None else None
     names_method = method is not None or any(override.startswith("method=") for override in overrides)
     if names_method and plugins is None and path is None:
         plugins = []
@@ -68,12 +85,14 @@ def train(
     config = read_config(path or DEMO, overrides, **named)
 
     from unmask.display import show_result, training_display
-    from unmask.run import Run, fresh_folder
+    from unmask.run import Run, check_folder, fresh_folder
     from unmask.train import train as run_training
 
     name = f"{config.task}-{config.build_method().name}-seed{config.seed}"
+    folder = out or fresh_folder(name)
+    check_folder(folder)
     with training_display(config, name) as report:
-        result = run_training(config, lambda: Run(out or fresh_folder(name), config.dump()), report)
+        result = run_training(config, lambda: Run(folder, config.dump()), report)
     show_result(config, name, result)
 
 
@@ -87,7 +106,7 @@ def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
 @app.command()
 def eval(
     run_or_model: RunOrModel,
-    task: Annotated[str | None, typer.Option(help="Default: the run's own task, or sudoku.")] = None,
+    task: TaskOption = None,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems.")] = 256,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions of each, for pass@k.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the sampled completions.")] = 0,
@@ -117,12 +136,13 @@ def sample(
     run_or_model: RunOrModel,
     prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. a task's own.")],
     overrides: Overrides = None,
+    task: TaskOption = None,
     steps: Annotated[bool, typer.Option("--steps", help="Print the canvas after each denoising step.")] = False,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
-    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy)
+    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy, task)
     from unmask.display import canvases
 
     (trace,) = _traces(policy, [prompt], decoding, [seed], device)
@@ -137,6 +157,7 @@ def generate(
     run_or_model: RunOrModel,
     prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
     overrides: Overrides = None,
+    task: TaskOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
     traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
@@ -146,7 +167,7 @@ def generate(
     rows = _read_prompts(prompts)
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
-    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy)
+    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
     made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device)
     written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
@@ -215,7 +236,8 @@ def doctor(as_json: AsJson = False) -> None:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            typer.echo(f"{'ok     ' if finding.ok else 'missing'} {finding.what:14} {finding.detail}")
+            state = "ok" if finding.ok else "missing" if finding.needed else "none"
+            typer.echo(f"{state:8}{finding.what:14} {finding.detail}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
 
@@ -251,8 +273,10 @@ def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "
     return config, load_model(checkpoint_of(run_or_model), device=config.device)
 
 
-def _decoding(run_or_model: str, overrides: list[str], greedy: bool) -> "tuple[Decoding, Tiny, str]":
-    config, policy = _load(run_or_model, overrides)
+def _decoding(
+    run_or_model: str, overrides: list[str], greedy: bool, task: str | None
+) -> "tuple[Decoding, Tiny, str]":
+    config, policy = _load(run_or_model, overrides, task)
     from unmask.train import decoding_of
 
     decoding = decoding_of(config, config.build_task())

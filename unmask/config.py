@@ -244,6 +244,10 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
         names = [field.alias or name for name, field in parent.model_fields.items() if name != "options"]
+        for section in ("rollout", "optimizer", "eval"):
+            inner: Any = Config.model_fields[section].annotation
+            if len(first["loc"]) == 1 and key in inner.model_fields:
+                return f"{key}: unknown key; did you mean {section}.{key}?"
         return f"{key}: unknown key; {_closest(str(first['loc'][-1]), names)}"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
 
@@ -267,6 +271,10 @@ def _check_combination(config: Config) -> None:
         raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
     task = config.build_task()
     length, steps, block = rollout_shape(config, task)
+    if length < task.length:
+        raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
+    if config.optimizer.warmup > config.updates:
+        raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     try:
         schedule(length, steps, block)
     except ValueError as error:
@@ -302,7 +310,8 @@ def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[st
     try:
         return factory(*args, **arguments)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        told = str(error)
+        raise ValueError(told if told.startswith(f"{name}:") else f"{name}: {told}") from None
 
 
 def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

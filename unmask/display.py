@@ -29,32 +29,45 @@ def _bar(columns: str) -> Progress:
         TextColumn(columns),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
 
 
 @contextmanager
 def training_display(config: "Config", name: str) -> Iterator[Report]:
-    """A live bar in a terminal; plain lines, a dozen in all, elsewhere."""
-    kl = config.build_method().kl
-    told = f"KL {kl:g} to the model it starts from" if kl else "no KL"
-    size = f"{config.updates} updates of {config.prompts} prompts x {config.group} rollouts"
-    console.print(f"[bold]{name}[/]: {size}, {told}", highlight=False)
+    """A live bar in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
     shown: dict[str, Any] = {"reward": "-", "solved": "-", "held": "-"}
     every = max(1, config.updates // 12)
-    columns = "reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}"
-    with _bar(columns) as bar:
-        job = bar.add_task("evaluating", total=config.updates, **shown)
+    bar = _bar("reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}")
+    job = bar.add_task("evaluating", total=config.updates, **shown)
 
-        def report(step: int, metrics: dict[str, float]) -> None:
-            for field, key in (("reward", "train/reward"), ("solved", "train/solved"), ("held", "eval/solved_sampled")):
-                if key in metrics:
-                    shown[field] = f"{metrics[key]:.3f}" if field == "reward" else f"{metrics[key]:.0%}"
-            bar.update(job, completed=step, description="training", **shown)
-            if not console.is_terminal and ("eval/solved_sampled" in metrics or step % every == 0):
-                text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
-                console.print(f"update {step:4d}/{config.updates}  {text}")
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if not bar.live.is_started:
+            _line(_header(config, name))
+            bar.start()
+        for field, key in (("reward", "train/reward"), ("solved", "train/solved"), ("held", "eval/solved_sampled")):
+            if key in metrics:
+                shown[field] = f"{metrics[key]:.3f}" if field == "reward" else f"{metrics[key]:.0%}"
+        bar.update(job, completed=step, description="training" if step else "evaluating", **shown)
+        if not console.is_terminal and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
+            text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
+            _line(f"update {step:4d}/{config.updates}  {text}")
 
+    try:
         yield report
+    finally:
+        bar.stop()
+
+
+def _header(config: "Config", name: str) -> str:
+    kl = config.build_method().kl
+    told = f"KL {kl:g} to the model it starts from" if kl else "no KL"
+    return f"{name}: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts, {told}"
+
+
+def _line(text: str) -> None:
+    """A line as it is: no markup, no colours, no wrapping, so that commands and paths can be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _brief(metrics: dict[str, float]) -> dict[str, float]:
@@ -72,7 +85,7 @@ def pretraining_display(steps: int) -> Iterator[Report]:
             text = "  ".join(f"{key} {value:.3f}" for key, value in metrics.items())
             bar.update(job, completed=step + 1, text=text)
             if not console.is_terminal and (step + 1) % max(1, steps // 20) == 0:
-                console.print(f"step {step + 1}/{steps}  {text}")
+                _line(f"step {step + 1}/{steps}  {text}")
 
         yield report
 
@@ -89,12 +102,12 @@ def show_result(config: "Config", name: str, result: "Result") -> None:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
     console.print(table)
     folder = result.run.folder
-    console.print(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
-    console.print("Try next:", style="bold")
-    console.print(f"  unmask eval {folder}", highlight=False)
-    console.print(f'  unmask sample {folder} "{_example(config)}" --steps', highlight=False, markup=False)
-    console.print("  unmask train --method agrpo --with dispo", highlight=False)
-    console.print("  unmask methods", highlight=False)
+    _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
+    _line("Try next:")
+    _line(f"  unmask eval {folder}")
+    _line(f'  unmask sample {folder} "{_example(config)}" --steps')
+    _line("  unmask train --method agrpo --with dispo")
+    _line("  unmask methods")
 
 
 def _example(config: "Config") -> str:
@@ -103,7 +116,8 @@ def _example(config: "Config") -> str:
 
 
 def show_evaluation(title: str, found: "Evaluation") -> None:
-    table = Table(title=f"{title}: {found.problems} held-out problems, {found.samples} samples each")
+    _line(f"{title}: {found.problems} held-out problems, {found.samples} samples each")
+    table = Table()
     table.add_column("")
     table.add_column("solved, 95 % interval", justify="right")
     table.add_row("pass@1 sampled", str(found.sampled))

@@ -28,6 +28,12 @@ def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
     return folder
 
 
+def check_folder(folder: Path) -> None:
+    """ValueError if a run would write over something."""
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
+
+
 def versions() -> dict[str, str]:
     """What a run depends on, by version."""
     found = {"unmask": __version__, "python": platform.python_version()}
@@ -43,8 +49,7 @@ class Run:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-            raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
+        check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
@@ -99,4 +104,8 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 def checkpoint_of(run_or_model: str) -> str:
     """The model to load for a run folder, a model folder, or a model's name."""
     folder = Path(run_or_model)
-    return str(folder / "checkpoint") if (folder / "checkpoint").is_dir() else run_or_model
+    if (folder / "checkpoint").is_dir():
+        return str(folder / "checkpoint")
+    if (folder / "metrics.jsonl").is_file():
+        raise ValueError(f"{folder} is a run without a checkpoint: it did not finish")
+    return run_or_model

@@ -52,6 +52,7 @@ def train(config: Config, run_folder: Callable[[], Run], report: Report = lambda
     held_out = task.rows("test", config.eval.prompts, 0)
     canvas([policy.tokenizer.encode(task.prompt(row)) for row in held_out], decoding.length, policy, "cpu")
     start = time.perf_counter()
+    report(0, {})
 
     def measure() -> Evaluation:
         return evaluate(policy, task, held_out, decoding, config.eval.samples, EVAL_SEED, config.device)

@@ -1,6 +1,6 @@
 """What the library asks of a model, and nothing more."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A masked diffusion model: the distribution of every token given the whole canvas.
 
