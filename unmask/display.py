@@ -1,6 +1,6 @@
 """What a person sees: the live panel of a training run, tables, canvases."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.evaluate import Evaluation
     from unmask.models import Tiny
-    from unmask.train import Result
-
-Report = Callable[[int, dict[str, float]], None]
+    from unmask.train import Report, Result
 
 console = Console()
 
@@ -34,7 +32,7 @@ def _bar(columns: str) -> Progress:
 
 
 @contextmanager
-def training_display(config: "Config", name: str) -> Iterator[Report]:
+def training_display(config: "Config", name: str) -> "Iterator[Report]":
     """A live bar in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
     shown: dict[str, Any] = {"reward": "-", "solved": "-", "held": "-"}
     every = max(1, config.updates // 12)
@@ -76,7 +74,7 @@ def _brief(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def pretraining_display(steps: int) -> Iterator[Report]:
+def pretraining_display(steps: int) -> "Iterator[Report]":
     """A live bar with the losses; plain lines elsewhere."""
     with _bar("{task.fields[text]}") as bar:
         job = bar.add_task("pre-training", total=steps, text="")
