@@ -42,6 +42,7 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     assert code == 0
     folder = "runs/sudoku-diffu_grpo+daca-seed3"
     assert folder in out and "before" in out and "after" in out
+    assert out.count("rollouts, KL 0.05 to the model it starts from") == 1
     assert "strata: 8" in (tmp_path / folder / "config.yaml").read_text()
 
     code, out, _ = unmask("eval", folder, "--task", "sudoku", "--problems", "5", "--samples", "2", "--json")
@@ -92,6 +93,10 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
         (["train", "nothing.yaml"], "there is no configuration file nothing.yaml"),
         (["train", "--method", "agrpo", "--with", "sml"], "agrpo is defined by the states it asks at"),
         (["train", "--model", "nowhere"], "no model 'nowhere'"),
+        (["train", "lr=1e-4"], "lr: unknown key; did you mean optimizer.lr?"),
+        (["train", "rollout.length=8"], "rollout.length: an answer of sudoku takes 16 positions, not 8"),
+        (["train", "optimizer.warmup=99"], "optimizer.warmup: 99 is more than the 80 updates"),
+        (["eval", "unfinished"], "unfinished is a run without a checkpoint: it did not finish"),
         (["eval", "nowhere"], "no model 'nowhere'"),
         (["train", "rollout.length=200"], "the model's limit of 128 is passed"),
         (["train", "--out", "bad.jsonl", *SHORT], "bad.jsonl already exists and is not an empty folder"),
@@ -107,11 +112,13 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
 def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, sentence) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\n{"prompt"\n')
     (tmp_path / "one.jsonl").write_text('{"prompt": "1"}\n')
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "blank.jsonl").write_text('{"text": "1"}\n')
     before = sorted(path.name for path in tmp_path.iterdir())
-    code, _, err = unmask(*arguments)
-    assert code == 2
+    code, out, err = unmask(*arguments)
+    assert code == 2 and not out
     assert sentence in err and err.startswith("unmask: ") and err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 

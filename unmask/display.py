@@ -39,8 +39,11 @@ def training_display(config: "Config", name: str) -> "Iterator[Report]":
     bar = _bar("reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}")
     job = bar.add_task("evaluating", total=config.updates, **shown)
 
+    begun: list[bool] = []
+
     def report(step: int, metrics: dict[str, float]) -> None:
-        if not bar.live.is_started:
+        if not begun:
+            begun.append(True)
             _line(_header(config, name))
             bar.start()
         for field, key in (("reward", "train/reward"), ("solved", "train/solved"), ("held", "eval/solved_sampled")):
