@@ -1,6 +1,6 @@
 """Low-confidence decoding draws everywhere and keeps the surest draws: the closed form of `ask`, against all drafts.
 
-The truth is the enumeration of drafts in world.py; the formula under test (methods.md H1b) is not used there.
+The truth is the enumeration of drafts in world.py; the formula under test (docs/estimators.md) is not used there.
 """
 
 from collections.abc import Iterator
