@@ -72,7 +72,7 @@ def main() -> None:
             cell, seed = jobs[job]
             try:
                 results[cell][str(seed)] = job.result()
-            except Exception:
+            except Exception:  # whatever ended one run, the others go on; it is printed and can be run again
                 traceback.print_exc()
                 continue
             ends = results[cell][str(seed)]["curve"]

@@ -37,16 +37,15 @@ from unmask.probes import Probes, ask
 from unmask.update import Part
 from world import (
     NetPolicy,
-    Paths,
     TablePolicy,
     World,
     cosine,
     enumerated,
-    gradient,
     grouped,
     relative_error,
     reward_of,
     step_of,
+    value_gradient,
 )
 
 DRAWS = 10
@@ -102,10 +101,6 @@ class Uphill:
     def of_branches(self, method: Method) -> Tensor:
         branches, weight_B, _ = every_branch(self.world, self.paths, method.branch.branch)
         return step_of(self.world.policy, [branch_part(method, self.world, branches, weight_B)])
-
-
-def value_gradient(world: World, paths: Paths) -> Tensor:
-    return gradient(world.policy, (paths.probability_B * reward_of(world, paths.trace)).sum())
 
 
 @cache

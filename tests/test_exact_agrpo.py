@@ -35,6 +35,7 @@ from world import (
     relative_error,
     reward_of,
     step_of,
+    value_gradient,
 )
 
 TOLERANCE = 1e-9
@@ -87,10 +88,6 @@ def at_sampled_steps(
 ) -> Iterator[tuple[Probes, Tensor]]:
     for level_BK, chance_B in level_cells(law(paths.trace), draws, spread):
         yield visited(paths.trace, *weighted_steps(paths.trace, level_BK, law)), chance_B
-
-
-def value_gradient(world: World, paths: Paths) -> Tensor:
-    return gradient(world.policy, (paths.probability_B * reward_of(world, paths.trace)).sum())
 
 
 @pytest.mark.parametrize("world", CASES)

@@ -35,6 +35,7 @@ from world import (
     reward_of,
     step_of,
     traced,
+    value_gradient,
 )
 
 
@@ -151,10 +152,6 @@ def expected_update(world: World, paths: Paths, choice: bool) -> Tensor:
         probes = visited(trace, *weighted_steps(trace, level_BK.repeat(len(trace), 1), uniform_steps), choice)
         parts.append(Part(probes, advantage_B, uniform_credit(trace), method.objective))
     return step_of(world.policy, parts)
-
-
-def value_gradient(world: World, paths: Paths) -> Tensor:
-    return gradient(world.policy, (paths.probability_B * reward_of(world, paths.trace)).sum())
 
 
 @pytest.mark.parametrize("world", CASES)

@@ -389,3 +389,8 @@ def chance_of_worse(count_X: Tensor, probability_X: Tensor) -> float:
     count, expected = count[expected > 0], expected[expected > 0]
     freedom = torch.tensor((len(count) - 1) / 2, dtype=torch.float64)
     return torch.special.gammaincc(freedom, ((count - expected) ** 2 / expected).sum() / 2).item()
+
+
+def value_gradient(world: World, paths: Paths) -> Tensor:
+    """The exact gradient of J: by autograd through the probability of every trajectory."""
+    return gradient(world.policy, (paths.probability_B * reward_of(world, paths.trace)).sum())

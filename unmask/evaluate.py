@@ -98,7 +98,7 @@ def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tenso
     for row, text in zip(rows, texts, strict=True):
         try:
             value, verdict = float(task.reward(row, text)), bool(task.solved(row, text))
-        except Exception as error:
+        except Exception as error:  # a task may be a user's own: name it, with the completion it failed on
             raise ValueError(
                 f"the reward of task {task.name!r} raised {type(error).__name__}: {error} (completion {text!r})"
             ) from error
