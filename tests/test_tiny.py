@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from unmask.models import TinyShape, load_model, load_tiny, save, tiny_policy
+from unmask.models import CachingPolicy, Tiny, TinyShape, load_model, load_tiny, save, tiny_policy
 from unmask.models.tiny import EOS, MASK, PAD, CharacterTokenizer
 
 SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)
@@ -60,12 +60,44 @@ def test_padding_changes_nothing(policy):
     torch.testing.assert_close(other_QV, alone_QV, rtol=0, atol=1e-10)
 
 
-def test_asked_positions_are_those_of_the_full_logits(policy):
-    tokens_SL = canvas(3, 8)
-    logits_SLV = policy.lm(input_ids=tokens_SL).logits
+def of_transformers(policy: Tiny) -> torch.nn.Module:
+    """The same weights in transformers' own class, which runs its own forward."""
+    from transformers import LlamaForCausalLM
+
+    theirs = LlamaForCausalLM(policy.lm.config).eval()
+    for name, weight in policy.lm.named_parameters():  # and no buffer: rotary frequencies stay in fp32
+        theirs.get_parameter(name).data = weight.data
+    return theirs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_logits_are_those_of_transformers_bit_for_bit(dtype):
+    policy, tokens_SL = tiny_policy(SMALL, seed=3).to(dtype), canvas(3, 8)
     at_Q = torch.tensor([0, 7, 8, 21, 23, 8])
-    asked_QV = policy(tokens_SL, full(tokens_SL), at_Q)
-    torch.testing.assert_close(asked_QV, logits_SLV[at_Q // 8, at_Q % 8], rtol=0, atol=1e-12)
+    logits_SLV = of_transformers(policy)(input_ids=tokens_SL).logits
+    asked_QV = policy(tokens_SL, None, at_Q)
+    assert torch.equal(asked_QV, logits_SLV[at_Q // 8, at_Q % 8].to(asked_QV.dtype))
+
+    attended_SL = torch.ones(3, 8, dtype=torch.bool)
+    attended_SL[0, :3] = attended_SL[2, 0] = False
+    place = {"attention_mask": attended_SL, "position_ids": (attended_SL.cumsum(1) - 1).clamp(min=0)}
+    padded_QV = of_transformers(policy)(input_ids=tokens_SL, **place).logits.flatten(0, 1)[at_Q]
+    asked_QV = policy(tokens_SL, attended_SL, at_Q)
+    real_Q = attended_SL.flatten()[at_Q]
+    assert torch.equal(asked_QV[real_Q], padded_QV[real_Q].to(asked_QV.dtype))
+
+
+def test_a_call_is_the_head_on_the_trunk(policy):
+    tokens_SL, at_Q = canvas(2, 6), torch.tensor([1, 4, 11])
+    hidden_QD = policy.hidden(tokens_SL, None, at_Q)
+    assert hidden_QD.shape == (3, SMALL.width) and isinstance(policy, CachingPolicy)
+    assert torch.equal(policy.head(hidden_QD), policy(tokens_SL, None, at_Q))
+
+
+def test_no_mask_is_the_mask_of_a_canvas_without_padding(policy):
+    tokens_SL, at_Q = canvas(2, 6), torch.arange(12)
+    torch.testing.assert_close(policy(tokens_SL, None, at_Q), policy(tokens_SL, full(tokens_SL), at_Q))
 
 
 def test_logits_are_fp32_or_better():
@@ -103,6 +135,30 @@ def test_save_and_load_are_exact(tmp_path):
     assert again.max_length == SMALL.max_length
 
 
+def test_saving_again_replaces_the_weights_and_leaves_other_files(tmp_path):
+    save(tiny_policy(SMALL, seed=1), tmp_path / "model", max_shard_bytes=10_000)
+    assert (tmp_path / "model" / "model.safetensors.index.json").is_file()
+    (tmp_path / "model" / "pretrain.json").write_text("{}")
+    policy = tiny_policy(SMALL, seed=2)
+    save(policy, tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "pretrain.json",
+    ]
+    assert torch.equal(load_model(tmp_path / "model").lm.lm_head.weight, policy.lm.lm_head.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing is left aside
+
+
+def test_loading_builds_nothing_at_random(tmp_path):
+    before = torch.get_rng_state()
+    policy = load_tiny(dtype=torch.bfloat16)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {weight.dtype for weight in policy.parameters()} == {torch.bfloat16}
+    frequencies = 100.0 ** -(torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(policy.frequency_D, frequencies, rtol=1e-6, atol=0)
+
+
 def test_transformers_itself_reads_what_is_saved(tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -117,17 +173,21 @@ def test_loading_says_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match="nosuch"):
         load_model("nosuch")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="no tiny model"):
+        load_tiny(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": CharacterTokenizer.size}))
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="no tiny model"):
-        load_tiny(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+        load_model(tmp_path)
 
 
 def test_too_long_and_impossible_shapes_are_refused(policy):
     tokens_SL = canvas(1, SMALL.max_length + 1)
-    with pytest.raises(ValueError, match="at most 40"):
-        policy(tokens_SL, full(tokens_SL), torch.tensor([0]))
+    for ask in (policy, policy.hidden, policy.remember):
+        with pytest.raises(ValueError, match="at most 40"):
+            ask(tokens_SL, None, torch.tensor([0]))
     with pytest.raises(ValueError, match="heads"):
         tiny_policy(TinyShape(width=10, heads=4))
 
@@ -136,7 +196,7 @@ def test_tokenizer_round_trip_and_specials():
     tokenizer = CharacterTokenizer()
     text = "\n" + "".join(map(chr, range(32, 127)))
     ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids) == text and tokenizer.prompt(text) == ids
     assert len(set(ids)) == len(ids) == tokenizer.size - 3
     assert {PAD, MASK, EOS}.isdisjoint(ids)
     assert max(ids) == tokenizer.size - 1

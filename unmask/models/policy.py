@@ -1,25 +1,40 @@
 """What the library asks of a model, and nothing more."""
 
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+PIECE = 2**27
+"""Logits in memory at a time, positions times vocabulary: half a gibibyte in fp32."""
+
 
 class Tokenizer(Protocol):
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """The text as it stands."""
 
-    def decode(self, ids: list[int]) -> str: ...
+    def prompt(self, text: str) -> list[int]:
+        """The text as a user's turn, in the model's own conversation format if it has one."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text up to the first end token."""
+
+    def show(self, ids: list[int]) -> str:
+        """A canvas as it stands, masks and end tokens visible."""
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A masked diffusion model: the distribution of every token given the whole canvas.
+    """A masked diffusion model: the distribution of every token given the whole canvas. A trunk and a head.
 
     tokens_SL   (S, L) long: canvases, MASK where unknown
-    attended_SL (S, L) bool: False at padding, which is never attended to and never changes a row's result
+    attended_SL (S, L) bool: False at padding, which is never attended to and never changes a row's result; None where
+                nothing is padded
     at_Q        (Q,) long: positions of the flattened canvases, row * L + position
-    returns     (Q, V) logits at just those positions, fp32 or better: row q is the distribution of the token
-                at position at_Q[q] itself, also for models whose own convention is shifted by one
+    hidden      (Q, D): what the head reads to say the token at position at_Q[q] itself, also for models whose own
+                convention is shifted by one
+    head        (Q, V) logits, fp32 or better
+    call        head(hidden(...)), for those who have the memory
     """
 
     @property
@@ -35,6 +50,49 @@ class Policy(Protocol):
     def max_length(self) -> int: ...
 
     @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def __call__(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor: ...
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor: ...
+
+    def head(self, hidden_QD: Tensor) -> Tensor: ...
+
+    def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of every layer over whole canvases, (S, heads, L, channels) each."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    attended_SL: Tensor | None
+
+    def rows(self, index: Tensor) -> "Memory":
+        return replace(
+            self,
+            keys=[key[index] for key in self.keys],
+            values=[value[index] for value in self.values],
+            attended_SL=None if self.attended_SL is None else self.attended_SL[index],
+        )
+
+
+@runtime_checkable
+class CachingPolicy(Policy, Protocol):
+    """A policy that can recompute some columns of a canvas and take the rest from memory.
+
+    Where attention is block-causal (`causal_block` is its block length) what a memory says of finished blocks is exact;
+    where it is bidirectional (None) it is what those columns were when they were last computed.
+    """
+
+    @property
+    def causal_block(self) -> int | None: ...
+
+    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
+        """`hidden`, and the memory of the pass."""
+
+    def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
+        """`hidden` at positions in columns first..last - 1, which alone are computed, and written to the memory."""

@@ -1,16 +1,21 @@
 """The embedded model: a character-level bidirectional Llama, small enough to be trained on a laptop.
 
-The network is transformers' own `LlamaForCausalLM` with `is_causal = False`; weights are kept in the Hugging
-Face layout (config.json, model.safetensors), so the same class reads them anywhere.
+The network is transformers' `LlamaForCausalLM`; weights are kept in the Hugging Face layout (config.json with
+`is_causal` false, model.safetensors), so that class reads them anywhere.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
+
+from unmask.models.checkpoint import Kept, Origin, fill, read_json
+from unmask.models.checkpoint import save as save
+from unmask.models.decoder import Decoder, Facts
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -35,6 +40,10 @@ class CharacterTokenizer:
             raise ValueError(f"The tiny model reads newline and printable ASCII only, not {unknown[0]!r}.")
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
+    def prompt(self, text: str) -> list[int]:
+        """The text as it stands: this model has no turns."""
+        return self.encode(text)
+
     def decode(self, ids: list[int]) -> str:
         """The text up to the first EOS; a PAD or MASK in it is a replacement character, which no answer holds."""
         end = ids.index(EOS) if EOS in ids else len(ids)
@@ -58,30 +67,23 @@ class TinyShape(BaseModel):
     max_length: PositiveInt = 128
 
 
-class Tiny(nn.Module):
-    """Implements Policy around a bidirectional LlamaForCausalLM with the character vocabulary."""
+class Tiny(Kept, Decoder):
+    """A decoder with the character vocabulary."""
 
     mask_id = MASK
     eos_id = EOS
     pad_id = PAD
+    tokenizer: CharacterTokenizer
 
     def __init__(self, lm: "LlamaForCausalLM") -> None:
-        super().__init__()
-        self.lm = lm
-        self.max_length: int = lm.config.max_position_embeddings
-        self.tokenizer = CharacterTokenizer()
+        facts = Facts(mask_id=MASK, eos_id=EOS, pad_id=PAD, max_length=lm.config.max_position_embeddings)
+        super().__init__(lm, facts, CharacterTokenizer())
+        self.keep(Origin(json.loads(lm.config.to_json_string())))
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor:
+    def _trunk(self, tokens_SL: Tensor, *rest: Any) -> Tensor:
         if tokens_SL.shape[1] > self.max_length:
             raise ValueError(f"This model takes at most {self.max_length} characters, not {tokens_SL.shape[1]}.")
-        place: dict[str, Tensor] = {}
-        if not attended_SL.all():  # no mask at all is faster, and on a full canvas the same
-            # Positions count attended tokens only, so that padding on the left moves nothing.
-            position_SL = (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
-            place = {"attention_mask": attended_SL, "position_ids": position_SL}
-        hidden_SLD = self.lm.model(input_ids=tokens_SL, use_cache=False, **place).last_hidden_state
-        logits_QV = self.lm.lm_head(hidden_SLD.flatten(0, 1)[at_Q])
-        return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+        return super()._trunk(tokens_SL, *rest)
 
 
 def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
@@ -119,31 +121,21 @@ def _bidirectional(config: "LlamaConfig") -> "LlamaForCausalLM":
     return LlamaForCausalLM(config).eval()
 
 
-def save(policy: Tiny, folder: str | Path) -> None:
-    """Write config.json and model.safetensors."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    policy.lm.config.to_json_file(folder / "config.json")
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in policy.lm.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+def is_tiny(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "llama" and config.get("vocab_size") == CharacterTokenizer.size
 
 
 def load_tiny(
     path: str | Path | None = None, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Tiny:
     """The shipped model, or one that `save` wrote."""
-    from safetensors.torch import load_file
     from transformers import LlamaConfig
 
     folder = Path(path) if path is not None else SHIPPED
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).is_file():
-            raise ValueError(f"There is no {name} in {folder}; give a folder that holds a saved tiny model.")
-    stated: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if stated.get("model_type") != "llama" or stated.get("vocab_size") != CharacterTokenizer.size:
+    stated = read_json(folder / "config.json")
+    if not is_tiny(stated):
         raise ValueError(f"{folder} holds no tiny model: that is a llama with {CharacterTokenizer.size} tokens.")
-    lm = _bidirectional(LlamaConfig.from_dict(stated))
-    lm.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    return Tiny(lm).to(device=device, dtype=dtype)
+    with torch.device("meta"):
+        lm = _bidirectional(LlamaConfig.from_dict(stated))
+    fill(lm, folder, dtype=dtype, device=device)
+    return Tiny(lm)

@@ -1,0 +1,91 @@
+"""Our pass through checkpoints in the released layouts, against what the authors' own code computed from them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from unmask.models import load_checkpoint
+from unmask.models.tiny import CharacterTokenizer
+
+PARITY = Path(__file__).parents[2] / "shared/data/parity"
+MODELS = ["llada/released_shape", "llada/gqa", "llada/padded_vocab", "dream/released_shape", "dream/mha"]
+COMMON = ["plain", "masked", "ones_mask", "one_token", "left_pad", "right_pad", "pads_attended", "block_causal"]
+OWN = {"llada": ["past_max_length"], "dream": ["left_pad_absolute", "odd_positions"]}
+CASES = [(model, case) for model in MODELS for case in COMMON + OWN[model.partition("/")[0]]]
+
+pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"the reference outputs are not at {PARITY}")
+
+
+def loaded(model: str, dtype: torch.dtype | None = None):
+    """These folders hold no tokenizer."""
+    return load_checkpoint(PARITY / model, dtype, tokenizer=CharacterTokenizer())
+
+
+def expected(model: str) -> tuple[dict[str, Tensor], dict]:
+    folder = PARITY / model
+    return load_file(folder / "expected.safetensors"), json.loads((folder / "expected.json").read_text())
+
+
+@torch.no_grad()
+def logits(policy, tokens_SL: Tensor, attended_SL: Tensor | None = None) -> Tensor:
+    return policy(tokens_SL, attended_SL, torch.arange(tokens_SL.numel())).view(*tokens_SL.shape, -1)
+
+
+def test_all_the_cases_are_looked_at():
+    for model in MODELS:
+        assert {case for where, case in CASES if where == model} == expected(model)[1]["cases"].keys()
+
+
+@pytest.mark.parametrize(("model", "case"), CASES)
+def test_logits_are_the_authors(model, case):
+    policy, stored = loaded(model), expected(model)[0]
+    tokens_SL, looked_SL = stored[f"cases/{case}/inputs/input_ids"], stored[f"cases/{case}/rows"]
+    attended_SL = stored.get(f"cases/{case}/inputs/attention_mask")
+    if case == "block_causal":  # as a fact of the model, not as a mask
+        policy.causal_block, attended_SL = 4, None
+    if case == "odd_positions":
+        positions_SL = stored[f"cases/{case}/inputs/position_ids"]
+        policy._place = lambda *_: (positions_SL, None)
+    policy.facts = replace(policy.facts, shift=False)  # the files hold what the network says, before any shift
+    ours_SLV = logits(policy, tokens_SL, None if attended_SL is None else attended_SL.bool())
+    torch.testing.assert_close(ours_SLV[looked_SL], stored[f"cases/{case}/logits"][looked_SL], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shift_is_dreams_alone(model):
+    policy, stored = loaded(model), expected(model)[0]
+    assert policy.facts.shift == model.startswith("dream")
+    tokens_SL, theirs_SLV = stored["cases/masked/inputs/input_ids"], stored["cases/masked/logits"]
+    if policy.facts.shift:  # row 0 says nothing; row i is what position i - 1 said
+        theirs_SLV = torch.cat([theirs_SLV[:, :1], theirs_SLV[:, :-1]], dim=1)
+    torch.testing.assert_close(logits(policy, tokens_SL), theirs_SLV, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loss_and_gradient_are_the_authors(model):
+    policy = loaded(model)
+    stored, noted = expected(model)
+    asked_SL = stored["grad/where"]
+    logits_QV = policy(stored["grad/input_ids"], None, asked_SL.flatten().nonzero().squeeze(1))
+    loss = torch.nn.functional.cross_entropy(logits_QV, stored["grad/target"][asked_SL])
+    slopes = torch.autograd.grad(loss, list(policy.parameters()))
+    norm = torch.sqrt(sum(slope.double().square().sum() for slope in slopes))
+    assert loss.item() == pytest.approx(noted["grad"]["loss"], abs=1e-4)
+    assert norm.item() == pytest.approx(noted["grad"]["norm"], abs=1e-4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bf16_logits_are_the_authors_bit_for_bit(model):
+    """Only so if each family rotates in its own precision and the frequencies are not rounded with the weights."""
+    policy, stored = loaded(model, torch.bfloat16), expected(model)[0]
+    tokens_SL, theirs_SLV = stored["bf16/input_ids"], stored["bf16/logits"]
+    assert policy.facts.rotary_fp32 == model.startswith("llada")
+    policy.facts = replace(policy.facts, shift=False)
+    assert torch.equal(logits(policy, tokens_SL), theirs_SLV)
+    policy.facts = replace(policy.facts, rotary_fp32=not policy.facts.rotary_fp32)
+    assert not torch.equal(logits(policy, tokens_SL), theirs_SLV)

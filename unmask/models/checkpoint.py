@@ -1,0 +1,268 @@
+"""Checkpoints on disk: config.json and safetensors, read tensor by tensor and written back as they were.
+
+Nothing executable is ever read: no pickles, no code.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.models.names import SAME, Names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# What else belongs to a checkpoint. Python files are the authors': they are handed on for their own tools, never run.
+BESIDE = (
+    "generation_config.json",
+    "tokenizer*.*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.*",
+    "*.py",
+)
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Origin:
+    """What a checkpoint holds besides its weights, kept so that it can be written back."""
+
+    config: dict[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    names: Names = SAME
+
+
+class Kept:
+    """A policy that knows which checkpoint it is: `save` writes it."""
+
+    lm: Any
+    origin: Origin
+    names: Names
+
+    def keep(self, origin: Origin) -> None:
+        self.origin, self.names = origin, origin.names
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"There is no {path.name} in {path.parent}; give a folder that holds a checkpoint.")
+    try:
+        content = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object.")
+    return content
+
+
+def files_beside(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for pattern in BESIDE for path in folder.glob(pattern)}
+
+
+def stated_dtype(config: Mapping[str, Any], path: Path) -> torch.dtype | None:
+    name = config.get("dtype", config.get("torch_dtype"))
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise ValueError(f"{path} states the type {name!r}; {', '.join(DTYPES)} are read.")
+    return DTYPES[name]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: one, or those that the index names."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        if any(path for pattern in PICKLES for path in folder.glob(pattern)):
+            raise ValueError(
+                f"{folder} holds pickled weights only, and a pickle can run code: only safetensors are read. "
+                "Convert them with the tool that wrote them."
+            )
+        raise ValueError(f"There is no {WEIGHTS} in {folder}, nor an index of several such files.")
+    shards = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise ValueError(f"{folder / INDEX} holds no weight_map.")
+    paths = [folder / Path(name).name for name in sorted(set(shards.values()))]
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"There is no {path.name} in {folder}, though {INDEX} names it; download it again.")
+    return paths
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again.") from error
+
+
+def fill(
+    lm: "PreTrainedModel",
+    folder: Path,
+    names: Names = SAME,
+    *,
+    tied: Mapping[str, str] | None = None,
+    unused: tuple[str, ...] = (),
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+) -> set[str]:
+    """Give a network without storage its weights, one tensor at a time, straight to their type and place.
+
+    tied     tensors that may be missing, each with the one it then is
+    unused   beginnings of names that a checkpoint may hold and this network has no use for
+    dtype    None: as they are stored
+    returns  the tied tensors that a file held nevertheless, and that differ from the one they should be
+    """
+    tied = tied or {}
+    where = _located(lm, weight_files(folder), names, tied, unused)
+    files: dict[Path, list[tuple[str, str]]] = {}
+    for name, (path, own) in where.items():
+        files.setdefault(path, []).append((name, own))
+    for path, wanted in files.items():
+        with opened(path) as file:
+            for name, own in wanted:
+                stored = file.get_tensor(own)
+                # Memory of its own: what the file is mapped to changes with the file.
+                weight = torch.empty(stored.shape, dtype=dtype or stored.dtype, device=device)
+                _set(lm, name, nn.Parameter(weight.copy_(stored)))
+    apart = {
+        name for name, base in tied.items() if name in where and not torch.equal(*map(lm.get_parameter, (name, base)))
+    }
+    for name in tied.keys() - apart:
+        _set(lm, name, lm.get_parameter(tied[name]))
+    _restore_buffers(lm, device)
+    return apart
+
+
+def _located(
+    lm: "PreTrainedModel", paths: list[Path], names: Names, tied: Mapping[str, str], unused: tuple[str, ...]
+) -> dict[str, tuple[Path, str]]:
+    """For every tensor of the network, the file that holds it and its name there. From headers alone."""
+    shapes = {name: list(weight.shape) for name, weight in lm.state_dict().items()}
+    where: dict[str, tuple[Path, str]] = {}
+    for path in paths:
+        with opened(path) as file:
+            for own in file.keys():  # noqa: SIM118 (no mapping)
+                name = _today(names.native(own))
+                if name.startswith(unused) or name.endswith("rotary_emb.inv_freq"):  # tables, which are computed
+                    continue
+                if name not in shapes:
+                    raise ValueError(f"{path} holds {own}, which this kind of model does not have.")
+                shape = file.get_slice(own).get_shape()
+                if shape != shapes[name]:
+                    raise ValueError(f"{path}: {own} has the shape {shape}; config.json asks for {shapes[name]}.")
+                where[name] = path, own
+    missing = [names.own(name) for name in shapes if name not in where and name not in tied]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"{paths[0].parent} holds no tensor {missing[0]}{more}.")
+    return where
+
+
+def _today(name: str) -> str:
+    """Norms were once named otherwise, and BERT's first checkpoints still are."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:
+    module, _, leaf = name.rpartition(".")
+    setattr(lm.get_submodule(module), leaf, value)
+
+
+def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
+    """Tables that no checkpoint holds and that a network built without storage does not have either."""
+    for name, module in list(lm.named_modules()):
+        if name.endswith("rotary_emb"):
+            lm.set_submodule(name, type(module)(module.config).to(device))
+        elif name == "bert.embeddings":
+            places = module.position_ids.shape[-1]
+            module.position_ids = nn.Buffer(torch.arange(places, device=device)[None], persistent=False)
+            module.token_type_ids = nn.Buffer(torch.zeros_like(module.position_ids), persistent=False)
+    assert not any(tensor.is_meta for tensor in (*lm.parameters(), *lm.buffers()))
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def save(policy: Kept, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
+    """Write a checkpoint that the family's own tools read: its field names, its tensor names, its tokenizer.
+
+    The folder appears whole or not at all, and takes the place of a checkpoint that was there; other files stay.
+    """
+    if "peft_config" in vars(policy.lm):
+        raise ValueError("This model has an adapter: merge it first, or write it alone with save_adapter.")
+    folder = Path(folder).absolute()
+    if folder == Path.cwd():
+        raise ValueError("A checkpoint takes the place of its folder: give one other than the current folder.")
+    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        weights = dict(policy.lm.named_parameters())  # each once, also where it has two names
+        dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        stated = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
+        (new / "config.json").write_text(json.dumps({**policy.origin.config, **stated}, indent=2) + "\n")
+        for name, content in policy.origin.files.items():
+            (new / name).write_bytes(content)
+        _write_weights(new, {policy.names.own(name): weight for name, weight in weights.items()}, max_shard_bytes)
+        _put(new, folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes: int) -> None:
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = [[]]
+    room = max_shard_bytes
+    for name, weight in weights.items():
+        if weight.nbytes > room and shards[-1]:
+            shards.append([])
+            room = max_shard_bytes
+        shards[-1].append(name)
+        room -= weight.nbytes
+    place: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        held = {name: weights[name].detach().cpu().contiguous() for name in shard}
+        save_file(held, folder / file, metadata={"format": "pt"})
+        place.update(dict.fromkeys(shard, file))
+    if len(shards) > 1:
+        total = {"total_size": sum(weight.nbytes for weight in weights.values())}
+        (folder / INDEX).write_text(json.dumps({"metadata": total, "weight_map": place}, indent=2) + "\n")
+
+
+def _put(new: Path, folder: Path) -> None:
+    """Rename a finished folder to its name; what else lay under that name moves into it."""
+    if not folder.exists() or not any(folder.iterdir()):
+        new.rename(folder)
+        return
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    folder.rename(old)
+    new.rename(folder)
+    for path in old.iterdir():
+        weights = path.name == INDEX or (path.name.startswith("model") and path.suffix == ".safetensors")
+        if not weights and not (folder / path.name).exists():
+            path.rename(folder / path.name)
+    shutil.rmtree(old)

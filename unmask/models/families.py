@@ -1,0 +1,391 @@
+"""The families of models that are read: how to tell them by config.json, what they are made of, what they expect.
+
+Every fact that a family's tensors do not say is in the table FAMILIES. What a checkpoint states itself comes first.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unmask.models.decoder import Facts
+from unmask.models.names import LLADA, SAME, Names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A config.json."""
+
+    path: Path
+    fields: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field; the default where it is missing or null."""
+        value = self.fields.get(name)
+        return default if value is None else value
+
+    def need(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise ValueError(f"{self.path} does not state {name}, which a checkpoint of this kind needs.")
+        return value
+
+    def only(self, allowed: Mapping[str, Any]) -> None:
+        """ValueError if a field is there and is not what it has to be."""
+        for name, value in allowed.items():
+            if self.get(name, value) != value:
+                raise ValueError(f"{self.path} sets {name} to {self.get(name)!r}; only {value!r} is supported.")
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    network: Callable[[Stated], tuple[str, dict[str, Any]]]
+    """The class that runs it, by the beginning of its name, and that class's configuration."""
+    names: Names = SAME
+    mask_id: int | None = None
+    """Where config.json does not say; None: the tokenizer's mask token."""
+    shift: bool = False
+    causal_block: int | None = None
+    block_field: str = "causal_block"
+    rotary_fp32: bool = False
+    max_length: int | None = None
+    """The usable length, where the stated one is longer."""
+    ends: tuple[str, ...] = ()
+    """Tokens that end an answer, besides EOS."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """What the authors always pass to the chat template."""
+    autoregressive: bool = False
+    """The architecture is one of autoregressive models: a checkpoint has to say that it was made bidirectional."""
+    encoder: bool = False
+    tied: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"})
+    tied_field: str = "tie_word_embeddings"
+    unused: tuple[str, ...] = ()
+
+
+# --- the networks -------------------------------------------------------------------------------------------
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+# What the pass through a decoder does not do.
+PLAIN = {
+    "use_sliding_window": False,
+    "use_mrope": False,
+    "partial_rotary_factor": 1.0,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "quantization_config": None,
+}
+LLADA_PLAIN = {
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "bias_for_layer_norm": False,
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "attention_layer_norm": False,
+    "scale_logits": False,
+    "input_emb_norm": False,
+    "block_group_size": 1,
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "quantization_config": None,
+}
+
+
+def _llada(stated: Stated) -> tuple[str, dict[str, Any]]:
+    for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # the original class has other defaults
+        stated.need(name)
+    stated.only(LLADA_PLAIN)
+    width, heads = stated.need("d_model"), stated.need("n_heads")
+    config = {
+        "hidden_size": width,
+        "num_hidden_layers": stated.need("n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": stated.get("n_kv_heads", 1 if stated.get("multi_query_attention") else heads),
+        "intermediate_size": stated.get("mlp_hidden_size") or int(stated.need("mlp_ratio") * width),
+        "vocab_size": stated.get("embedding_size") or stated.need("vocab_size"),
+        "rms_norm_eps": stated.need("rms_norm_eps"),
+        "max_position_embeddings": stated.need("max_sequence_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(stated.need("rope_theta"))},
+        "tie_word_embeddings": stated.need("weight_tying"),
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    # A Qwen2 is a Llama with a bias on queries, keys and values and nowhere else.
+    return ("Qwen2" if stated.get("include_qkv_bias") else "Llama"), config
+
+
+def _decoder(kind: str) -> Callable[[Stated], tuple[str, dict[str, Any]]]:
+    def network(stated: Stated) -> tuple[str, dict[str, Any]]:
+        stated.only(PLAIN)
+        if set(stated.get("layer_types", ())) - {"full_attention"}:
+            raise ValueError(f"{stated.path} asks for layers with a sliding window, which is not supported.")
+        config = {name: stated.need(name) for name in (*SIZES, "rms_norm_eps")}
+        config["num_key_value_heads"] = stated.get("num_key_value_heads", config["num_attention_heads"])
+        for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
+            if stated.get(name) is not None:
+                config[name] = stated.get(name)
+        rotary = stated.get("rope_parameters", stated.get("rope_scaling", {}))
+        theta = rotary.get("rope_theta") or (stated.get("rope_theta", 1e4) if kind == "Llama" else None)
+        kept = {name: value for name, value in rotary.items() if name != "type"}
+        config["rope_parameters"] = {
+            **kept,
+            "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
+            "rope_theta": float(theta or stated.need("rope_theta")),
+        }
+        if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
+            raise ValueError(
+                f"{stated.path} asks for rotary frequencies that depend on the length, which is not supported."
+            )
+        return kind, {**config, "bos_token_id": None, "eos_token_id": None}
+
+    return network
+
+
+def _encoder(kind: str, **off: Any) -> Callable[[Stated], tuple[str, dict[str, Any]]]:
+    def network(stated: Stated) -> tuple[str, dict[str, Any]]:
+        stated.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
+        for name in SIZES:
+            stated.need(name)
+        outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")
+        config = {name: value for name, value in stated.fields.items() if name not in outer}
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+        # Dropout would make two passes over one canvas differ, and every ratio of them with it.
+        return kind, {
+            **config,
+            **tokens,
+            "pad_token_id": stated.get("pad_token_id"),
+            "attn_implementation": "sdpa",
+            **off,
+        }
+
+    return network
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+_CHAT = ("<|im_end|>", "<|endoftext|>")
+_HEADER = ("<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
+_QUIET = {"enable_thinking": False}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_NO_DROPOUT_MODERN = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0}
+_BERT_TIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+FAMILIES = (
+    Family(
+        "LLaDA",
+        ("LLaDAModelLM",),
+        ("llada",),
+        _llada,
+        names=LLADA,
+        mask_id=126336,
+        rotary_fp32=True,
+        ends=_HEADER,
+        tied_field="weight_tying",
+    ),
+    Family(
+        "Dream",
+        ("DreamModel",),
+        ("Dream",),
+        _decoder("Qwen2"),
+        mask_id=151666,
+        shift=True,
+        max_length=2048,
+        ends=_CHAT,
+    ),
+    Family(
+        "SDAR",
+        ("SDARForCausalLM",),
+        ("sdar",),
+        _decoder("Qwen3"),
+        mask_id=151669,
+        causal_block=4,
+        block_field="block_size",
+        ends=_CHAT,
+    ),
+    Family(
+        "A2D",
+        ("A2DLlamaLMHeadModel",),
+        ("a2d-llama",),
+        _decoder("Llama"),
+        block_field="block_size",
+        ends=_HEADER,
+    ),
+    Family(
+        "A2D",
+        ("A2DQwen2LMHeadModel",),
+        ("a2d-qwen2",),
+        _decoder("Qwen2"),
+        block_field="block_size",
+        ends=_CHAT,
+    ),
+    Family(
+        "A2D",
+        ("A2DQwen3LMHeadModel",),
+        ("a2d-qwen3",),
+        _decoder("Qwen3"),
+        block_field="block_size",
+        ends=_CHAT,
+        template=_QUIET,
+    ),
+    Family("Llama", ("LlamaForCausalLM",), ("llama",), _decoder("Llama"), autoregressive=True, ends=_HEADER),
+    Family("Qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _decoder("Qwen2"), autoregressive=True, ends=_CHAT),
+    Family(
+        "Qwen3",
+        ("Qwen3ForCausalLM",),
+        ("qwen3",),
+        _decoder("Qwen3"),
+        autoregressive=True,
+        ends=_CHAT,
+        template=_QUIET,
+    ),
+    Family(
+        "BERT",
+        ("BertForMaskedLM", "BertForPreTraining"),
+        ("bert",),
+        _encoder("Bert", **_NO_DROPOUT),
+        encoder=True,
+        tied=_BERT_TIES,
+        unused=("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids"),
+    ),
+    Family(
+        "ModernBERT",
+        ("ModernBertForMaskedLM",),
+        ("modernbert",),
+        _encoder("ModernBert", **_NO_DROPOUT_MODERN),
+        encoder=True,
+        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    ),
+)
+
+REFUSED = {
+    "LLaDA-MoE": ("LLaDAMoEModelLM", "lladamoe"),
+    "LLaDA2": ("LLaDA2MoeModelLM", "llada2_moe", "llada2_moe_veomni"),
+    "SDAR-MoE": ("SDARMoeForCausalLM", "sdar_moe"),
+    "DiffusionGemma": ("DiffusionGemmaForBlockDiffusion", "diffusion_gemma"),
+}
+SUPPORTED = (
+    "LLaDA, Dream and DiffuCoder, SDAR, A2D, Llama, Qwen2 and Qwen3 made into masked diffusion models, "
+    "BERT and ModernBERT"
+)
+
+
+def family_of(stated: Stated) -> Family:
+    """`architectures` decides; where it is missing, `model_type` does."""
+    kind = (stated.get("architectures") or [stated.get("model_type")])[0]
+    if kind == "llada" and "num_experts" in stated.fields:  # which two families call themselves
+        kind = "lladamoe"
+    if kind is None:
+        raise ValueError(f"{stated.path} states neither architectures nor model_type.")
+    for family in FAMILIES:
+        if kind in (*family.architectures, *family.model_types):
+            return family
+    for name, kinds in REFUSED.items():
+        if kind in kinds:
+            raise ValueError(f"{stated.path} is of the {name} family, which is not supported. Supported: {SUPPORTED}.")
+    raise ValueError(f"{stated.path} is of the kind {kind!r}, which is not supported. Supported: {SUPPORTED}.")
+
+
+def network_of(family: Family, stated: Stated) -> tuple["PreTrainedModel", bool]:
+    """The network without storage, head and embedding apart; and whether they are one matrix."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    kind, fields = family.network(stated)
+    try:
+        config = getattr(transformers, f"{kind}Config")(**fields)
+    except (StrictDataclassError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{stated.path}: {' '.join(str(error).split())}") from error
+    tied = bool(config.tie_word_embeddings)
+    config.tie_word_embeddings = False
+    config.is_causal = False
+    model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
+    with torch.device("meta"):
+        return model(config).eval(), tied
+
+
+# --- the facts ----------------------------------------------------------------------------------------------
+
+
+def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokenizerFast | None", name: str) -> Facts:
+    """What config.json says, then the family, then the tokenizer.
+
+    rows   of the embedding
+    name   as the model was asked for
+    """
+    mask = stated.get("mask_token_id", family.mask_id)
+    if mask is None and fast is not None:
+        mask = fast.mask_token_id if fast.mask_token_id is not None else fast.get_vocab().get("<|mask|>")
+    if mask is None:
+        raise ValueError(
+            f"{stated.path.parent} has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
+            "An autoregressive model has to be made into a masked diffusion model first."
+        )
+    if family.autoregressive and stated.fields.get("is_causal") is not False:
+        raise ValueError(
+            f"{stated.path} does not say that this {family.name} attends in both directions. If it was trained to, "
+            'add "is_causal": false to the file; an autoregressive model has to be adapted first.'
+        )
+    end, pad = stated.get("eos_token_id"), stated.get("pad_token_id")
+    end = end[0] if isinstance(end, list) else end
+    if family.encoder:
+        end = None  # what they call so is the separator
+    if fast is not None:
+        pad = fast.pad_token_id if pad is None else pad
+        end = fast.eos_token_id if end is None else end
+    end = pad if end is None else end
+    if end is None:
+        raise ValueError(f"{stated.path} does not state eos_token_id, and the tokenizer has none.")
+    pad = end if pad is None else pad
+    for token, called in ((mask, "mask"), (end, "end"), (pad, "padding")):
+        if not isinstance(token, int) or not 0 <= token < rows:
+            raise ValueError(f"{stated.path}: the {called} token {token} is outside the vocabulary of {rows}.")
+    return Facts(
+        mask_id=mask,
+        eos_id=end,
+        pad_id=pad,
+        max_length=_length(family, stated),
+        shift=family.shift,
+        causal_block=None if family.encoder else _block(family, stated, name),
+        rotary_fp32=family.rotary_fp32 and stated.get("rope_full_precision", True),
+    )
+
+
+def _length(family: Family, stated: Stated) -> int:
+    length = int(stated.get("max_sequence_length") or stated.need("max_position_embeddings"))
+    return length if family.max_length is None else min(length, family.max_length)
+
+
+def _block(family: Family, stated: Stated, name: str) -> int | None:
+    declared = [key for key in ("causal_block", family.block_field) if key in stated.fields]
+    if not declared:
+        if family.name == "A2D" and "bd3lm" in name.lower():
+            raise ValueError(
+                f'{stated.path} does not state the block length of this block-causal model: add "causal_block": 32 '
+                "(or what it was trained with; null for full attention) to a copy of the folder."
+            )
+        return family.causal_block
+    block = stated.fields[declared[0]]
+    if block is not None and (not isinstance(block, int) or block < 1):
+        raise ValueError(f"{stated.path} sets {declared[0]} to {block!r}; it is a number of tokens, or null.")
+    return block

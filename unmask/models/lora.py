@@ -1,0 +1,311 @@
+"""Low-rank adapters: y = W x + scale * B A x, with W frozen and scale = alpha / rank. See docs/lora.md.
+
+peft puts them into the modules in place. Switched off, the policy is its base again: the KL reference costs no memory.
+Files are in PEFT's layout under the names of the released model: peft beside the released code reads ours, we theirs.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from torch import Tensor, nn
+
+from unmask.models.checkpoint import opened, read_json
+from unmask.models.policy import Policy
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # what peft's wrapper puts before a model's own module names
+ADAPTER = "default"  # peft's name for an only adapter
+Targets = Literal["all"] | tuple[str, ...]
+Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
+
+
+class LoraOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: PositiveInt = 128
+    alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
+    """B A x is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Of x before A; only where the policy is in training mode."""
+    targets: Targets = Field("all", min_length=1)
+    """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head."""
+
+
+class Adaptable(Policy, Protocol):
+    """A policy around a transformers model, `lm`; `names.own` says what the released model calls one of its modules."""
+
+    lm: Any
+    names: Any
+
+    def requires_grad_(self, requires_grad: bool) -> Any: ...
+
+
+class Factor(nn.Module):
+    """A or B. Kept in fp32, where a small step is not rounded away; multiplied in the type of its input."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
+    """Freeze the policy and give it a trainable adapter that does nothing yet: B is zero, A is drawn from the seed."""
+    rng = torch.Generator().manual_seed(seed)  # on the CPU: the same weights on every device
+    linears, factors = _linears(policy), {}
+    for path in _targeted(policy, options.targets):
+        wide, deep = linears[path].weight.shape
+        a = torch.empty(options.rank, deep).uniform_(-(deep**-0.5), deep**-0.5, generator=rng)  # peft's default
+        factors[path] = a, torch.zeros(wide, options.rank)
+    _inject(policy, factors, dict.fromkeys(factors, options.alpha), options.dropout, rslora=False)
+
+
+def adapted(policy: nn.Module) -> bool:
+    """Whether the policy has an adapter."""
+    return "peft_config" in vars(policy.lm)
+
+
+def unfreeze_adapter(policy: Adaptable) -> None:
+    """Make the adapter trainable, one that was loaded as it is included."""
+    for layer in _adapted(policy).values():
+        for factor in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
+            factor.requires_grad_(True)
+
+
+def trainable(policy: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser moves: the adapter's weights, or all of a policy without one."""
+    return [weight for weight in policy.parameters() if weight.requires_grad]
+
+
+@contextmanager
+def adapter_disabled(policy: Adaptable) -> Iterator[None]:
+    """Under it the policy is its base."""
+    enabled = [layer for layer in _adapted(policy).values() if not layer._disable_adapters]
+    try:
+        for layer in enabled:
+            layer._disable_adapters = True  # peft's public switch also resets which weights take gradients
+        yield
+    finally:
+        for layer in enabled:
+            layer._disable_adapters = False
+
+
+class WithoutAdapter:
+    """Implements Policy: the base of an adapted policy, without gradient. Shares its weights."""
+
+    def __init__(self, policy: Adaptable) -> None:
+        _adapted(policy)  # or there is nothing to do without
+        self.policy = policy
+        self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
+        self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
+
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        with torch.no_grad(), adapter_disabled(self.policy):
+            return self.policy.hidden(tokens_SL, attended_SL, at_Q)
+
+    def head(self, hidden_QD: Tensor) -> Tensor:
+        with torch.no_grad(), adapter_disabled(self.policy):
+            return self.policy.head(hidden_QD)
+
+    def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
+
+
+@torch.no_grad()
+def merge(policy: Adaptable) -> None:
+    """Make the adapter part of the weights: W + scale * B A in fp32, rounded once. All weights are trainable again."""
+    for path, layer in _adapted(policy).items():
+        weight = layer.base_layer.weight
+        kind = torch.promote_types(weight.dtype, torch.float32)
+        a, b = layer.lora_A[ADAPTER].weight.to(kind), layer.lora_B[ADAPTER].weight.to(kind)
+        weight.copy_(weight.to(kind) + layer.scaling[ADAPTER] * (b @ a))
+        policy.lm.set_submodule(path, layer.base_layer)
+    del policy.lm.peft_config
+    policy.requires_grad_(True)
+
+
+def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
+    """Write the adapter in PEFT's layout. `base` is the name or path of the model it belongs to."""
+    from safetensors.torch import save_file
+
+    layers = {policy.names.own(path): layer for path, layer in _adapted(policy).items()}
+    others = {policy.names.own(path) for path in _linears(policy)} - layers.keys()
+    config = policy.lm.peft_config[ADAPTER]
+    # Few keys: the versions of peft that released models still need refuse the ones they do not know.
+    kept = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
+    stated = {"peft_type": "LORA", "base_model_name_or_path": base, "inference_mode": True}
+    stated |= {key: getattr(config, key) for key in kept}
+    for key in ("rank_pattern", "alpha_pattern"):
+        stated[key] = {policy.names.own(path): value for path, value in getattr(config, key).items()}
+    stated["target_modules"] = _pattern(layers, others)
+    tensors = {}
+    for name, layer in layers.items():
+        for letter, factor in zip("AB", (layer.lora_A, layer.lora_B), strict=True):
+            tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = factor[ADAPTER].weight.detach().cpu().contiguous()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed, the configuration last: a folder without it holds no adapter.
+    save_file(tensors, folder / f".{WEIGHTS}.partial", metadata={"format": "pt"})
+    (folder / f".{CONFIG}.partial").write_text(json.dumps(stated, indent=2) + "\n")
+    for file in (WEIGHTS, CONFIG):
+        os.replace(folder / f".{file}.partial", folder / file)
+
+
+def base_of(folder: str | Path) -> str:
+    """The name or path of the model an adapter belongs to."""
+    base = _read_config(Path(folder)).base_model_name_or_path
+    if not base:
+        raise ValueError(f"{Path(folder) / CONFIG} does not name its base model (base_model_name_or_path).")
+    return base
+
+
+def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
+    """Give the policy an adapter that we or PEFT wrote, under transformers' names or the released model's own."""
+    peft, folder = _peft(), Path(folder)
+    stated, linears = _read_config(folder), _linears(policy)
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"There is no {folder / WEIGHTS}; a pickle (.bin) can run code and is not read.")
+    with opened(folder / WEIGHTS) as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    path_of = {policy.names.own(path): path for path in linears}
+    if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
+        path_of = {path: path for path in linears}
+    config = peft.LoraConfig(**stated.model_dump(exclude=set(stated.model_extra or ())))
+    key_of = peft.utils.other.get_pattern_key
+    names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
+    if not names:
+        raise ValueError(f"{folder / CONFIG}: {stated.target_modules!r} names no linear layer of this model.")
+    factors, alphas = {}, {}
+    for name in names:
+        linear = linears[path_of[name]]
+        rank = stated.rank_pattern.get(key_of(stated.rank_pattern, name), stated.r)
+        alphas[path_of[name]] = stated.alpha_pattern.get(key_of(stated.alpha_pattern, name), stated.lora_alpha)
+        keys = [f"{PREFIX}{name}.lora_{letter}.weight" for letter in "AB"]
+        for key, shape in zip(keys, ((rank, linear.in_features), (linear.out_features, rank)), strict=True):
+            found = tensors.get(key)
+            if found is None or found.shape != shape or not found.is_floating_point():
+                what = "missing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+                raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model want floats {shape}.")
+        factors[path_of[name]] = tensors.pop(keys[0]), tensors.pop(keys[1])
+    for key in tensors:
+        raise ValueError(f"{folder / WEIGHTS}: {key} belongs to no linear layer that {CONFIG} adapts in this model.")
+    _inject(policy, factors, alphas, stated.lora_dropout, stated.use_rslora)
+    if not trainable:
+        policy.requires_grad_(False)
+
+
+def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropout: float, rslora: bool) -> None:
+    """Put trainable adapters with these weights on the modules at these paths, and freeze all else."""
+    peft = _peft()
+    if "peft_config" in vars(policy.lm):
+        raise ValueError("This policy has an adapter already: merge it, or load the base anew.")
+    policy.requires_grad_(False)
+    rank, rank_pattern = _common({path: len(a) for path, (a, _) in factors.items()})
+    alpha, alpha_pattern = _common(alphas)
+    shape = {"r": rank, "rank_pattern": rank_pattern, "lora_alpha": alpha, "alpha_pattern": alpha_pattern}
+    target = "|".join(map(re.escape, factors))
+    config = peft.LoraConfig(**shape, target_modules=target, lora_dropout=dropout, use_rslora=rslora)
+    # On the meta device: weights of peft's own would cost memory and draw from the global random state.
+    peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
+    for path, layer in _adapted(policy).items():
+        weight = layer.base_layer.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        for module, factor in zip((layer.lora_A, layer.lora_B), factors[path], strict=True):
+            module[ADAPTER] = Factor(factor.to(weight.device, dtype, copy=True))
+        layer.cast_input_dtype_enabled = False  # a Factor goes to its input, not the input to it
+        layer.train(layer.base_layer.training)  # a new module is in training mode, whatever is around it
+
+
+def _linears(policy: Adaptable) -> dict[str, nn.Linear]:
+    """Every linear layer by its path, adapted or not; but not a head that is the embedding too."""
+    shared, modules = policy.lm.get_input_embeddings().weight, policy.lm.named_modules()
+    linears = {path.removesuffix(".base_layer"): module for path, module in modules if isinstance(module, nn.Linear)}
+    return {path: linear for path, linear in linears.items() if linear.weight is not shared}
+
+
+def _adapted(policy: Adaptable) -> dict[str, Any]:
+    """peft's layers by their path."""
+    kind = _peft().tuners.lora.LoraLayer
+    layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kind)}
+    if not layers:
+        raise ValueError("This policy has no adapter: give it one with add_adapter or load_adapter.")
+    return layers
+
+
+def _targeted(policy: Adaptable, targets: Targets) -> list[str]:
+    """Paths of the linear layers in numbered blocks whose last name, of either kind, is one of the targets."""
+    blocks = [path for path in _linears(policy) if re.search(r"\.\d+\.", path)]
+    last = {path: {name.rpartition(".")[2] for name in (path, policy.names.own(path))} for path in blocks}
+    there = dict.fromkeys(name for path in blocks for name in sorted(last[path]))
+    for target in targets if targets != "all" else ():
+        if target not in there:
+            raise ValueError(f"targets: {target!r} is no linear layer of this model's blocks: {', '.join(there)}")
+    return [path for path in blocks if targets == "all" or last[path] & set(targets)]
+
+
+def _common(values: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The most frequent value, and the exceptions."""
+    value = Counter(values.values()).most_common(1)[0][0]
+    return value, {name: other for name, other in values.items() if other != value}
+
+
+def _pattern(names: Iterable[str], others: Iterable[str]) -> str | list[str]:
+    """target_modules for these names and no others: a pattern over all blocks, or a list where some are left out."""
+    pattern = "|".join(sorted({re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name)) for name in names}))
+    return sorted(names) if any(re.fullmatch(pattern, other) for other in others) else pattern
+
+
+class _Stated(BaseModel):
+    """What we honour of an adapter_config.json."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    peft_type: Literal["LORA"]
+    base_model_name_or_path: str | None = None
+    r: PositiveInt
+    lora_alpha: float
+    lora_dropout: float = 0.0
+    use_rslora: bool = False
+    rank_pattern: dict[str, PositiveInt] = {}
+    alpha_pattern: dict[str, float] = {}
+    target_modules: list[str] | str
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # the others change the base's weights
+
+
+# Without effect on a finished adapter. Any other key that is set is refused: it may be a variant we would get wrong.
+INERT = {"auto_mapping", "revision", "task_type", "inference_mode", "peft_version", "megatron_core"}
+INERT |= {"qalora_group_size", "eva_config", "runtime_config"}
+
+
+def _read_config(folder: Path) -> _Stated:
+    file = folder / CONFIG
+    try:
+        stated = _Stated.model_validate(read_json(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{file}: {first['loc'][0]}: {first['msg']}, got {first['input']!r}.") from None
+    for key, value in (stated.model_extra or {}).items():
+        if key not in INERT and value not in (None, False, "none", [], {}):
+            raise ValueError(f"{file}: {key} is {value!r}, but only plain LoRA on linear layers is supported.")
+    return stated
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ValueError(f"Adapters need peft ({error}): pip install 'unmask[lora]'") from None
+    return peft

@@ -1,0 +1,67 @@
+"""What a family calls its tensors and modules, and what transformers calls the same ones."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Names:
+    """Two ways to name a module, for modules (`...q_proj`) and what hangs on them (`...q_proj.weight`) alike.
+
+    `native` names are those of the transformers class that runs; `own` names are those of the released files. A name
+    that neither table knows is the same in both, as every name is where the tables are empty.
+    """
+
+    whole: Mapping[str, str] = field(default_factory=dict)
+    """native -> own, for modules that are there once"""
+    layer: Mapping[str, str] = field(default_factory=dict)
+    """native -> own, for modules inside a layer"""
+    layers: tuple[str, str] = ("model.layers", "model.layers")
+    """The list of layers, native and own."""
+
+    def own(self, native: str) -> str:
+        return _renamed(native, self.whole, self.layer, *self.layers)
+
+    def native(self, own: str) -> str:
+        whole, layer = ({v: k for k, v in table.items()} for table in (self.whole, self.layer))
+        return _renamed(own, whole, layer, *reversed(self.layers))
+
+
+def _renamed(name: str, whole: Mapping[str, str], layer: Mapping[str, str], source: str, target: str) -> str:
+    inside = re.fullmatch(rf"{re.escape(source)}\.(\d+)(?:\.(.+))?", name)
+    if inside:
+        number, rest = inside.groups()
+        if rest is None:
+            return f"{target}.{number}"
+        found = _prefix(rest, layer)
+        return name if found is None else f"{target}.{number}.{layer[found]}{rest.removeprefix(found)}"
+    found = _prefix(name, whole)
+    return name if found is None else whole[found] + name.removeprefix(found)
+
+
+def _prefix(name: str, table: Mapping[str, str]) -> str | None:
+    return next((module for module in table if name == module or name.startswith(f"{module}.")), None)
+
+
+SAME = Names()
+
+LLADA = Names(
+    whole={
+        "model.embed_tokens": "model.transformer.wte",
+        "model.norm": "model.transformer.ln_f",
+        "lm_head": "model.transformer.ff_out",
+    },
+    layer={
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "q_proj",
+        "self_attn.k_proj": "k_proj",
+        "self_attn.v_proj": "v_proj",
+        "self_attn.o_proj": "attn_out",
+        "post_attention_layernorm": "ff_norm",
+        "mlp.gate_proj": "ff_proj",
+        "mlp.up_proj": "up_proj",
+        "mlp.down_proj": "ff_out",
+    },
+    layers=("model.layers", "model.transformer.blocks"),
+)

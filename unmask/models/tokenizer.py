@@ -1,0 +1,90 @@
+"""Tokenizers of released checkpoints, read from their files. Tokenizers that come as Python code are not run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+UNKNOWN = "\ufffd"
+SHOWN_MASK, SHOWN_END, SHOWN_LINE = "\u00b7", "\u00b6", "\u21b5"
+ANSWERED = "[/Answer]"  # how BERT-Chat closes an answer, in plain text
+
+
+def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """By the files that are there, not by the class that tokenizer_config.json names, which may be remote code."""
+    import transformers
+
+    kinds = (
+        (("tokenizer.json",), transformers.PreTrainedTokenizerFast),
+        (("vocab.json", "merges.txt"), transformers.Qwen2Tokenizer),
+        (("vocab.txt",), transformers.BertTokenizer),
+    )
+    for files, kind in kinds:
+        if all((folder / file).is_file() for file in files):
+            try:
+                return kind.from_pretrained(folder, local_files_only=True)
+            except Exception as error:  # whatever a damaged file makes of it, also from Rust
+                raise ValueError(f"The tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    raise ValueError(
+        f"There is no tokenizer in {folder}: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt."
+    )
+
+
+class HubTokenizer:
+    """Implements Tokenizer around a fast tokenizer of transformers."""
+
+    def __init__(
+        self, fast: "PreTrainedTokenizerFast", mask_id: int, end_ids: frozenset[int], template: Mapping[str, Any]
+    ) -> None:
+        self.fast = fast
+        self.mask_id, self.end_ids, self.template = mask_id, end_ids, dict(template)
+        self.size: int = max(fast.get_vocab().values()) + 1
+        self.anchor = self.encode("a")
+
+    def encode(self, text: str) -> list[int]:
+        return self.fast.encode(text, add_special_tokens=False)
+
+    def prompt(self, text: str) -> list[int]:
+        """As a user's turn by the chat template, the answer's beginning included; without a template, as it stands."""
+        if not self.fast.chat_template:
+            return self.encode(text)
+        turns = [{"role": "user", "content": text}]
+        # Rendered, then encoded: what a template wants of special tokens is in its text.
+        settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
+        return self.encode(self.fast.apply_chat_template(turns, **settings))
+
+    def decode(self, ids: list[int]) -> str:
+        """The text up to the first token that ends a turn; a MASK in it is a replacement character."""
+        end = next((place for place, token in enumerate(ids) if token in self.end_ids), len(ids))
+        runs: list[list[int]] = [[]]
+        for token in ids[:end]:
+            if token == self.mask_id or token >= self.size:
+                runs.append([])
+            else:
+                runs[-1].append(token)
+        text = UNKNOWN.join(self._text(run, skip=True) for run in runs)
+        return text.partition(ANSWERED)[0] if ANSWERED in str(self.fast.chat_template) else text
+
+    def show(self, ids: list[int]) -> str:
+        """A canvas as it stands, in one line."""
+        return "".join(self.pieces(ids))
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """What each token adds to the text: MASK a middle dot, an end token a pilcrow, a line's end an arrow."""
+        return [self._piece(token) for token in ids]
+
+    def _piece(self, token: int) -> str:
+        if token == self.mask_id:
+            return SHOWN_MASK
+        if token in self.end_ids:
+            return SHOWN_END
+        if token >= self.size:
+            return UNKNOWN
+        # Behind another token, because the first of a text may lose its space.
+        text = self._text([*self.anchor, token]).removeprefix(self._text(self.anchor))
+        return text.replace("\n", SHOWN_LINE) or UNKNOWN
+
+    def _text(self, ids: list[int], skip: bool = False) -> str:
+        return self.fast.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
