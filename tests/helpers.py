@@ -6,11 +6,14 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor, nn
 
+from unmask.branch import Branch
 from unmask.law import Law
 from unmask.method import Method
 from unmask.objective import Objective, reward_divergence
+from unmask.order import Order, random
 from unmask.probes import Probes, ask, one_shot
-from unmask.rollout import Branch, Order, Record, Rollouts, random, sample
+from unmask.record import Record
+from unmask.rollout import Rollouts, sample
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Rule, Trace, until_eos
 from unmask.update import Part, part_loss
@@ -37,7 +40,16 @@ class Net(nn.Module):
         self.ends, self.sharp = ends, sharp
         self.calls: list[Tensor] = []
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor:
+    vocabulary = WORDS
+
+    def head(self, logits_QV: Tensor) -> Tensor:
+        return logits_QV
+
+    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.hidden(tokens_SL, attended_SL, at_Q)
+
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool) if attended_SL is None else attended_SL
         self.calls.append(tokens_SL.clone())
         place_SL = (attended_SL.cumsum(1) - 1).clamp(min=0)
         x_SLD = self.word_VD[tokens_SL] + self.place_LD[place_SL]

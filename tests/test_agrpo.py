@@ -10,7 +10,7 @@ from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.probes import ask, every_step, visited
-from unmask.rollout import Record
+from unmask.record import Record
 from unmask.shapes import NEVER
 from unmask.trace import everything
 from unmask.update import part_loss

@@ -41,8 +41,9 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
+from unmask.order import ORDERS
 from unmask.probes import ask, fully_masked, unit_likelihood
-from unmask.rollout import ORDERS, Record
+from unmask.record import Record
 from unmask.shapes import NEVER
 from unmask.trace import everything, state_before
 

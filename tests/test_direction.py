@@ -177,9 +177,10 @@ def test_mean_field_can_point_downhill():
 class Independent(NetPolicy):
     """Reads the prompt only."""
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor:
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool) if attended_SL is None else attended_SL
         prompt_SL = attended_SL & (torch.arange(tokens_SL.shape[1]) < tokens_SL.shape[1] - self.length)
-        return super().forward(tokens_SL, prompt_SL, at_Q)
+        return super().hidden(tokens_SL, prompt_SL, at_Q)
 
 
 @cache

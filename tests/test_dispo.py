@@ -17,10 +17,12 @@ from helpers import (
     slopes,
 )
 from unmask.advantage import group_mean, leave_one_out
+from unmask.branch import Branch
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.objective import canvas_mean, counted_units
 from unmask.probes import ask, one_shot
-from unmask.rollout import Branch, Record, sample
+from unmask.record import Record
+from unmask.rollout import sample
 from unmask.shapes import NEVER
 from unmask.trace import state_before
 from unmask.update import part_loss

@@ -64,7 +64,12 @@ class _Fixed:
         self.logits_V[self.tokenizer.encode(letter)[0]] = math.log(probability)
         self.logits_V[self.tokenizer.encode("x")[0]] = math.log(1 - probability)
 
-    def __call__(self, tokens_SL, attended_SL, at_Q):
+        self.vocabulary = len(self.logits_V)
+
+    def head(self, logits_QV):
+        return logits_QV
+
+    def hidden(self, tokens_SL, attended_SL, at_Q):
         return self.logits_V.expand(len(at_Q), -1)
 
 

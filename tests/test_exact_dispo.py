@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from unmask.advantage import group_mean, leave_one_out
+from unmask.branch import Branch
 from unmask.law import Law
 from unmask.method import Method, uniform_credit
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
+from unmask.order import ORDERS
 from unmask.probes import ask, every_step, one_shot
-from unmask.rollout import ORDERS, Branch, Rollouts, sample
+from unmask.rollout import Rollouts, sample
 from unmask.trace import Trace, everything, selected, state_before, until_eos
 from unmask.update import Part
 from world import (

@@ -12,6 +12,7 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import MASK, Net, assert_close, generator, padded, permuted, random_probes, rolled
+from unmask.branch import Branch
 from unmask.law import Law
 from unmask.methods.agrpo import sampled_steps
 from unmask.methods.coupled_grpo import coupled
@@ -19,6 +20,7 @@ from unmask.methods.daca import stratified
 from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
+from unmask.order import ORDERS, low_confidence
 from unmask.probes import (
     FLOOR,
     ask,
@@ -35,7 +37,6 @@ from unmask.probes import (
     unit_likelihood,
     visited,
 )
-from unmask.rollout import ORDERS, Branch, low_confidence
 from unmask.shapes import NEVER
 from unmask.trace import selected, state_before
 
@@ -159,10 +160,11 @@ def test_no_pass_sees_more_states_than_it_may_and_the_head_only_what_is_asked(ro
         assert torch.equal(piece.states_SL[piece.state_N], probes.states_SL[probes.state_N[number_N]])
 
 
-def test_a_pass_asks_the_head_at_the_asked_positions_only():
+def test_a_pass_asks_the_head_at_the_asked_positions_only(monkeypatch):
     policy, (trace, _) = rollout()
     probes, wanted = stratified(trace, generator()), []
-    ask(lambda states, attended, at: wanted.append(len(at)) or policy(states, attended, at), probes)
+    monkeypatch.setattr(policy, "head", lambda hidden: wanted.append(len(hidden)) or hidden)
+    ask(policy, probes)
     assert wanted == [int(probes.asked_NL.sum())]
 
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from unmask.branch import Branch
 from unmask.law import Law, uniforms
+from unmask.order import ORDERS
 from unmask.probes import ask, every_step
-from unmask.rollout import ORDERS, Branch, Record, row_seeds, sample
+from unmask.record import Record
+from unmask.rollout import row_seeds, sample
 from unmask.shapes import NEVER
 from unmask.trace import Trace
 from world import (

@@ -10,9 +10,12 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled
+from unmask.branch import Branch
 from unmask.law import Law
+from unmask.order import ORDERS
 from unmask.probes import ask, every_step, fully_masked
-from unmask.rollout import ORDERS, Branch, Record, sample
+from unmask.record import Record
+from unmask.rollout import sample
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import everything, joined, selected, state_before, until_eos
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unmask.law import Law
-from unmask.rollout import ORDERS
+from unmask.order import ORDERS
 from unmask.shapes import NEVER
 from world import (
     NetPolicy,
@@ -45,7 +45,10 @@ def test_the_probabilities_of_all_trajectories_sum_to_one(build, order, shape, e
     assert len(written.unique(dim=0)) == len(trace)  # each is listed once
     assert all(ended(tuple(row), world.policy) for row in trace.tokens_BL.tolist())
     retired_B = (trace.step_BL == NEVER).any(-1)
-    assert not retired_B.any() if eos != 0 else retired_B.any() or world.steps == 2
+    if eos != 0:
+        assert not retired_B.any()
+    elif order in ("random", "left_to_right"):  # elsewhere the end token may never be kept while something is masked
+        assert retired_B.any() or world.steps == 2
 
 
 @pytest.mark.parametrize("order", ORDERS)

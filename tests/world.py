@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement, product
-from math import comb, factorial, inf, prod
+from math import comb, factorial, inf, log, prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from unmask.commits import even
 from unmask.law import Law
-from unmask.rollout import schedule
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Rule, Trace, everything, selected
 from unmask.update import Part, accumulate
@@ -35,6 +35,13 @@ class _Words(nn.Module):
     def __init__(self, words: int, length: int, eos: int = NO_EOS) -> None:
         super().__init__()
         self.words, self.length, self.mask_id, self.eos_id = words, length, words, eos
+        self.vocabulary = words + 1
+
+    def head(self, logits_QV: Tensor) -> Tensor:
+        return logits_QV
+
+    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.hidden(tokens_SL, attended_SL, at_Q)
 
 
 class TablePolicy(_Words):
@@ -44,7 +51,7 @@ class TablePolicy(_Words):
         super().__init__(words, length, eos)
         self.table = nn.Parameter(scale * noise(seed, (words + 1) ** length, length, words + 1))
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor:
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         row_Q, column_Q = at_Q // tokens_SL.shape[1], at_Q % tokens_SL.shape[1]
         state_S = number(tokens_SL[:, -self.length :], self.words + 1)
         return self.table[state_S[row_Q], column_Q - (tokens_SL.shape[1] - self.length)]
@@ -59,7 +66,8 @@ class NetPolicy(_Words):
         self.read = nn.Parameter(noise(seed, self.max_length, words + 1, hidden))
         self.say = nn.Parameter(scale * noise(seed + 1, length, hidden, words + 1) / hidden**0.5)
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor, at_Q: Tensor) -> Tensor:
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool) if attended_SL is None else attended_SL
         width = tokens_SL.shape[1]
         place_L = torch.arange(self.max_length - width, self.max_length)  # counted from the end
         heard_SLH = self.read[place_L, tokens_SL] * attended_SL[..., None]
@@ -112,7 +120,7 @@ class World:
     @property
     def commits(self) -> list[tuple[int, int]]:
         """(block, positions committed) of every step."""
-        sizes = schedule(self.length, self.steps or self.length, self.block or self.length)
+        sizes = even(self.length, self.steps or self.length, self.block or self.length)
         return [(n, size) for n, block in enumerate(sizes) for size in block]
 
     @property
@@ -145,7 +153,9 @@ def kept_by_hand(probability_V: list[float], law: Law) -> list[bool]:
     return [v in kept for v in range(len(probability_V))]
 
 
-def choices(order: str, plain_MV: list[list[float]], draft: tuple[int, ...], size: int) -> Iterator[tuple]:
+def choices(
+    order: str, plain_MV: list[list[float]], law_MV: list[list[float]], draft: tuple[int, ...], size: int
+) -> Iterator[tuple]:
     """Which of the masked positions a step keeps, given its draft: (probability, places)."""
     if order == "random":
         for places in combinations(range(len(draft)), size):
@@ -155,6 +165,9 @@ def choices(order: str, plain_MV: list[list[float]], draft: tuple[int, ...], siz
         "left_to_right": [0.0] * len(draft),
         "surest_position": [max(row) for row in plain_MV],
         "low_confidence": [row[word] for row, word in zip(plain_MV, draft, strict=True)],
+        "drawn_confidence": [row[word] for row, word in zip(law_MV, draft, strict=True)],
+        "margin": [first - second for *_, second, first in map(sorted, law_MV)],
+        "negative_entropy": [sum(p * log(p + 1e-10) for p in row) for row in law_MV],
     }[order]
     yield 1.0, tuple(sorted(sorted(range(len(draft)), key=lambda j: (-score[j], j))[:size]))
 
@@ -170,12 +183,13 @@ def outcomes(world: World, plain_CV: Tensor, drawn_CV: Tensor, masked: list[int]
     """Every draft of the masked positions, sorted by what is kept of it."""
     possible = [[v for v in range(world.policy.words) if drawn_CV[i, v] > 0] for i in masked]
     drafts, plain_MV = list(product(*possible)), plain_CV[masked].tolist()
+    law_MV = drawn_CV[masked].tolist()
     draft_D = drawn_CV[masked].gather(1, torch.tensor(drafts).T).prod(0)
     index: dict[tuple, int] = {}
     rows = [
         (index.setdefault(tuple((masked[j], draft[j]) for j in places), len(index)), d, weight)
         for d, draft in enumerate(drafts)
-        for weight, places in choices(world.order, plain_MV, draft, size)
+        for weight, places in choices(world.order, plain_MV, law_MV, draft, size)
     ]
     outcome, source, weight = zip(*rows, strict=True)
     part = draft_D[list(source)] * torch.tensor(weight, dtype=torch.float64)

@@ -3,7 +3,7 @@
 Sampling and scoring share this file, so a token is scored by the law it was sampled from.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,14 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Law:
     """softmax(logits / temperature), cut to the `top_k` likeliest tokens and to the smallest set of mass
-    `top_p`. Temperature 0 is the point mass on the likeliest token. `top_k` 0 and `top_p` 1 cut nothing."""
+    `top_p`. Temperature 0 is the point mass on the likeliest token. `top_k` 0 and `top_p` 1 cut nothing.
+
+    `guidance` w is classifier-free: the logits are uncond + (w + 1) (cond - uncond), uncond with the prompt masked."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    guidance: float = 0.0
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -26,10 +29,21 @@ class Law:
             raise ValueError(f"top_k must be 0 (no cut) or more, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.guidance < 0:
+            raise ValueError(f"guidance must be 0 (none) or more, got {self.guidance}")
+
+    def warm(self) -> "Law":
+        """The law that a greedy one takes the likeliest token of: the same at temperature 1."""
+        return self if self.temperature else replace(self, temperature=1.0)
 
     @property
     def truncated(self) -> bool:
         return self.top_k > 0 or self.top_p < 1
+
+    @property
+    def most_kept(self) -> int:
+        """How many tokens a truncation keeps at most; 0 where that depends on the probabilities."""
+        return self.top_k if self.top_p == 1 else 0
 
 
 def plain_law(logits_QV: Tensor, mask_id: int) -> Tensor:
@@ -75,9 +89,12 @@ def law_of(plain_QV: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
     return restricted(logq_QV, kept_QV), kept_QV
 
 
-def kept_ids(kept_QV: Tensor) -> Tensor:
-    """The kept tokens as ids, (Q, K) with K the largest number kept in a row and -1 where a row keeps fewer."""
-    widest = int(kept_QV.sum(-1).max()) if kept_QV.numel() else 0
+def kept_ids(kept_QV: Tensor, most: int = 0) -> Tensor:
+    """The kept tokens as ids, (Q, K) with -1 where a row keeps fewer than K: the largest number kept in a row.
+
+    Where `most` is given it is K, and the device need not be asked.
+    """
+    widest = min(most, kept_QV.shape[-1]) or (int(kept_QV.sum(-1).max()) if kept_QV.numel() else 0)
     kept_QK, id_QK = kept_QV.to(torch.uint8).topk(widest)
     return id_QK.masked_fill(kept_QK == 0, -1)
 

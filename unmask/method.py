@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from unmask.advantage import Advantage
+from unmask.branch import Branch
 from unmask.objective import Divergence, Objective, token_divergence
+from unmask.order import Order
 from unmask.probes import Probes
-from unmask.rollout import Branch, Order, Record
+from unmask.record import Record
 from unmask.trace import Rule, Trace, until_eos
 
 Estimator = Callable[[Trace, torch.Generator], Probes]

@@ -10,15 +10,16 @@ same Probes, so they are asked the same question by construction.
 The estimators of one paper live in that paper's file; here are those that several need.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from unmask.law import kept_tokens, plain_law, restricted, tempered
-from unmask.models.policy import Policy
+from unmask.models.policy import PIECE, Policy
 from unmask.shapes import GIVEN
 from unmask.trace import Trace, state_before
 
@@ -88,12 +89,50 @@ def of_states(probes: Probes, state_index: Tensor) -> Probes:
     )
 
 
-def chunks(probes: Probes, rows: int) -> Iterator[tuple[Tensor, Probes]]:
-    """The Probes in pieces of at most `rows` states, each with the numbers of its questions."""
-    for start in range(0, len(probes.states_SL), rows):
-        state_S = torch.arange(len(probes.states_SL), device=probes.state_N.device)[start : start + rows]
-        inside_N = (probes.state_N >= start) & (probes.state_N < start + rows)
-        yield inside_N.nonzero().squeeze(1), of_states(probes, state_S)
+def chunks(probes: Probes, rows: int, states: range | None = None) -> Iterator[tuple[Tensor, Probes]]:
+    """The Probes (or some of their states) in pieces of at most `rows` states, with the numbers of their questions."""
+    states = range(len(probes.states_SL)) if states is None else states
+    for start in states[::rows]:
+        stop = min(start + rows, states.stop)
+        inside_N = (probes.state_N >= start) & (probes.state_N < stop)
+        yield inside_N.nonzero().squeeze(1), of_states(probes, torch.arange(start, stop, device=inside_N.device))
+
+
+def bundled(
+    probes: Probes, rows: int, share: Callable[[int], range] = range, live_N: Tensor | None = None
+) -> list[Tensor]:
+    """States in bundles of at most `rows`, those of one trace together (alone in a bundle where they are more).
+
+    Traces of which no question is live are left out; `share` says which of so many others are wanted.
+    """
+    count, device = len(probes.states_SL), probes.state_N.device
+    pairs = torch.stack([probes.state_N, probes.trace_N]).unique(dim=1)
+    component_S = torch.zeros(count, dtype=torch.long, device=device)
+    if pairs.shape[1] == count:  # every state belongs to one trace
+        component_S[pairs[0]] = pairs[1]
+    elif pairs.shape[1] == len(pairs[1].unique()):  # every trace has one state, which siblings share
+        component_S = torch.arange(count, device=device)
+    _, component_S, size_C = component_S.unique(return_inverse=True, return_counts=True)
+    live_C = torch.zeros_like(size_C, dtype=torch.bool)
+    live_C[component_S[probes.state_N if live_N is None else probes.state_N[live_N]]] = True
+    sizes = size_C[live_C].tolist()
+    mine, bundles = share(len(sizes)), list[int]()
+    for size in sizes[mine.start : mine.stop]:
+        if bundles and bundles[-1] + size <= rows:
+            bundles[-1] += size
+        else:
+            bundles.append(size)
+    first = sum(sizes[: mine.start])
+    state_S = component_S.argsort(stable=True)
+    state_S = state_S[live_C[component_S[state_S]]][first : first + sum(bundles)]
+    return [bundle_S.sort().values for bundle_S in state_S.split(bundles)] if bundles else []
+
+
+def speechless(probes: Probes) -> Probes:
+    """One state and no questions: a pass that takes part and says nothing."""
+    rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
+    nothing: dict[str, Any] = {name: value[:0] for name, value in rows.items() if value is not None}
+    return replace(probes, states_SL=probes.states_SL[:1], attended_SL=probes.attended_SL[:1], **nothing)
 
 
 def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
@@ -106,6 +145,8 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
 
     `rows` bounds the states in one pass.
     """
+    if probes.trace.law.guidance:
+        raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
     if probes.trace.law.temperature == 0:
         raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
     if not len(probes.states_SL):
@@ -120,33 +161,69 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
 
 
 def _answers(policy: Policy, probes: Probes) -> Tensor:
-    looked_NL = probes.asked_NL if probes.passed_NL is None else probes.asked_NL | probes.passed_NL
-    wanted_SL = torch.zeros_like(probes.attended_SL, dtype=torch.long)
-    wanted_SL = wanted_SL.index_add(0, probes.state_N, looked_NL.long()) > 0
-    slot_SL = (wanted_SL.flatten().cumsum(0) - 1).view_as(wanted_SL)
-    logits_QV = policy(probes.states_SL, probes.attended_SL, wanted_SL.flatten().nonzero().squeeze(1))
-    plain_QV = plain_law(logits_QV, probes.trace.mask_id)
-    logq_QV = tempered(plain_QV, probes.trace.law.temperature)
+    """One pass through the trunk; then the head, piece by piece, so that logits never exist for all positions."""
+    asked_Q, passed_Q = probes.asked_NL.nonzero(as_tuple=True), None
+    if probes.passed_NL is not None:
+        passed_Q = probes.passed_NL.nonzero(as_tuple=True)
+    row, column = asked_Q if passed_Q is None else map(torch.cat, zip(asked_Q, passed_Q, strict=True))
+    at_Q = probes.state_N[row] * probes.asked_NL.shape[1] + column
+    attended_SL = None if probes.attended_SL.all() else probes.attended_SL
+    hidden_QD = policy.hidden(probes.states_SL, attended_SL, at_Q)
 
-    row, column = probes.asked_NL.nonzero(as_tuple=True)
-    source, slot = probes.trace_N[row], slot_SL[probes.state_N[row], column]
-    token = probes.trace.tokens_BL[source, column]
-    logp = logq_QV[slot, token]
+    count, source = len(asked_Q[0]), probes.trace_N[asked_Q[0]]
+    token_Q = probes.trace.tokens_BL[source, asked_Q[1]]
+    kept_QK = None
     if probes.visited and (kept_BCK := probes.trace.seen.get("kept")) is not None:
-        kept = kept_BCK[source, column - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
-        logq = logq_QV[slot].gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -torch.inf)
-        logp = logp - logq.logsumexp(-1)
-    answer_NL = torch.zeros(probes.asked_NL.shape, dtype=logp.dtype, device=logp.device)
-    answer_NL = answer_NL.index_put((row, column), logp)
-    if probes.passed_NL is None:
+        kept_QK = kept_BCK[source, asked_Q[1] - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
+    logp_Q, score_Q = _in_pieces(policy, _said, probes.trace, hidden_QD[:count], token_Q, kept_QK)
+    answer_NL = torch.zeros(probes.asked_NL.shape, dtype=logp_Q.dtype, device=logp_Q.device)
+    answer_NL = answer_NL.index_put(asked_Q, logp_Q)
+    if passed_Q is None:
         return answer_NL
 
-    score_NL = torch.full_like(answer_NL, torch.inf).index_put((row, column), plain_QV[slot, token].detach())
+    score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
     least_N, place_N = _least_kept(score_NL)
-    row, column = probes.passed_NL.nonzero(as_tuple=True)
-    slot = slot_SL[probes.state_N[row], column]
-    log_f = _log_below(plain_QV[slot], logq_QV[slot], least_N[row], column > place_N[row], probes)
-    return answer_NL.index_put((row, column), log_f)
+    row, column = passed_Q
+    log_f, _ = _in_pieces(
+        policy, _below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row]
+    )
+    return answer_NL.index_put(passed_Q, log_f)
+
+
+def _in_pieces(
+    policy: Policy,
+    answer: Callable[..., tuple[Tensor, Tensor]],
+    trace: Trace,
+    hidden_QD: Tensor,
+    *about_Q: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """answer(logits, trace, ...) over pieces whose logits fit, (Q,) each; a backward pass recomputes the logits."""
+    size = max(1, PIECE // policy.vocabulary)
+
+    def piece(start: int) -> tuple[Tensor, Tensor]:
+        part = slice(start, start + size)
+        about = [value if value is None else value[part] for value in about_Q]
+
+        def said(hidden_PD: Tensor) -> tuple[Tensor, Tensor]:
+            return answer(policy.head(hidden_PD), trace, *about)
+
+        if len(hidden_QD) <= size or not torch.is_grad_enabled():
+            return said(hidden_QD[part])
+        return checkpoint(said, hidden_QD[part], use_reentrant=False)
+
+    first, second = zip(*(piece(start) for start in range(0, max(1, len(hidden_QD)), size)), strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def _said(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The log-probability of each token by the law it was sampled from, and at temperature 1."""
+    plain_QV = plain_law(logits_QV, trace.mask_id)
+    logq_QV = tempered(plain_QV, trace.law.temperature)
+    logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
+    if kept_QK is not None:
+        logq_QK = logq_QV.gather(-1, kept_QK.clamp(min=0)).masked_fill(kept_QK < 0, -torch.inf)
+        logp_Q = logp_Q - logq_QK.logsumexp(-1)
+    return logp_Q, plain_Q
 
 
 def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,19 +234,19 @@ def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
     return least_N, place_N
 
 
-def _log_below(
-    plain_QV: Tensor, logq_QV: Tensor, least_Q: Tensor, tie_loses_Q: Tensor, probes: Probes
-) -> Tensor:
-    """log F_j(c): the mass of the draws that rank below c."""
-    if probes.trace.law.truncated:
-        logq_QV = restricted(logq_QV, kept_tokens(logq_QV.detach(), probes.trace.law))
+def _below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
+    """log F_j(c): the mass of the draws that rank below c; and which have any."""
+    plain_QV = plain_law(logits_QV, trace.mask_id)
+    logq_QV = tempered(plain_QV, trace.law.temperature)
+    if trace.law.truncated:
+        logq_QV = restricted(logq_QV, kept_tokens(logq_QV.detach(), trace.law))
     score_QV = plain_QV.detach()
     below_QV = (score_QV < least_Q[:, None]) | ((score_QV == least_Q[:, None]) & tie_loses_Q[:, None])
     below_QV &= logq_QV.detach() > -torch.inf
     possible_Q = below_QV.any(-1)
     logq_QV = torch.where(below_QV, logq_QV, -torch.inf)
     safe_QV = torch.where(possible_Q[:, None], logq_QV, 0.0)  # an empty sum would poison the gradient
-    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR)
+    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR), possible_Q
 
 
 def unit_likelihood(logp_NL: Tensor, probes: Probes) -> Tensor:

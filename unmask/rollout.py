@@ -1,121 +1,33 @@
-"""sample: prompts -> Trace. Semi-autoregressive blocks; every step commits a fixed number of positions.
+"""sample: prompts -> Trace. Semi-autoregressive blocks; a schedule says how many positions a step commits.
 
 Each step looks at the masked positions of the current block, draws a token at each of them by inverse CDF,
 ranks the positions by `order`, and commits the first k. All noise is a function of (row seed, step, position),
 so a row's result does not depend on the batch it is in.
+
+Inside a step nothing waits for the device: how many positions are masked follows from the schedule, a row that has
+ended is marked and commits nothing, and the batch is compacted where a block begins. (On the CPU, where nothing is
+gained by that, at every step. Cuts by top_p and decoding by threshold ask the device how many they have kept.)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unmask.law import Law, drawn, entropy, kept_ids, law_of, mixed, plain_law, uniforms, widened
+from unmask.branch import STREAM, Branch, branch_steps, by_filling, joined_fillings, one_shot_traces
+from unmask.commits import Commits, Schedule, even, one_by_one
+from unmask.engine import Cache, Engine, aligned
+from unmask.law import Law, drawn, kept_ids, law_of, mixed, plain_law, uniforms, widened
 from unmask.models.policy import Policy
+from unmask.order import Look, Order, level, low_confidence
+from unmask.record import Notes, Record
+from unmask.rows import Rows
 from unmask.shapes import GIVEN, NEVER
-from unmask.trace import Rule, Trace, everything, joined, selected
+from unmask.trace import Rule, Trace, everything, joined
 
-_TOKEN, _PLACE, _BRANCH = 0, 1, 2  # the streams of a row's noise
-
-
-class Look(NamedTuple):
-    """What the sampler has before it at one step: W positions (the current block) of its live rows."""
-
-    plain_BWV: Tensor
-    """Log-probabilities at temperature 1."""
-    logq_BWV: Tensor
-    """The law the tokens are drawn from."""
-    kept_BWV: Tensor | None
-    """Which tokens the truncation kept; None where the law cuts nothing."""
-    token_BW: Tensor
-    """A token drawn at every position."""
-    noise_BW: Tensor
-    """A uniform for every position, independent of the draws."""
-    masked_BW: Tensor
-    """Positions still to be filled."""
-
-
-Order = Callable[[Look], Tensor]
-"""An order scores positions, (B, W); the largest are committed first, ties to the left."""
-
-
-def random(look: Look) -> Tensor:
-    """Positions in uniformly random order, whatever the policy says."""
-    return look.noise_BW
-
-
-def left_to_right(look: Look) -> Tensor:
-    """The leftmost masked position of the block first."""
-    return -torch.arange(look.token_BW.shape[1], device=look.token_BW.device).expand_as(look.noise_BW).float()
-
-
-def surest_position(look: Look) -> Tensor:
-    """Positions of largest maximal probability first; what is drawn there does not matter."""
-    return look.plain_BWV.max(-1).values
-
-
-def low_confidence(look: Look) -> Tensor:
-    """The field's default ("low-confidence remasking"): draw everywhere, keep the draws of largest probability.
-
-    A kept token is then not distributed as the policy's law at its position: see probes.visited.
-    """
-    return look.plain_BWV.gather(-1, look.token_BW[..., None]).squeeze(-1)
-
-
-ORDERS: dict[str, Order] = {
-    "random": random,
-    "left_to_right": left_to_right,
-    "surest_position": surest_position,
-    "low_confidence": low_confidence,
-}
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a method wants remembered beside tokens, steps and their log-probabilities.
-
-    `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
-    position of the block looked at, id -1 where the position was not masked.
-    `entropy`: (B, C) entropy of the law each token was drawn from.
-    """
-
-    top: int = 0
-    entropy: bool = False
-
-    def __or__(self, other: "Record") -> "Record":
-        return Record(max(self.top, other.top), self.entropy or other.entropy)
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Fill one visited state of every row `fillings` times in one shot.
-
-    The state is the one before step t, drawn before the rollout with probability in proportion to
-    ((t + 1) / T) ** lateness: 0 is uniform, 4 favours late states.
-    """
-
-    fillings: int = 2
-    lateness: float = 4.0
-
-    def step_law(self, steps: int) -> Tensor:
-        """The probability of branching before each step, (T,)."""
-        weight_T = (torch.arange(1, steps + 1, dtype=torch.float64) / steps) ** self.lateness
-        return weight_T / weight_T.sum()
-
-
-def schedule(length: int, steps: int, block: int) -> list[list[int]]:
-    """How many positions each step commits, block by block; the first steps of a block take the remainder."""
-    if length < 1 or block < 1 or length % block:
-        raise ValueError(f"block={block} must divide the completion length {length}")
-    blocks = length // block
-    if steps % blocks or not blocks <= steps <= length:
-        raise ValueError(
-            f"steps={steps} must be a multiple of the number of blocks ({blocks}) and at most the length {length}"
-        )
-    share, rest = divmod(block, steps // blocks)
-    return [[share + (i < rest) for i in range(steps // blocks)] for _ in range(blocks)]
+_TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 
 
 def canvas(
@@ -146,6 +58,29 @@ class Rollouts(NamedTuple):
     """One-step traces that start at a visited state; group = the row of `trace` they left."""
 
 
+def in_batches(
+    roll: Callable[..., Rollouts], prompts: Sequence[Sequence[int]], seed_B: Tensor, group_B: Tensor, rows: Rows
+) -> Rollouts:
+    """roll(prompts, seed_B, group_B=...) over at most `rows` prompts at a time, fewer when memory runs out."""
+    parts, start = list[Rollouts](), 0
+    while start < len(prompts):
+        part = slice(start, start + rows.most)
+        try:
+            trace, branches = roll(prompts[part], seed_B[part], group_B=group_B[part])
+        except torch.OutOfMemoryError as error:
+            rows.halve(error)
+            continue
+        if branches is not None:
+            source_B = branches.group_B + start
+            branches = replace(branches, group_B=source_B, seen=branches.seen | {"source": source_B})
+        parts.append(Rollouts(trace, branches))
+        start += len(trace)
+    if len(parts) == 1:
+        return parts[0]
+    twigs = [branches for _, branches in parts if branches is not None and len(branches)]
+    return Rollouts(joined([trace for trace, _ in parts]), joined(twigs) if twigs else parts[0].branches)
+
+
 @torch.no_grad()
 def sample(
     policy: Policy,
@@ -157,6 +92,9 @@ def sample(
     block: int | None = None,
     law: Law = Law(),
     order: Order = low_confidence,
+    schedule: Schedule = even,
+    threshold: float | None = None,
+    cache: Cache | None = None,
     group_B: Tensor | None = None,
     counted: Rule = everything,
     record: Record = Record(),
@@ -165,34 +103,49 @@ def sample(
     """Denoise `length` positions after every prompt. Defaults: one position a step, one block.
 
     A row retires once an end token stands with nothing masked before it; what it never filled stays MASK.
+    With a `threshold` a step commits every position whose score reaches it, and at least one; `steps` and `schedule`
+    then say nothing, and the trace has `length` steps of which a row skips those it does not need.
     """
     steps, block = length if steps is None else steps, length if block is None else block
-    commits = schedule(length, steps, block)
+    commits = schedule(length, steps, block) if threshold is None else one_by_one(length, steps, block)
+    enough = None if threshold is None else level(order, threshold)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
+    steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, length, block, steps, law, group_B, seed_B.device)
-    start = trace.tokens_BL.shape[1] - length
-    live_R = torch.arange(len(trace), device=seed_B.device)
-    branch_step_B = _branch_steps(branch, steps, seed_B)
-    notes, fillings = _Notes(record, steps, len(trace)), []
+    branch_step_B = branch_steps(branch, steps, seed_B)
+    engine = Engine(
+        policy=policy,
+        trace=trace,
+        start=trace.tokens_BL.shape[1] - length,
+        block=block,
+        cache=cache,
+        aligned=aligned(policy, [len(prompt) for prompt in prompts], block),
+        padded=len({len(prompt) for prompt in prompts}) > 1,
+    )
+    walk = _Walk(engine, seed_B, order, enough, Notes(record, steps, len(trace), length, law))
+    fillings = _walked(walk, commits, branch, branch_step_B)
 
-    for step, (number, size) in enumerate((n, size) for n, sizes in enumerate(commits) for size in sizes):
-        at_W = torch.arange(start + number * block, start + (number + 1) * block, device=seed_B.device)
-        leaving_R = live_R[branch_step_B[live_R] == step]
-        logits_RWV, rest_QV = _logits(policy, trace, live_R, at_W, leaving_R)
-        if branch is not None and len(leaving_R):
-            fillings.append(_fillings(rest_QV, trace, leaving_R, seed_B, branch.fillings))
-        look = _look(logits_RWV, trace, live_R, at_W, seed_B, step)
-        row, place = _ranked(order(look), look.masked_BW, size).nonzero(as_tuple=True)
-        notes.take(look, step, live_R, row, place, at_W - start)
-        _commit(trace, look, step, live_R[row], at_W[place], row, place)
-        live_R = live_R[~_ended(trace.tokens_BL[live_R, start:], policy)]
-        if not len(live_R):
-            break
-
-    trace = replace(trace, seen=notes.tensors(length))
+    trace = replace(trace, seen=walk.notes.tensors())
     trace = replace(trace, counted_BL=counted(trace))
-    return Rollouts(trace, _joined_fillings(trace, fillings, counted) if branch is not None else None)
+    if branch is None:
+        return Rollouts(trace, None)
+    return Rollouts(trace, joined_fillings(trace, fillings, counted))
+
+
+def _walked(walk: "_Walk", commits: Commits, branch: Branch | None, branch_step_B: Tensor) -> list[Trace]:
+    """Denoise the walk's trace in place, all blocks and steps; returns the branches."""
+    leaving, fillings, step = branch_step_B.tolist() if branch is not None else [], list[Trace](), 0
+    for number, sizes in enumerate(commits):
+        walk.compact()
+        left = walk.engine.block
+        for turn, size in enumerate(sizes):
+            if step in leaving and branch is not None:
+                fillings += walk.fillings(leaving, step, branch.fillings)
+            if size and walk.open(left, turn):
+                walk.step(number, step, size, left)
+            left, step = left - size, step + 1
+    return fillings
 
 
 def _blank(
@@ -223,146 +176,122 @@ def _blank(
     )
 
 
-def _logits(
-    policy: Policy, trace: Trace, live_R: Tensor, at_W: Tensor, leaving_R: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One forward: logits of the live rows at the block, and of the rows that branch at all they have masked."""
-    width = trace.tokens_BL.shape[1]
-    at_RW = torch.arange(len(live_R), device=at_W.device)[:, None] * width + at_W
-    row, column = (trace.tokens_BL[leaving_R] == trace.mask_id).nonzero(as_tuple=True)
-    rest_Q = torch.searchsorted(live_R, leaving_R)[row] * width + column
-    at_Q = torch.cat([at_RW.flatten(), rest_Q])
-    logits_QV = policy(trace.tokens_BL[live_R], trace.attended_BL[live_R], at_Q)
-    return logits_QV[: at_RW.numel()].unflatten(0, at_RW.shape), logits_QV[at_RW.numel() :]
+class _Walk:
+    """A trace on its way from masks to text. Rows that have ended stay marked until the batch is compacted."""
 
-
-def _look(logits_RWV: Tensor, trace: Trace, live_R: Tensor, at_W: Tensor, seed_B: Tensor, step: int) -> Look:
-    width = trace.tokens_BL.shape[1]
-    plain_RWV = plain_law(logits_RWV, trace.mask_id)
-    logq_RWV, kept_RWV = law_of(plain_RWV, trace.law)
-    # Columns are counted from the end of the canvas, so padding does not move a row's noise.
-    seed_R1, column_W = seed_B[live_R, None], width - at_W
-    return Look(
-        plain_RWV,
-        logq_RWV,
-        kept_RWV,
-        token_BW=drawn(logq_RWV, uniforms(seed_R1, _TOKEN, step, column_W)),
-        noise_BW=uniforms(seed_R1, _PLACE, step, column_W),
-        masked_BW=trace.tokens_BL[live_R][:, at_W] == trace.mask_id,
-    )
-
-
-def _ranked(score_RW: Tensor, masked_RW: Tensor, size: int) -> Tensor:
-    """The `size` masked positions of largest score, ties to the left."""
-    score_RW = score_RW.masked_fill(~masked_RW, -torch.inf)
-    first_Rk = score_RW.sort(dim=-1, descending=True, stable=True).indices[:, :size]
-    return torch.zeros_like(masked_RW).scatter(1, first_Rk, True) & masked_RW
-
-
-def _commit(
-    trace: Trace, look: Look, step: int, row_Q: Tensor, column_Q: Tensor, row: Tensor, place: Tensor
-) -> None:
-    token_Q = look.token_BW[row, place]
-    trace.tokens_BL[row_Q, column_Q] = token_Q
-    trace.step_BL[row_Q, column_Q] = step
-    logp_Q = look.logq_BWV[row, place].gather(-1, token_Q[:, None]).squeeze(-1)
-    trace.logp_BL[row_Q, column_Q] = logp_Q.to(trace.logp_BL.dtype)
-
-
-def _ended(completion_RC: Tensor, policy: Policy) -> Tensor:
-    """Rows in which an end token stands with nothing masked before it, or nothing is masked at all."""
-    open_RC = (completion_RC == policy.mask_id).cumsum(-1) == 0
-    return ((completion_RC == policy.eos_id) & open_RC).any(-1) | open_RC.all(-1)
-
-
-def _branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
-    """The step before which each row branches, drawn before the rollout begins."""
-    if branch is None:
-        return torch.full_like(seed_B, -1)
-    edges_T = branch.step_law(steps).cumsum(0).to(seed_B.device)
-    step_B = torch.searchsorted(edges_T, uniforms(seed_B, _BRANCH).double(), right=True)
-    return step_B.clamp(max=steps - 1)
-
-
-def _fillings(logits_QV: Tensor, trace: Trace, row_R: Tensor, seed_B: Tensor, fillings: int) -> Trace:
-    """Every masked position of the rows drawn at once, `fillings` times: R * Z one-step traces."""
-    tokens_RL, width = trace.tokens_BL[row_R], trace.tokens_BL.shape[1]
-    masked_RL = tokens_RL == trace.mask_id
-    row, column = masked_RL.nonzero(as_tuple=True)
-    logq_QV, kept_QV = law_of(plain_law(logits_QV, trace.mask_id), trace.law)
-    filled, logp = [], []
-    for z in range(fillings):
-        token_Q = drawn(logq_QV, uniforms(seed_B[row_R][row], _BRANCH, 1 + z, width - column))
-        filled.append(tokens_RL.masked_scatter(masked_RL, token_Q))
-        logp_Q = logq_QV.gather(-1, token_Q[:, None]).squeeze(-1).to(trace.logp_BL.dtype)
-        logp.append(torch.zeros_like(trace.logp_BL[row_R]).masked_scatter(masked_RL, logp_Q))
-    source_R = row_R.repeat(fillings)
-    seen = {"source": source_R}
-    if kept_QV is not None:
-        kept_QK, length = kept_ids(kept_QV), int(trace.canvas_BL[0].sum())
-        kept_RCK = kept_QK.new_full((len(row_R), length, kept_QK.shape[-1]), -1)
-        kept_RCK[row, column - (width - length)] = kept_QK
-        seen["kept"] = kept_RCK.repeat(fillings, 1, 1)
-    return replace(
-        selected(replace(trace, seen={}), source_R),
-        tokens_BL=torch.cat(filled),
-        step_BL=torch.where(masked_RL, 0, GIVEN).repeat(fillings, 1),
-        logp_BL=torch.cat(logp),
-        group_B=source_R,
-        steps=1,
-        seen=seen,
-    )
-
-
-def _joined_fillings(trace: Trace, fillings: list[Trace], counted: Rule) -> Trace:
-    """The branches in the order of their source rows, the rows that retired before their step left out."""
-    if not fillings:
-        return selected(trace, torch.zeros_like(trace.group_B, dtype=torch.bool))
-    branches = joined(fillings)
-    branches = selected(branches, branches.seen["source"].argsort(stable=True))
-    return replace(branches, counted_BL=counted(branches))
-
-
-class _Notes:
-    """What the recorders keep while a rollout runs."""
-
-    def __init__(self, record: Record, steps: int, batch: int) -> None:
-        self.record, self.steps, self.batch = record, steps, batch
-        self.top: list[tuple[Tensor, Tensor]] = []
-        self.single: dict[str, list[Tensor]] = {"entropy": [], "kept": []}
-        self.where: list[tuple[Tensor, Tensor]] = []
-
-    def take(
-        self, look: Look, step: int, live_R: Tensor, row: Tensor, place: Tensor, column_W: Tensor
+    def __init__(
+        self, engine: Engine, seed_B: Tensor, order: Order, enough: float | None, notes: Notes
     ) -> None:
-        self.where.append((live_R[row], column_W[place]))
-        if self.record.entropy:
-            self.single["entropy"].append(entropy(look.logq_BWV[row, place]))
-        if look.kept_BWV is not None:
-            self.single["kept"].append(kept_ids(look.kept_BWV[row, place]))
-        if self.record.top:
-            logp_RWK, id_RWK = look.plain_BWV.topk(min(self.record.top, look.plain_BWV.shape[-1] - 1))
-            shape = (self.batch, *id_RWK.shape[1:])
-            id_BWK = torch.full(shape, -1, device=live_R.device)
-            id_BWK[live_R] = id_RWK.masked_fill(~look.masked_BW[..., None], -1)
-            logp_BWK = torch.zeros(shape, dtype=logp_RWK.dtype, device=live_R.device)
-            logp_BWK[live_R] = logp_RWK
-            self.top.append((id_BWK, logp_BWK))
+        self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
+        self.enough, self.notes = enough, notes
+        self.live_R = torch.arange(len(seed_B), device=seed_B.device)
+        self.rows = list(range(len(seed_B)))
+        self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
+        self.begun = -1
+        """The block whose first step has been taken."""
 
-    def tensors(self, length: int) -> dict[str, Tensor]:
-        seen: dict[str, Tensor] = {}
-        row_Q, column_Q = (torch.cat(parts) for parts in zip(*self.where, strict=True))
-        widest = max((kept.shape[-1] for kept in self.single["kept"]), default=0)
-        for name, parts in self.single.items():
-            if parts:
-                value_Q = torch.cat([widened(part, widest) for part in parts])
-                blank = -1 if name == "kept" else 0
-                full = value_Q.new_full((self.batch, length, *value_Q.shape[1:]), blank)
-                full[row_Q, column_Q] = value_Q
-                seen[name] = full
-        if self.top:
-            missing = self.steps - len(self.top)  # every row retired before the last step
-            ids, logps = (list(column) for column in zip(*self.top, strict=True))
-            seen["step_top_id"] = torch.stack(ids + [torch.full_like(ids[0], -1)] * missing)
-            seen["step_top_logp"] = torch.stack(logps + [torch.zeros_like(logps[0])] * missing)
-        return seen
+    def compact(self) -> None:
+        """Leave out the rows that have ended."""
+        going_R = (~self.ended_B[self.live_R]).nonzero().squeeze(1)
+        if len(going_R) < len(self.live_R):
+            self.live_R = self.live_R[going_R]
+            self.rows = self.live_R.tolist()
+            self.engine.keep(going_R)
+
+    def open(self, left: int, turn: int) -> bool:
+        """Whether anything remains to be done in this block."""
+        if turn and self.seed_B.device.type == "cpu":
+            self.compact()
+        if self.enough is not None and turn and self.rows:
+            return bool((self._masked(self._block_columns(self.begun)) & ~self.ended_B[self.live_R, None]).any())
+        return bool(self.rows)
+
+    def step(self, number: int, step: int, size: int, left: int) -> None:
+        """Look at the masked positions of the block, at most `left` a row, draw, rank and commit."""
+        trace, live_R = self.trace, self.live_R
+        column_W = self._block_columns(number)
+        masked_RW = self._masked(column_W)
+        place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
+        valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
+        column_RM = column_W[place_RM]
+        offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
+        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.begun == number)
+        self.begun = number
+        found = self._drawn(hidden, column_RM, step)
+        score_RM = found["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
+        chosen_RM = self._chosen(score_RM, size) & valid_RM
+        completion_RM = column_RM - self.engine.start
+        self.notes.take(found, step, live_R, completion_RM, place_RM, valid_RM, chosen_RM, self.engine.block)
+        for name, value in (("tokens_BL", found["token"]), ("logp_BL", found["logp"]), ("step_BL", step)):
+            written = getattr(trace, name)
+            value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
+            cell = (live_R[:, None], column_RM)
+            written[cell] = torch.where(chosen_RM, value_RM, written[cell])
+        self.ended_B[live_R] |= _ended(trace.tokens_BL[live_R, self.engine.start :], trace)
+
+    def _block_columns(self, number: int) -> Tensor:
+        first = self.engine.start + number * self.engine.block
+        return torch.arange(first, first + self.engine.block, device=self.seed_B.device)
+
+    def _masked(self, column_W: Tensor) -> Tensor:
+        return self.trace.tokens_BL[self.live_R[:, None], column_W] == self.trace.mask_id
+
+    def _chosen(self, score_RM: Tensor, size: int) -> Tensor:
+        """The `size` positions of largest score, ties to the left; and all that are sure enough."""
+        first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
+        chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
+        return chosen_RM if self.enough is None else chosen_RM | (score_RM >= self.enough)
+
+    def _drawn(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
+        """A token and what is said of it at every position, piece by piece: logits are as wide as the vocabulary."""
+        trace, width = self.trace, self.trace.tokens_BL.shape[1]
+        # Columns are counted from the end of the canvas, so padding does not move a row's noise.
+        seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
+        uniform_Q = uniforms(seed_R1, _TOKEN, step, away_RM).flatten()
+        noise_Q = uniforms(seed_R1, _PLACE, step, away_RM).flatten()
+        column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
+        for piece in self.engine.pieces(len(column_Q)):
+            plain_QV = plain_law(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
+            law_QV, kept_QV = law_of(plain_QV, trace.law.warm())
+            if trace.law.temperature:
+                token_Q = drawn(law_QV, uniform_Q[piece])
+                logp_Q = law_QV.gather(-1, token_Q[:, None]).squeeze(-1)
+            else:
+                token_Q = plain_QV.argmax(-1)
+                logp_Q = torch.zeros_like(plain_QV[:, 0])
+            look = Look(plain_QV, law_QV, token_Q, noise_Q[piece], column_Q[piece])
+            noted = self.notes.seen(look, kept_QV)
+            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(look), **noted})
+        widest = max(piece["kept"].shape[-1] for piece in pieces) if "kept" in pieces[0] else 0
+        if "kept" in pieces[0]:
+            pieces = [piece | {"kept": widened(piece["kept"], widest)} for piece in pieces]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def fillings(self, leaving: list[int], step: int, count: int) -> list[Trace]:
+        """One-shot fillings of the rows that branch before this step: nothing, or R * Z one-step traces."""
+        rows = [row for row in self.rows if leaving[row] == step]
+        if not rows:
+            return []
+        trace, row_R = self.trace, torch.tensor(rows, device=self.seed_B.device)
+        column_C = torch.arange(self.engine.start, trace.tokens_BL.shape[1], device=self.seed_B.device)
+        offset_R1 = torch.arange(len(rows), device=self.seed_B.device)[:, None] * trace.tokens_BL.shape[1]
+        hidden = self.engine.exact(row_R, (offset_R1 + column_C).flatten())
+        seed_Q = self.seed_B[row_R].repeat_interleave(len(column_C))
+        away_Q = (trace.tokens_BL.shape[1] - column_C).repeat(len(rows))
+        tokens, logps, kept = [list[list[Tensor]]() for _ in range(3)]
+        for piece in self.engine.pieces(len(seed_Q)):
+            plain_QV = plain_law(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
+            law_QV, kept_QV = law_of(plain_QV, trace.law)
+            token_ZQ = [
+                drawn(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)
+            ]
+            tokens.append(token_ZQ)
+            logps.append([law_QV.gather(-1, token_Q[:, None]).squeeze(-1) for token_Q in token_ZQ])
+            kept.append([kept_ids(kept_QV, trace.law.most_kept)] if kept_QV is not None else [])
+        return [one_shot_traces(trace, row_R, self.ended_B[row_R], column_C, *by_filling(tokens, logps, kept))]
+
+
+def _ended(completion_RC: Tensor, trace: Trace) -> Tensor:
+    """Rows in which an end token stands with nothing masked before it, or nothing is masked at all."""
+    open_RC = (completion_RC == trace.mask_id).cumsum(-1) == 0
+    return ((completion_RC == trace.eos_id) & open_RC).any(-1) | open_RC.all(-1)

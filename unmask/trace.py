@@ -91,19 +91,22 @@ def selected(trace: Trace, index: Tensor) -> Trace:
     return replace(trace, **chosen, seen=seen)
 
 
+def padded(trace: Trace, width: int) -> Trace:
+    """The traces with padding on the left, to `width` columns."""
+    fill = {"tokens_BL": trace.mask_id, "step_BL": GIVEN, "block_BL": GIVEN}
+    more = width - trace.tokens_BL.shape[1]
+    names = [f.name for f in fields(trace) if f.name.endswith("_BL")]
+    wide: dict[str, Any] = {name: F.pad(getattr(trace, name), (more, 0), value=fill.get(name, 0)) for name in names}
+    return replace(trace, **wide)
+
+
 def joined(traces: list[Trace]) -> Trace:
     """Several batches as one, padded on the left to the widest; number their groups apart first."""
-    first, width = traces[0], max(t.tokens_BL.shape[1] for t in traces)
-    padding = {"tokens_BL": first.mask_id, "step_BL": GIVEN, "block_BL": GIVEN}
-
-    def rows(name: str) -> Tensor:
-        if name.endswith("_B"):
-            return torch.cat([getattr(t, name) for t in traces])
-        values = [getattr(t, name) for t in traces]
-        fill = padding.get(name, 0)
-        return torch.cat([F.pad(v, (width - v.shape[1], 0), value=fill) for v in values])
-
-    merged: dict[str, Any] = {f.name: rows(f.name) for f in fields(first) if f.name.endswith(("_B", "_BL"))}
+    width = max(t.tokens_BL.shape[1] for t in traces)
+    traces = [padded(t, width) for t in traces]
+    first = traces[0]
+    names = [f.name for f in fields(first) if f.name.endswith(("_B", "_BL"))]
+    merged: dict[str, Any] = {name: torch.cat([getattr(t, name) for t in traces]) for name in names}
 
     def noted(name: str) -> Tensor:
         widest = max(t.seen[name].shape[-1] for t in traces)

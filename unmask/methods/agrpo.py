@@ -29,8 +29,9 @@ from torch import Tensor
 from unmask.advantage import Advantage, group_mean
 from unmask.method import Method, each_turn, within
 from unmask.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
+from unmask.order import low_confidence
 from unmask.probes import Probes, visited
-from unmask.rollout import Record, low_confidence
+from unmask.record import Record
 from unmask.trace import Trace, everything
 
 StepLaw = Callable[[Trace], Tensor]

@@ -46,7 +46,7 @@ from unmask.advantage import EPSILON, group_sum
 from unmask.law import uniforms
 from unmask.method import Method, each_turn, within
 from unmask.probes import Probes, random_rank, rank, views
-from unmask.rollout import Record
+from unmask.record import Record
 from unmask.shapes import GIVEN
 from unmask.trace import Trace
 

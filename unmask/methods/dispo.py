@@ -21,9 +21,9 @@ from functools import partial
 from math import inf
 
 from unmask.advantage import Advantage, group_mean
+from unmask.branch import Branch
 from unmask.method import BranchTerm, Method, within
 from unmask.objective import canvas_mean, token_clip, token_divergence
-from unmask.rollout import Branch
 
 
 def dispo(

@@ -1,0 +1,50 @@
+"""How many positions each step commits, block by block, for every row alike."""
+
+from collections.abc import Callable
+
+import torch
+
+Commits = list[list[int]]
+Schedule = Callable[[int, int, int], Commits]
+"""(length, steps, block) -> the number of positions committed by each step of each block."""
+
+
+def even(length: int, steps: int, block: int) -> Commits:
+    """As many at every step; the first steps of a block take the remainder (LLaDA)."""
+    blocks = _blocks(length, block)
+    if steps % blocks or not blocks <= steps <= length:
+        raise ValueError(
+            f"steps={steps} must be a multiple of the number of blocks ({blocks}) and at most the length {length}"
+        )
+    share, rest = divmod(block, steps // blocks)
+    return [[share + (i < rest) for i in range(steps // blocks)] for _ in range(blocks)]
+
+
+def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> Commits:
+    """Dream's: time falls linearly from 1 to eps, and a step from t to s commits the share 1 - s/t of what is masked,
+    rounded down; the last step commits the rest. A step may commit nothing."""
+    if block != length:
+        raise ValueError(f"the timestep schedule knows no blocks: leave block={block} out")
+    if steps < 1:
+        raise ValueError(f"steps={steps} must be at least 1")
+    time_T = torch.linspace(1, eps, steps + 1)
+    left, sizes = length, []
+    for step in range(steps):
+        last = step == steps - 1
+        sizes.append(left if last else int(left * (1 - time_T[step + 1] / time_T[step])))
+        left -= sizes[-1]
+    return [sizes]
+
+
+def one_by_one(length: int, steps: int, block: int) -> Commits:
+    """At least one at every step, for decoding that commits more where it is sure."""
+    return [[1] * block for _ in range(_blocks(length, block))]
+
+
+SCHEDULES: dict[str, Schedule] = {"even": even, "timestep": timestep}
+
+
+def _blocks(length: int, block: int) -> int:
+    if length < 1 or block < 1 or length % block:
+        raise ValueError(f"block={block} must divide the completion length {length}")
+    return length // block

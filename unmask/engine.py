@@ -1,0 +1,121 @@
+"""The sampler's passes through the model: whole canvases, or the columns that matter against a memory.
+
+For a bidirectional model a memory is an approximation (`mismatch.py` measures it); for a block-causal one it is exact.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from unmask.models.policy import PIECE, CachingPolicy, Memory, Policy
+from unmask.shapes import GIVEN
+from unmask.trace import Trace
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What is remembered between the steps of a block: everything but the block (dual), or only what comes before it.
+
+    A full pass renews the memory at the start of every `refresh`-th block. In between, a new block begins with the
+    columns of the finished one recomputed.
+    """
+
+    suffix: bool = True
+    """Columns after the block are remembered too (dual); otherwise they are recomputed (prefix)."""
+    refresh: int = 1
+
+    def __post_init__(self) -> None:
+        if self.refresh < 1:
+            raise ValueError(f"refresh={self.refresh} must be at least 1 block")
+
+
+def cache_of(kind: str, refresh: int = 1) -> Cache | None:
+    """A cache by its name in a configuration: none, prefix or dual."""
+    return {"none": None, "prefix": Cache(False, refresh), "dual": Cache(True, refresh)}[kind]
+
+
+def aligned(policy: Policy, prompt_lengths: list[int], block: int) -> bool:
+    """Whether the sampler's blocks are made of whole blocks of a block-causal model, in every row."""
+    size = getattr(policy, "causal_block", None)
+    return size is None or (block % size == 0 and all(length % size == 0 for length in prompt_lengths))
+
+
+@dataclass
+class Engine:
+    """Hidden states for live rows of a trace, by full passes or against a memory; two streams if guided."""
+
+    policy: Policy
+    trace: Trace
+    start: int
+    """The first column of the completion."""
+    block: int
+    cache: Cache | None = None
+    aligned: bool = True
+    padded: bool = True
+    """Some row of the trace is padded."""
+    memories: dict[bool, Memory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.cache is not None and not isinstance(self.policy, CachingPolicy):
+            raise ValueError("this model cannot be rolled out with a cache: choose cache none")
+
+    def keep(self, index_R: Tensor) -> None:
+        """Forget the rows that are not in `index_R`."""
+        self.memories = {name: memory.rows(index_R) for name, memory in self.memories.items()}
+
+    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, begun: bool) -> list[Tensor]:
+        """(Q, D) at positions of the flattened live canvases in block `number`; with guidance also the prompt hidden.
+
+        `begun`: an earlier step of the block has been here.
+        """
+        streams = (False, True) if self.trace.law.guidance else (False,)
+        return [self._stream(unprompted, live_R, at_Q, number, begun) for unprompted in streams]
+
+    def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
+        """The same for some rows with no memory, at any positions."""
+        streams = (False, True) if self.trace.law.guidance else (False,)
+        return [self.policy.hidden(*self._canvas(unprompted, row_R), at_Q) for unprompted in streams]
+
+    def logits(self, hidden: list[Tensor]) -> Tensor:
+        """(Q, V), guided where a second stream is there: uncond + (w + 1) (cond - uncond)."""
+        if len(hidden) == 1:
+            return self.policy.head(hidden[0])
+        prompted_QV, unprompted_QV = (self.policy.head(stream) for stream in hidden)
+        return unprompted_QV + (self.trace.law.guidance + 1) * (prompted_QV - unprompted_QV)
+
+    def pieces(self, count: int) -> list[slice]:
+        """Positions 0..count - 1 in pieces whose logits fit."""
+        size = max(1, PIECE // self.policy.vocabulary)
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    def _canvas(self, unprompted: bool, row_R: Tensor) -> tuple[Tensor, Tensor | None]:
+        tokens_RL = self.trace.tokens_BL[row_R]
+        if unprompted:
+            tokens_RL = tokens_RL.masked_fill(self.trace.step_BL[row_R] == GIVEN, self.trace.mask_id)
+        return tokens_RL, self.trace.attended_BL[row_R] if self.padded else None
+
+    def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int, begun: bool) -> Tensor:
+        tokens_RL, attended_RL = self._canvas(unprompted, live_R)
+        if self.cache is None:
+            return self.policy.hidden(tokens_RL, attended_RL, at_Q)
+        assert isinstance(self.policy, CachingPolicy)
+        causal = self.policy.causal_block
+        renewed = not begun and causal is None and number % self.cache.refresh == 0
+        if unprompted not in self.memories or renewed:
+            self.memories.pop(unprompted, None)  # before the new one is made: two would not fit
+            hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q)
+            return hidden_QD
+        return self.policy.hidden_window(self.memories[unprompted], tokens_RL, *self._window(number, begun), at_Q)
+
+    def _window(self, number: int, begun: bool) -> tuple[int, int]:
+        """The columns to recompute: the block, at its first step also the one before it, which has been finished."""
+        assert self.cache is not None and isinstance(self.policy, CachingPolicy)
+        width, causal = self.trace.tokens_BL.shape[1], self.policy.causal_block
+        first, last = self.start + number * self.block, self.start + (number + 1) * self.block
+        if not begun:
+            first -= self.block
+        if causal is not None and not self.aligned:  # the model's blocks reach over the edges of the sampler's
+            first, last = first - causal + 1, last + causal - 1
+        elif causal is None and not self.cache.suffix:
+            last = width
+        return max(0, first), min(width, last)

@@ -1,0 +1,99 @@
+"""Which masked positions a step commits: orders score them, the largest first, ties to the left."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Look(NamedTuple):
+    """What the sampler has before it at some masked positions, Q of them, of several rows."""
+
+    plain_QV: Tensor
+    """Log-probabilities at temperature 1."""
+    law_QV: Tensor
+    """Log-probabilities tempered and truncated: what the tokens are drawn from, or would be were they not greedy."""
+    token_Q: Tensor
+    """A token drawn at every position."""
+    noise_Q: Tensor
+    """A uniform for every position, independent of the draws."""
+    column_Q: Tensor
+    """Where on the canvas."""
+
+
+Order = Callable[[Look], Tensor]
+"""Scores, (Q,)."""
+
+
+def random(look: Look) -> Tensor:
+    """Positions in uniformly random order, whatever the policy says."""
+    return look.noise_Q
+
+
+def left_to_right(look: Look) -> Tensor:
+    """The leftmost masked position of the block first."""
+    return -look.column_Q.float()
+
+
+def surest_position(look: Look) -> Tensor:
+    """Positions of largest maximal probability first; what is drawn there does not matter."""
+    return look.plain_QV.max(-1).values
+
+
+def low_confidence(look: Look) -> Tensor:
+    """The field's default ("low-confidence remasking"): draw everywhere, keep the draws of largest probability.
+
+    A kept token is then not distributed as the policy's law at its position: see probes.visited.
+    """
+    return look.plain_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
+
+
+def drawn_confidence(look: Look) -> Tensor:
+    """low_confidence by the law the token was drawn from, temperature and cuts included (Dream's maskgit_plus)."""
+    return look.law_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
+
+
+def margin(look: Look) -> Tensor:
+    """Positions where the likeliest token leads the second by most (Dream's topk_margin)."""
+    first_QK = look.law_QV.topk(2).values.exp()
+    return first_QK[:, 0] - first_QK[:, 1]
+
+
+def negative_entropy(look: Look) -> Tensor:
+    """Positions of least entropy first (Dream's entropy, whose logarithm has 1e-10 added)."""
+    law_QV = look.law_QV.exp()
+    return (law_QV * (law_QV + 1e-10).log()).sum(-1)
+
+
+ORDERS: dict[str, Order] = {
+    "random": random,
+    "left_to_right": left_to_right,
+    "surest_position": surest_position,
+    "low_confidence": low_confidence,
+    "drawn_confidence": drawn_confidence,
+    "margin": margin,
+    "negative_entropy": negative_entropy,
+}
+
+_LEVELS: dict[Order, Callable[[float], float]] = {
+    surest_position: math.log,
+    low_confidence: math.log,
+    drawn_confidence: math.log,
+    margin: float,
+    negative_entropy: float,
+}
+
+
+def level(order: Order, threshold: float) -> float:
+    """Where a threshold lies on the scale of an order's score.
+
+    It is a probability for the orders by probability, a difference of probabilities for margin, and minus an entropy in
+    nats for negative_entropy.
+    """
+    if order not in _LEVELS:
+        raise ValueError(f"threshold decoding needs an order by confidence, and {order.__name__} is none")
+    low, high = (-math.inf, 0.0) if order is negative_entropy else (0.0, 1.0)
+    if not low < threshold <= high:
+        raise ValueError(f"threshold={threshold} must lie above {low:g} and be at most {high:g} for {order.__name__}")
+    return _LEVELS[order](threshold)
