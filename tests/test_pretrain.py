@@ -75,7 +75,7 @@ def test_the_loss_is_the_plain_one():
     for b in range(5):
         masked = [c for c in range(6) if masked_BC[b, c]]
         tokens = prompt_BP[b].tolist() + [policy.mask_id if c in masked else int(completion_BC[b, c]) for c in range(6)]
-        logits_LV = policy.lm(input_ids=torch.tensor([tokens])).logits[0].detach()
+        logits_LV = policy(torch.tensor([tokens]), None, torch.arange(len(tokens))).detach()
         for c in masked:
             logp_V = logits_LV[4 + c].log_softmax(dim=0)
             expected -= float(logp_V[completion_BC[b, c]]) / len(masked) / 5

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 import unmask
-from unmask.batch import RESAMPLES, collect
+from unmask.batch import RESAMPLES, Source, collect
 from unmask.config import Config, parse_config
-from unmask.models import load_model, save, tiny_policy
+from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
+from unmask.ranks import ALONE
+from unmask.rows import Rows
 from unmask.run import Run, read_metrics
+from unmask.setup import Setup, decoding_of
 from unmask.tasks import TASKS, Task
-from unmask.train import decoding_of, optimizer_of, train
+from unmask.train import optimizer_of, train
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=32)
 
@@ -155,8 +158,12 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
 def _collected(model: str, monkeypatch: pytest.MonkeyPatch, dull: int, idle_groups: str):
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull))
     config = config_for(model, idle_groups=idle_groups, **{"with": ["dispo"]})
-    task, method = config.build_task(), config.build_method()
-    return collect(load_model(model), task, method, config, decoding_of(config, task), 1)
+    return collect(_source(config, load_model(model)), 1)
+
+
+def _source(config: Config, policy: Tiny) -> Source:
+    setup = Setup(policy, None, "cpu", ALONE, Rows(512), Rows(512))
+    return Source(setup, config.build_task(), config.build_method(), config, decoding_of(config, config.build_task()))
 
 
 def test_idle_groups_are_kept_left_out_or_replaced(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +227,7 @@ def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
 
 def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatch) -> None:
     saved = []
-    monkeypatch.setattr(Run, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
+    monkeypatch.setattr(Run, "save", lambda self, policy, base: saved.append(policy.lm.lm_head.weight.clone()))
     run(config_for(model, updates=3, save_every=2), tmp_path / "run")
     assert len(saved) == 2 and not torch.equal(*saved)
 
@@ -245,9 +252,9 @@ def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str
     from unmask.parts import parts_of
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
-    task, method, policy = config.build_task(), config.build_method(), load_model(model)
+    method, policy = config.build_method(), load_model(model)
     reference = tiny_policy(SMALL, seed=2)
-    batch = collect(policy, task, method, config, decoding_of(config, task), 1)
+    batch = collect(_source(config, policy), 1)
     rng = torch.Generator().manual_seed(0)
     ((part,),) = parts_of(method, policy, reference, batch.rollouts, batch.reward_B, None, rng)
     with torch.no_grad():

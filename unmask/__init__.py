@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from unmask.advantage import (
         z_score as z_score,
     )
+    from unmask.branch import (
+        Branch as Branch,
+    )
     from unmask.law import (
         Law as Law,
     )
@@ -214,6 +217,18 @@ if TYPE_CHECKING:
     from unmask.objective import (
         trace_sum as trace_sum,
     )
+    from unmask.order import (
+        ORDERS as ORDERS,
+    )
+    from unmask.order import (
+        left_to_right as left_to_right,
+    )
+    from unmask.order import (
+        low_confidence as low_confidence,
+    )
+    from unmask.order import (
+        surest_position as surest_position,
+    )
     from unmask.parts import (
         parts_of as parts_of,
     )
@@ -247,32 +262,17 @@ if TYPE_CHECKING:
     from unmask.probes import (
         visited as visited,
     )
-    from unmask.rollout import (
-        ORDERS as ORDERS,
-    )
-    from unmask.rollout import (
-        Branch as Branch,
-    )
-    from unmask.rollout import (
+    from unmask.record import (
         Record as Record,
     )
     from unmask.rollout import (
         Rollouts as Rollouts,
     )
     from unmask.rollout import (
-        left_to_right as left_to_right,
-    )
-    from unmask.rollout import (
-        low_confidence as low_confidence,
-    )
-    from unmask.rollout import (
         row_seeds as row_seeds,
     )
     from unmask.rollout import (
         sample as sample,
-    )
-    from unmask.rollout import (
-        surest_position as surest_position,
     )
     from unmask.tasks import (
         TASKS as TASKS,

@@ -9,8 +9,8 @@ from unmask.advantage import varied
 from unmask.config import Config
 from unmask.evaluate import Decoding, completions, judged
 from unmask.method import Method
-from unmask.models import Tiny
 from unmask.rollout import Rollouts, row_seeds
+from unmask.setup import Setup
 from unmask.tasks import Task
 from unmask.tasks.task import Row
 from unmask.trace import Trace, joined, selected
@@ -44,14 +44,24 @@ class Batch:
         return self.rollouts.branches
 
 
-def collect(
-    policy: Tiny, task: Task, method: Method, config: Config, decoding: Decoding, step: int
-) -> Batch:
+@dataclass(frozen=True)
+class Source:
+    """Where batches come from. Every process rolls out its share of the rows and sees the whole batch."""
+
+    setup: Setup
+    task: Task
+    method: Method
+    config: Config
+    decoding: Decoding
+
+
+def collect(source: Source, step: int) -> Batch:
     """A batch of rewarded rollouts; groups without a signal are kept, left out or replaced, as configured."""
+    config = source.config
     tries = 1 + RESAMPLES if config.idle_groups == "resample" else 1
     batches: list[Batch] = []
     for attempt in range(tries):
-        batches.append(rewarded(policy, task, method, config, decoding, step, attempt))
+        batches.append(rewarded(source, step, attempt))
         if sum(batch.groups - batch.idle for batch in batches) >= config.prompts:
             break
     batch = batches[0] if len(batches) == 1 else merged(batches)
@@ -68,38 +78,40 @@ def collect(
     )
 
 
-def rewarded(
-    policy: Tiny, task: Task, method: Method, config: Config, decoding: Decoding, step: int, attempt: int
-) -> Batch:
+def rewarded(source: Source, step: int, attempt: int) -> Batch:
     """Sample a group for every prompt of this step and score it, branches included."""
+    policy, device, ranks = source.setup.policy, source.setup.device, source.setup.ranks
+    task, config, length = source.task, source.config, source.decoding.length
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
     rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
-    rollouts = decoding.sample(
+    prompts = [policy.tokenizer.prompt(task.prompt(row)) for row in rows]
+    mine = ranks.share(len(rows))
+    trace, branches = source.decoding.sample(
         policy,
-        [policy.tokenizer.encode(task.prompt(row)) for row in rows],
-        row_seeds(number, len(rows)).to(config.device),
-        group_B=torch.arange(len(rows), device=config.device) // config.group,
-        **method.sampling,
+        prompts[mine.start : mine.stop],
+        row_seeds(number, len(rows))[mine.start : mine.stop].to(device),
+        source.setup.rollout_rows,
+        group_B=torch.arange(mine.start, mine.stop, device=device) // config.group,
+        **source.method.sampling,
     )
-    return scored(policy, task, rows, rollouts, decoding.length)
 
-
-def scored(policy: Tiny, task: Task, rows: list[Row], rollouts: Rollouts, length: int) -> Batch:
-    trace, branches = rollouts
-    texts = completions(policy, trace, length)
-    reward_B, solved_B = judged(task, rows, texts)
-    reward_B = reward_B.to(trace.group_B.device)
+    width = max(len(prompt) for prompt in prompts) + length
+    reward_B, solved_B = judged(task, rows[mine.start : mine.stop], completions(policy, trace, length))
+    reward_B, solved_B = ranks.gathered(reward_B.to(device)), ranks.gathered(solved_B.to(device))
     branch_reward_B = None
     if branches is not None:
-        sources = [rows[i] for i in branches.group_B.tolist()]
-        branch_reward_B = judged(task, sources, completions(policy, branches, length))[0].to(reward_B.device)
+        sources = [rows[mine.start + i] for i in branches.group_B.tolist()]
+        branch_reward_B = judged(task, sources, completions(policy, branches, length))[0]
+        branch_reward_B = ranks.gathered(branch_reward_B.to(device))
+        branches = ranks.gathered_trace(replace(branches, group_B=branches.group_B + mine.start), width)
+    trace = ranks.gathered_trace(trace, width)
     groups = len(trace.group_B.unique())
     live = len(trace.group_B[varied(reward_B, trace.group_B)].unique())
     return Batch(
-        rollouts,
+        Rollouts(trace, branches),
         reward_B,
         rows,
-        texts,
+        completions(policy, trace, length),
         branch_reward_B,
         reward=float(reward_B.mean()),
         solved=float(solved_B.double().mean()),

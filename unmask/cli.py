@@ -4,6 +4,7 @@ Heavy imports are inside the commands, so that `unmask --help` answers at once.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from unmask.evaluate import Decoding
-    from unmask.models import Tiny
+    from unmask.models import Model
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,11 +63,12 @@ def train(
         typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="A configuration; overrides, e.g. daca.strata=8."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
-    model: Annotated[str | None, typer.Option(help="tiny, or a folder with a checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="tiny, a folder with a checkpoint, or a hub id.")] = None,
     method: Annotated[str | None, typer.Option(help="The base method (unmask methods).")] = None,
     plugins: Annotated[
         list[str] | None, typer.Option("--with", help="A plug-in on the base: daca, sml, dps, dispo. Repeatable.")
     ] = None,
+    full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
 ) -> None:
@@ -81,7 +83,7 @@ def train(
     names_method = method is not None or any(override.startswith("method=") for override in overrides)
     if names_method and plugins is None and path is None:
         plugins = []
-    named = {"task": task, "model": model, "method": method, "with": plugins, "seed": seed}
+    named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
     config = read_config(path or DEMO, overrides, **named)
 
     from unmask.display import show_result, training_display
@@ -91,6 +93,9 @@ def train(
     name = f"{config.task}-{config.build_method().name}-seed{config.seed}"
     folder = out or fresh_folder(name)
     check_folder(folder)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes, and not the one that speaks
+        run_training(config, lambda: Run(folder, config.dump()))
+        return
     with training_display(config, name) as report:
         result = run_training(config, lambda: Run(folder, config.dump()), report)
     show_result(config, name, result)
@@ -114,15 +119,15 @@ def eval(
     as_json: AsJson = False,
 ) -> None:
     """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals."""
+    from unmask.config import device_of
     from unmask.evaluate import evaluate
+    from unmask.setup import decoding_of
 
     config, policy = _load(run_or_model, overrides or [], task)
     built = config.build_task()
-    from unmask.train import decoding_of
-
     rows = built.rows("test", problems, 0)
     with _spinner(f"{built.name}: {problems} problems, {samples} samples each"):
-        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed, config.device)
+        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed, device_of(config))
     if as_json:
         typer.echo(json.dumps({"task": built.name, "problems": problems, "samples": samples, **found.metrics()}))
         return
@@ -181,7 +186,7 @@ def generate(
         typer.echo(f"{len(lines)} completions in {out}")
 
 
-def _entries(policy: "Tiny", trace: Any, length: int, whole: bool) -> Iterator[dict[str, Any]]:
+def _entries(policy: "Model", trace: Any, length: int, whole: bool) -> Iterator[dict[str, Any]]:
     """The completion of every trace, and with `whole` how it came about."""
     for i in range(len(trace)):
         ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
@@ -243,6 +248,25 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def merge(
+    run_or_model: RunOrModel,
+    out: Annotated[Path, typer.Option(help="Where to write the checkpoint.")],
+) -> None:
+    """Write a run's or an adapter's model as a plain checkpoint, under the names its family's own tools know."""
+    from unmask.models import load_model, save
+    from unmask.models.lora import adapted
+    from unmask.models.lora import merge as merge_adapter
+    from unmask.run import check_folder, checkpoint_of
+
+    check_folder(out)
+    policy = load_model(checkpoint_of(run_or_model))
+    if adapted(policy):
+        merge_adapter(policy)
+    save(policy, out)
+    typer.echo(f"checkpoint in {out}")
+
+
+@app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="e.g. configs/pretrain_tiny.yaml")],
     out: Annotated[Path, typer.Option(help="Where to write the model.")],
@@ -262,28 +286,33 @@ def _line(factory: Any) -> str:
     return (factory.__doc__ or "").strip().splitlines()[0]
 
 
-def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Tiny]":
+def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Model]":
     """The configuration of a run (or the demo's, for a plain model) and its policy."""
-    from unmask.config import DEMO, read_config
+    import torch
+
+    from unmask.config import DEMO, device_of, read_config
     from unmask.models import load_model
     from unmask.run import checkpoint_of
 
     path = Path(run_or_model) / "config.yaml"
-    config = read_config(path if path.is_file() else DEMO, overrides, task=task)
-    return config, load_model(checkpoint_of(run_or_model), device=config.device)
+    named = {} if path.is_file() else {"model": run_or_model}
+    config = read_config(path if path.is_file() else DEMO, overrides, task=task, **named)
+    dtype = None if config.dtype is None else getattr(torch, config.dtype)
+    return config, load_model(checkpoint_of(run_or_model), dtype=dtype, device=device_of(config))
 
 
 def _decoding(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
-) -> "tuple[Decoding, Tiny, str]":
+) -> "tuple[Decoding, Model, str]":
+    from unmask.config import device_of
+    from unmask.setup import decoding_of
+
     config, policy = _load(run_or_model, overrides, task)
-    from unmask.train import decoding_of
-
     decoding = decoding_of(config, config.build_task())
-    return (decoding.greedy() if greedy else decoding), policy, config.device
+    return (decoding.greedy() if greedy else decoding), policy, device_of(config)
 
 
-def _traces(policy: "Tiny", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str) -> Any:
+def _traces(policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str) -> Any:
     import torch
 
     from unmask.evaluate import complete

@@ -22,12 +22,14 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from unmask.advantage import ADVANTAGES
+from unmask.commits import SCHEDULES
 from unmask.method import Method
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
+from unmask.models.lora import LoraOptions
 from unmask.objective import KLS, NORMALISERS
-from unmask.rollout import ORDERS, schedule
+from unmask.order import ORDERS, level
 from unmask.tasks import TASKS, Task
 
 DEMO = Path(__file__).parent / "assets" / "demo.yaml"
@@ -60,6 +62,22 @@ class RolloutConfig(Strict):
     top_p: float = Field(1.0, gt=0, le=1)
     order: str = "low_confidence"
     """The order in which positions are committed."""
+    schedule: Literal["even", "timestep"] = "even"
+    """How many positions a step commits: as many as every other, or by Dream's timesteps."""
+    threshold: float | None = Field(None, allow_inf_nan=False)
+    """Commit every position whose score in the order reaches this, at least one a step; `steps` then says nothing."""
+    guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
+    cache: Literal["none", "prefix", "dual"] = "none"
+    """What is remembered between the steps of a block: nothing, what is before the block, or all but the block."""
+    refresh: int = Field(1, ge=1)
+    """Blocks between full passes that renew the cache."""
+    mismatch: float = Field(0.05, ge=0, le=1)
+    """The share of rows replayed without the cache to measure what it changes; 0 measures nothing."""
+    correction: float = Field(0.0, ge=0)
+    """The limit of importance weights that make up for the cache; 0 applies none. Replays every row."""
+    rows: int | None = Field(None, ge=1)
+    """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
 
 
 class OptimizerConfig(Strict):
@@ -97,7 +115,16 @@ def _listed(value: Any) -> Any:
 
 class Config(Strict):
     model: str = "tiny"
-    """A name or a folder with a checkpoint."""
+    """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """The type of the weights; as the checkpoint says if not given."""
+    full: bool | None = None
+    """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
+    lora: LoraOptions = LoraOptions()
+    checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    compile: bool = False
+    """Compile the model's layers for rollouts: a minute to begin with, then faster on a large GPU."""
     task: str = "sudoku"
     method: str = "diffu_grpo"
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
@@ -111,12 +138,13 @@ class Config(Strict):
     """Rollouts of each prompt."""
     inner: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
-    rows: int = Field(512, ge=1)
-    """States in one forward pass of an update, which bounds its memory; gradients do not depend on it."""
+    rows: int | None = Field(None, ge=1)
+    """States in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a small
+    model, 8 for a large one if not given; halved when memory runs out."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
     """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, ..."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
     save_every: int = Field(0, ge=0)
     """Updates between checkpoints; 0 saves the last only."""
     rollout: RolloutConfig = RolloutConfig()
@@ -244,7 +272,7 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
         names = [field.alias or name for name, field in parent.model_fields.items() if name != "options"]
-        for section in ("rollout", "optimizer", "eval"):
+        for section in ("rollout", "optimizer", "eval", "lora"):
             inner: Any = Config.model_fields[section].annotation
             if len(first["loc"]) == 1 and key in inner.model_fields:
                 return f"{key}: unknown key; did you mean {section}.{key}?"
@@ -264,7 +292,7 @@ def _check_combination(config: Config) -> None:
     """What no single key shows. The method is rehearsed on a blank canvas, so that a bad option fails now."""
     from unmask.rehearsal import rehearse
 
-    _check_device(config.device)
+    _check_device(device_of(config))
     if len(set(config.plugins)) < len(config.plugins):
         raise ValueError("with: a plug-in is named twice")
     if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
@@ -276,15 +304,21 @@ def _check_combination(config: Config) -> None:
     if config.optimizer.warmup > config.updates:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     try:
-        schedule(length, steps, block)
+        SCHEDULES[config.rollout.schedule](length, steps, block)
+        if config.rollout.threshold is not None:
+            level(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
+    if config.rollout.correction and config.rollout.cache == "none":
+        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
     method = config.build_method()
     if method.order is not None and ORDERS[config.rollout.order] is not method.order:
         raise ValueError(
             f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
             f"not of {config.rollout.order}"
         )
+    if method.order is not None and config.rollout.threshold is not None:
+        raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
     try:
         rehearse(method, length, steps, block)
     except ValueError as error:
@@ -296,6 +330,13 @@ def _check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def device_of(config: Config) -> str:
+    """The device that `auto` means here."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
 
 
 def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:

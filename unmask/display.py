@@ -13,7 +13,7 @@ from unmask.trace import Trace, state_before
 if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.evaluate import Evaluation
-    from unmask.models import Tiny
+    from unmask.models import Model
     from unmask.train import Report, Result
 
 console = Console()
@@ -102,6 +102,7 @@ def show_result(config: "Config", name: str, result: "Result") -> None:
     for label, was, now in rows:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
     console.print(table)
+    assert result.run is not None  # only the first process shows a result
     folder = result.run.folder
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
     _line("Try next:")
@@ -129,7 +130,7 @@ def show_evaluation(title: str, found: "Evaluation") -> None:
     console.print(table)
 
 
-def canvases(policy: "Tiny", trace: Trace, length: int) -> Iterator[str]:
+def canvases(policy: "Model", trace: Trace, length: int) -> Iterator[str]:
     """The completion after each denoising step of the first trace, step 0 all masked."""
     last = int(trace.step_BL[0][trace.filled_BL[0]].max())
     for step in range(last + 2):

@@ -2,15 +2,21 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unmask.commits import Schedule, even
+from unmask.engine import Cache
 from unmask.law import Law
 from unmask.models.policy import Policy
-from unmask.rollout import Order, Rollouts, low_confidence, row_seeds, sample
+from unmask.order import Order, low_confidence
+from unmask.ranks import ALONE, Ranks
+from unmask.rollout import Rollouts, in_batches, row_seeds, sample
+from unmask.rows import Rows
 from unmask.tasks import Task
 from unmask.tasks.task import Row
 from unmask.trace import Trace
@@ -61,21 +67,33 @@ def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are made, for training and evaluation alike."""
+    """How completions are made, for training and evaluation alike: the arguments of `sample` that are not the rows'."""
 
     length: int
     steps: int
     block: int
     law: Law = Law()
     order: Order = low_confidence
+    schedule: Schedule = even
+    threshold: float | None = None
+    cache: Cache | None = None
 
     def greedy(self) -> "Decoding":
-        return replace(self, law=Law(temperature=0.0))
+        return replace(self, law=replace(self.law, temperature=0.0))
 
-    def sample(self, policy: Policy, prompts: Sequence[Sequence[int]], seed_B: Tensor, **more: Any) -> Rollouts:
-        """Roll out these prompts; `more` goes to `sample` as it is."""
-        shape: dict[str, Any] = {"length": self.length, "steps": self.steps, "block": self.block}
-        return sample(policy, prompts, seed_B, **shape, law=self.law, order=self.order, **more)
+    def sample(
+        self,
+        policy: Policy,
+        prompts: Sequence[Sequence[int]],
+        seed_B: Tensor,
+        rows: Rows,
+        group_B: Tensor | None = None,
+        **more: Any,
+    ) -> Rollouts:
+        """Roll out these prompts, at most `rows` at a time; `more` goes to `sample` as it is."""
+        how = {f.name: getattr(self, f.name) for f in fields(self)}
+        group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
+        return in_batches(partial(sample, policy, **how, **more), prompts, seed_B, group_B, rows)
 
 
 def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
@@ -84,12 +102,15 @@ def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
 
 
 def complete(
-    policy: Policy, prompts: Sequence[str], decoding: Decoding, seed_B: Tensor, batch: int = 512
+    policy: Policy, prompts: Sequence[str], decoding: Decoding, seed_B: Tensor, rows: Rows | None = None
 ) -> Iterator[Trace]:
-    """Traces of every prompt in order, `batch` at a time."""
-    for start in range(0, len(prompts), batch):
-        ids = [policy.tokenizer.encode(prompt) for prompt in prompts[start : start + batch]]
-        yield decoding.sample(policy, ids, seed_B[start : start + batch]).trace
+    """Traces of every prompt in order, at most `rows` at a time."""
+    rows, start = rows or Rows(512), 0
+    while start < len(prompts):
+        part = slice(start, start + rows.most)
+        ids = [policy.tokenizer.prompt(prompt) for prompt in prompts[part]]
+        yield decoding.sample(policy, ids, seed_B[part], rows).trace
+        start += len(ids)
 
 
 def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -106,7 +127,7 @@ def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tenso
             raise ValueError(f"the reward of task {task.name!r} is {value} for completion {text!r}: must be finite")
         values.append(value)
         verdicts.append(verdict)
-    return torch.tensor(values, dtype=torch.float64), torch.tensor(verdicts)
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(verdicts, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -142,16 +163,20 @@ def evaluate(
     samples: int = 4,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    batch: Rows | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Solve held-out problems `samples` times at the sampling law and once greedily."""
+    """Solve held-out problems `samples` times at the sampling law and once greedily, every process its share."""
     if not rows:
         raise ValueError("there are no problems to evaluate on")
 
     def answers(asked: Sequence[Row], how: Decoding) -> tuple[Tensor, Tensor]:
-        prompts = [task.prompt(row) for row in asked]
-        traces = complete(policy, prompts, how, row_seeds(seed, len(prompts)).to(device))
+        mine = ranks.share(len(asked))
+        asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
+        traces = complete(policy, [task.prompt(row) for row in asked], how, seed_B.to(device), batch)
         texts = [text for trace in traces for text in completions(policy, trace, how.length)]
-        return judged(task, asked, texts)
+        reward_B, solved_B = judged(task, asked, texts)
+        return ranks.gathered(reward_B.to(device)).cpu(), ranks.gathered(solved_B.to(device)).cpu()
 
     reward_B, solved_B = answers([row for row in rows for _ in range(samples)], decoding)
     _, greedy_P = answers(rows, decoding.greedy())

@@ -10,10 +10,12 @@ from torch import Tensor
 from unmask.method import Method, uniform_credit
 from unmask.models.policy import Policy
 from unmask.objective import reward_divergence
-from unmask.probes import Probes, ask, one_shot
+from unmask.probes import Probes, one_shot
+from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts
+from unmask.rows import Rows
 from unmask.trace import Trace
-from unmask.update import Part
+from unmask.update import Part, answers
 
 
 def parts_of(
@@ -25,26 +27,29 @@ def parts_of(
     branch_reward_B: Tensor | None,
     rng: torch.Generator,
     turns: int = 1,
-    rows: int | None = None,
+    rows: int | Rows = 512,
+    ranks: Ranks = ALONE,
+    weight_BL: Tensor | None = None,
 ) -> list[list[Part]]:
     """The parts of every inner update, all questions drawn and the old policy asked before the first of them.
 
     `reference` is needed where `method.needs_reference`, `branch_reward_B` where the rollouts have branches. Traces
-    that were left out (idle groups) are simply not there. `rows` bounds the states in one pass.
+    that were left out (idle groups) are simply not there. `rows` bounds the states in one pass. `weight_BL` multiplies
+    the credit: importance weights of a rollout that was not quite the policy's own (mismatch.truncated_weights).
     """
+    rows = rows if isinstance(rows, Rows) else Rows(rows)
     if method.needs_reference and reference is None:
         raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
     lists: list[list[Part]] = [[] for _ in range(turns)]
     if len(rollouts.trace):
         probes = method.probe(rollouts.trace, rng, turns)
-        for parts, part in zip(
-            lists, _base_parts(method, policy, reference, rollouts.trace, reward_B, probes, rows), strict=True
-        ):
+        found = _base_parts(method, policy, reference, rollouts.trace, reward_B, weight_BL, probes, rows, ranks)
+        for parts, part in zip(lists, found, strict=True):
             parts.append(part)
     if method.branch is not None and rollouts.branches is not None and len(rollouts.branches):
         if branch_reward_B is None:
             raise ValueError(f"{method.name} branches: give the rewards of the branches too")
-        part = _branch_part(method, policy, reference, rollouts.branches, branch_reward_B, turns, rows)
+        part = _branch_part(method, policy, reference, rollouts.branches, branch_reward_B, turns, rows, ranks)
         for parts in lists:
             parts.append(part)
     return lists
@@ -56,20 +61,26 @@ def _base_parts(
     reference: Policy | None,
     trace: Trace,
     reward_B: Tensor,
+    weight_BL: Tensor | None,
     probes: list[Probes],
-    rows: int | None,
+    rows: Rows,
+    ranks: Ranks,
 ) -> list[Part]:
     # On the first turn the answer itself is the old one, unless the reward has to be priced before it.
     old = [
-        _answers(policy, p, rows) if (turn and method.compares) or method.reward_kl else None
+        answers(policy, p, rows, ranks) if (turn and method.compares) or method.reward_kl else None
         for turn, p in enumerate(probes)
     ]
-    known = [_answers(reference, p, rows) if method.kl or method.reward_kl else None for p in probes]
+    known = [
+        answers(reference, p, rows, ranks) if reference is not None and (method.kl or method.reward_kl) else None
+        for p in probes
+    ]
     if method.reward_kl:
         assert old[0] is not None and known[0] is not None
         price_B = reward_divergence(old[0], known[0], probes[0])
         reward_B = reward_B - method.reward_kl * price_B.to(reward_B)
     advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
+    credit_BL = credit_BL if weight_BL is None else credit_BL * weight_BL
     return [
         Part(
             probes=asked,
@@ -92,7 +103,8 @@ def _branch_part(
     branches: Trace,
     reward_B: Tensor,
     turns: int,
-    rows: int | None,
+    rows: Rows,
+    ranks: Ranks,
 ) -> Part:
     """One question at the shared state, the same on every turn."""
     term, probes = method.branch, one_shot(branches)
@@ -102,15 +114,10 @@ def _branch_part(
         advantage_B=term.advantage(reward_B, branches.group_B),
         credit_BL=uniform_credit(branches),
         objective=term.objective,
-        old_NL=_answers(policy, probes, rows) if turns > 1 else None,
-        reference_NL=_answers(reference, probes, rows) if term.kl else None,
+        old_NL=answers(policy, probes, rows, ranks) if turns > 1 else None,
+        reference_NL=answers(reference, probes, rows, ranks) if reference is not None and term.kl else None,
         kl=term.kl,
         divergence=term.divergence,
         weight=term.weight,
         label="branch_",
     )
-
-
-@torch.no_grad()
-def _answers(asked: Policy | None, probes: Probes, rows: int | None) -> Tensor | None:
-    return None if asked is None else ask(asked, probes, rows)

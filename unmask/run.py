@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from unmask.models import Tiny, save
+from unmask.models import Model, save
+from unmask.models.lora import adapted, save_adapter
 from unmask.version import __version__
 
 
@@ -61,8 +62,12 @@ class Run:
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
 
-    def save(self, policy: Tiny) -> None:
-        save(policy, self.folder / "checkpoint")
+    def save(self, policy: Model, base: str) -> None:
+        """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
+        if adapted(policy):
+            save_adapter(policy, self.folder / "checkpoint", base)
+        else:
+            save(policy, self.folder / "checkpoint")
 
     def draw(self) -> Path | None:
         """curves.png, where matplotlib is installed."""

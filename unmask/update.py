@@ -1,18 +1,20 @@
 """One optimiser step; the only file of the trainer that calls backward.
 
-Memory does not grow with the number of views, also where several rows meet in one ratio: when the states do
-not fit in one pass, d loss / d logp is taken from log-probabilities known without gradient, and then the sum of
-coefficient * logp is propagated back piece by piece. The gradient is the same.
+Memory does not grow with the number of views, also where several rows meet in one ratio: d loss / d logp is taken at
+the answers, and the sum of slope * logp is propagated back piece by piece. The gradient is the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from unmask.models.policy import Policy
 from unmask.objective import Divergence, Objective
-from unmask.probes import Probes, ask, chunks
+from unmask.probes import Probes, ask, bundled, chunks, of_states, speechless
+from unmask.ranks import ALONE, Ranks
+from unmask.rows import Rows
 from unmask.shapes import Metrics
 
 
@@ -46,35 +48,150 @@ def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
     return part.weight * loss, metrics | {"loss": (part.weight * loss).detach()}
 
 
-def accumulate(policy: Policy, part: Part, rows: int) -> Metrics:
-    """Add the gradient of one part to the parameters, with at most `rows` states in memory at a time."""
-    if len(part.probes.states_SL) <= rows:
-        loss, metrics = part_loss(part, ask(policy, part.probes))
-        loss.backward()
-        return metrics
+@torch.no_grad()
+def answers(policy: Policy, probes: Probes, rows: Rows, ranks: Ranks = ALONE) -> Tensor:
+    """What the policy says without gradient, (N, L), every process answering at its share of the states."""
+    mine = ranks.share(len(probes.states_SL))
+    while True:
+        try:
+            found = [(number_N, ask(policy, piece)) for number_N, piece in chunks(probes, rows.most, mine)]
+            break
+        except torch.OutOfMemoryError as error:
+            _fewer(rows, ranks, error)
+    if ranks.sharded:
+        longest = -(-(len(probes.states_SL) // -ranks.size) // -rows.most)
+        found += [(probes.state_N[:0], ask(policy, speechless(probes))) for _ in range(longest - len(found))]
+    return _summed(_put_together(probes, found), ranks)
+
+
+def accumulate(policy: Policy, part: Part, rows: int | Rows, ranks: Ranks = ALONE) -> Metrics:
+    """Add the gradient of one part to the parameters, with at most `rows` states in memory at a time.
+
+    With several processes, each adds its share; `ranks.sum_gradients` puts the shares together.
+    """
+    rows = rows if isinstance(rows, Rows) else Rows(rows)
+    known_NL = _summed(_backpropagated(policy, part, rows.most, ranks), ranks)
     with torch.no_grad():
-        logp_NL = ask(policy, part.probes, rows)
-    logp_NL.requires_grad_()
-    loss, metrics = part_loss(part, logp_NL)
-    (slope_NL,) = torch.autograd.grad(loss, logp_NL)
-    for number_N, piece in chunks(part.probes, rows):
-        (slope_NL[number_N] * ask(policy, piece)).sum().backward()
-    return metrics
+        return part_loss(part, known_NL)[1]
+
+
+def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tensor:
+    """Add this process's share of the gradient; returns the answers it has heard, (N, L), zero elsewhere.
+
+    A trace's states go through together, so that its slopes are known when its pass is still there to go back through.
+    Where they are too many for one pass they are asked first without gradient.
+    """
+    probes, live_N, heard = part.probes, _live_questions(part), []
+    # Whose a trace is must not depend on `rows`, of which others may have fewer. Sharded, all have as many, and a pass
+    # is one of all of them: who has less to ask than the others asks nothing beside them.
+    everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
+    shares = {rank: bundled(probes, rows, replace(ranks, rank=rank).share, live_N) for rank in everybody}
+    mine = shares[ranks.rank]
+    for turn in range(max(map(len, shares.values()))):
+        bundle_S = mine[turn] if turn < len(mine) else probes.state_N[:0]
+        passes = max(-(len(share[turn]) // -rows) for share in shares.values() if turn < len(share))
+        number_N, pieces_S = _questions(probes, bundle_S), [bundle_S[i * rows : (i + 1) * rows] for i in range(passes)]
+        pieces = [(_questions(probes, piece_S), _posed(probes, piece_S)) for piece_S in pieces_S]
+        held = ask(policy, pieces[0][1]) if passes == 1 else None
+        with torch.no_grad():
+            said = [ask(policy, piece) for _, piece in pieces] if held is None else [held.detach()]
+        known_NL = _put_together(probes, list(zip((piece_N for piece_N, _ in pieces), said, strict=True)))
+        slope_NL = _slopes(part, known_NL, number_N)
+        heard.append((number_N, known_NL[number_N]))
+        for piece_N, piece in pieces:
+            answer_NL = ask(policy, piece) if held is None else held
+            # Sharded gradients are averaged on their way back.
+            ((ranks.size if ranks.sharded else 1) * slope_NL[piece_N] * answer_NL).sum().backward()
+    if part.old_NL is not None and ranks.first:  # as good as any answer
+        heard.append(((~live_N).nonzero().squeeze(1), part.old_NL[~live_N]))
+    return _put_together(probes, heard)
+
+
+def _slopes(part: Part, known_NL: Tensor, number_N: Tensor) -> Tensor:
+    """d loss / d logp of some questions, (N, L), at answers known for them: no loss mixes the answers of two traces."""
+    stand_in_NL = torch.zeros_like(known_NL) if part.old_NL is None else part.old_NL.to(known_NL.dtype).clone()
+    stand_in_NL[number_N] = known_NL[number_N]
+    stand_in_NL.requires_grad_()
+    loss, _ = part_loss(part, stand_in_NL)
+    (slope_NL,) = torch.autograd.grad(loss, stand_in_NL)
+    return slope_NL
+
+
+def _live_questions(part: Part) -> Tensor:
+    """Questions whose answers can move the loss, (N,): not those about traces whose group was all alike.
+
+    Where the ratio is one no clip hides a slope, so one that is zero there comes of the advantage; a KL
+    has slopes of its own.
+    """
+    if part.reference_NL is not None:
+        return torch.ones_like(part.probes.state_N, dtype=torch.bool)
+    stand_in_NL = torch.zeros_like(part.probes.share_NL) if part.old_NL is None else part.old_NL
+    return _slopes(part, stand_in_NL, part.probes.state_N[:0]).any(-1)
+
+
+def _questions(probes: Probes, state_S: Tensor) -> Tensor:
+    """The numbers of the questions put at some states."""
+    return torch.isin(probes.state_N, state_S).nonzero().squeeze(1)
+
+
+def _posed(probes: Probes, state_S: Tensor) -> Probes:
+    """The questions put at some states; at none, a pass that asks nothing."""
+    return of_states(probes, state_S) if len(state_S) else speechless(probes)
+
+
+def _put_together(probes: Probes, found: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Answers in their places, (N, L)."""
+    dtype = found[0][1].dtype if found else probes.share_NL.dtype
+    answer_NL = torch.zeros(probes.share_NL.shape, dtype=dtype, device=probes.share_NL.device)
+    for number_N, piece_NL in found:
+        answer_NL[number_N] = piece_NL.to(dtype)
+    return answer_NL
+
+
+def _summed(answer_NL: Tensor, ranks: Ranks) -> Tensor:
+    """The answers of all processes. In double: one that has heard none does not know the type of the others'."""
+    return answer_NL if ranks.size == 1 else ranks.summed(answer_NL.double())
+
+
+def _fewer(rows: Rows, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
+    """Try again with fewer rows; sharded, the others would wait for a pass that does not come."""
+    if ranks.sharded:
+        raise error
+    rows.halve(error)
 
 
 def update(
-    policy: Policy, optimizer: torch.optim.Optimizer, parts: list[Part], rows: int, max_norm: float
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    parts: list[Part],
+    rows: int | Rows,
+    max_norm: float,
+    ranks: Ranks = ALONE,
 ) -> Metrics:
-    """One optimiser step on the sum of the parts. A gradient that is not finite is an error, before the step."""
-    optimizer.zero_grad(set_to_none=True)
+    """One optimiser step on the sum of the parts. A gradient that is not finite is an error, before the step.
+
+    When memory runs out, what this process has found is thrown away and found again with fewer rows.
+    """
+    rows, asked = rows if isinstance(rows, Rows) else Rows(rows), [part for part in parts if len(part.probes.state_N)]
+    while True:
+        optimizer.zero_grad(set_to_none=True)
+        try:
+            heard = [_backpropagated(policy, part, rows.most, ranks) for part in asked]
+            break
+        except torch.OutOfMemoryError as error:
+            _fewer(rows, ranks, error)
     metrics: Metrics = {}
-    for part in parts:
-        found = accumulate(policy, part, rows) if len(part.probes.state_N) else {}
-        metrics |= {part.label + name: value for name, value in found.items()}
+    with torch.no_grad():
+        for part, known_NL in zip(asked, heard, strict=True):
+            found = part_loss(part, _summed(known_NL, ranks))[1]
+            metrics |= {part.label + name: value for name, value in found.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    ranks.sum_gradients(parameters)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    metrics["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if not metrics["grad_norm"].isfinite():
         told = ", ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
         raise ValueError(f"the gradient is not finite ({told}): lower optimizer.lr, or check the method's options")
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # as large as what is trained, and the next rollout needs the room
     return metrics

@@ -1,0 +1,400 @@
+"""The processes of test_ranks.py: `python ranks_worker.py FOLDER` runs every case and check below on gloo.
+
+Everything is imported once and the processes are forked: importing is most of what they would do. A case or check
+leaves FOLDER/NAME-SIZE-RANK.pt, its findings or what it raised; processes that hang are ended by their parent.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import unmask.evaluate
+import unmask.probes
+import unmask.setup
+import unmask.train
+import unmask.update
+from unmask.config import Config, parse_config
+from unmask.law import Law
+from unmask.models import Tiny, load_model, save, tiny_policy
+from unmask.models.lora import WithoutAdapter, add_adapter, trainable
+from unmask.models.policy import Policy
+from unmask.models.tiny import EOS, TinyShape
+from unmask.probes import Probes, ask, fully_masked, speechless
+from unmask.ranks import Ranks, shard, whole
+from unmask.record import Record
+from unmask.rollout import row_seeds, sample
+from unmask.run import Run
+from unmask.setup import prepared
+from unmask.tasks import TASKS, Task
+from unmask.trace import Trace, joined, selected
+
+PATIENCE = 120
+"""Seconds for everything; twenty or so are enough on one core."""
+
+
+def toy_task(dull: int = 0, quiet: int = -1, raises: int = -1) -> Task:
+    """Six characters after prompts of different lengths; the reward is a hash of what they say.
+
+    Prompts below `dull`, and all of update `quiet`, earn 0.5 whatever they say; the reward of prompt `raises` raises.
+    """
+
+    def reward(row: dict[str, Any], text: str) -> float:
+        if row["i"] == raises:
+            raise RuntimeError("the grader is ill")
+        idle = row["i"] < dull or (row["number"] // 5) % 2**24 == quiet
+        return 0.5 if idle else (sum(map(ord, text)) % 7) / 6
+
+    return Task(
+        name="toy",
+        summary="a hash",
+        length=6,
+        rows=lambda split, n, seed: [{"i": i, "number": seed} for i in range(n)],
+        prompt=lambda row: "abcd"[: 1 + row["i"] % 4] + str(row["number"] % 10),
+        solution=lambda row: "aaaaaa",
+        reward=reward,
+        solved=lambda row, text: reward(row, text) == 1,
+    )
+
+
+def toy_model() -> Tiny:
+    """Small, untrained, and fond of end tokens: every state has a constant component that their logit reads."""
+    policy = tiny_policy(TinyShape(width=16, layers=2, heads=2, hidden=20, max_length=32), seed=1)
+    with torch.no_grad():
+        policy.lm.model.embed_tokens.weight[:, 0] = 1.0
+        policy.lm.lm_head.weight[EOS, 0] = 0.8
+    return policy
+
+
+# Nine rollouts and at most four states a pass: processes differ in how many passes their share takes.
+COMMON: dict[str, Any] = {
+    "task": "toy",
+    "updates": 2,  # the second has a reference, and with inner 2 an old policy, that is not the policy itself
+    "prompts": 3,
+    "group": 3,
+    "inner": 2,
+    "rows": 4,
+    "lora": {"rank": 3, "alpha": 6, "targets": ["q_proj", "down_proj"]},
+    "optimizer": {"lr": 0.01},
+    "eval": {"prompts": 2, "samples": 1},
+    "save_every": 1,
+}
+DUAL = {"block": 3, "steps": 4, "cache": "dual", "correction": 1.5}
+TOP = {"top_p": 0.7}
+DACA = {"with": ["daca", "dispo"], "daca": {"strata": 3}, "dispo": {"kl": 0.1}}
+SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner": 1}
+QUIET = {"method": "agrpo", "agrpo": {"choice": True}, "updates": 3, "inner": 1, "rows": 9, "toy": {"quiet": 2}}
+FEW = {"prompts": 2, "group": 2, "inner": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
+SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip", "resample"))
+
+CASES: dict[str, dict[str, Any]] = {
+    "lora-daca": {**DACA, "rollout": {"top_k": 5, "block": 3, "steps": 4}},
+    "full-daca": {**DACA, "rows": 5, "rollout": {**TOP, "steps": 3}},
+    "lora-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "steps": "entropy"}, "rollout": DUAL, "with": ["dispo"]},
+    "full-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "draws": 3}, "rows": 2, "rollout": DUAL | TOP, **SKIP},
+    "lora-espo": {"method": "espo", "inner": 1, "rows": 5, "rollout": {"rows": 2}, **RESAMPLE},
+    "full-espo": {"method": "espo", "rows": 5, **RESAMPLE},
+    "lora-spg": {**SPG, "rollout": {"cache": "prefix", "block": 2, "mismatch": 0.5}},
+    "full-spg": {**SPG, "checkpointing": True, "rollout": {**TOP, "block": 2}},
+    "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
+    "full-quiet": QUIET,
+    # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
+    "lora-oom": {"inner": 1},
+    # Two states, so that among three processes one has none; in fp32, the type of a real run.
+    "lora-few": FEW,
+    "full-few": FEW,
+}
+SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "full-agrpo", "lora-few", "full-few"]}
+"""What so many processes are asked to do."""
+
+
+def case_config(name: str, model: str) -> Config:
+    """fp64 where nothing is said against it: then other orders of summation do not hide a mistake, or look like one."""
+    config = parse_config({**COMMON, "model": model, "full": name.startswith("full"), **CASES[name]})
+    return config if name.endswith("few") else config.model_copy(update={"dtype": "float64"})
+
+
+def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What a run finds, on every process: rollouts, metrics of every inner update, weights."""
+    batches, metrics, policies, reports, silent = [list[Any]() for _ in range(5)]
+    plain = {key: getattr(unmask.train, key) for key in ("collect", "update", "optimizer_of")}
+
+    def collect(*given: Any) -> Any:
+        batch = plain["collect"](*given)
+        batches.extend(trace for trace in batch.rollouts if trace is not None)
+        return batch
+
+    def update(*given: Any) -> Any:
+        found = plain["update"](*given)
+        metrics.append({key: float(value) for key, value in found.items()})
+        return found
+
+    def optimizer_of(policy: nn.Module, config: Config) -> Any:
+        policies.append(policy)
+        return plain["optimizer_of"](policy, config)
+
+    config = case_config(name, str(folder / "model"))
+    unmask.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
+    vars(unmask.train).update(collect=collect, update=update, optimizer_of=optimizer_of)
+    small = name if ranks.rank == ranks.size - 1 else ""
+    unmask.update.ask = cramped if small == "lora-oom" else ask
+    unmask.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
+    unmask.update.speechless = lambda probes: silent.append(probes) or speechless(probes)
+    try:
+        out = folder / f"{name}-{ranks.size}-{ranks.rank}"
+        unmask.train.train(config, lambda: Run(out, config.dump()), lambda step, found: reports.append(found))
+    finally:
+        vars(unmask.train).update(plain)
+    kept = [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]
+    return {
+        "traces": [{key: getattr(trace, key) for key in kept} | trace.seen for trace in batches],
+        "updates": metrics,
+        "reports": reports,
+        "silent": len(silent),
+        "weights": {key: full(weight) for key, weight in policies[0].named_parameters()},
+    }
+
+
+def cramped(policy: Policy, probes: Probes) -> Tensor:
+    """`ask` on a device without room for two states."""
+    if len(probes.states_SL) > 1:
+        raise torch.OutOfMemoryError
+    return ask(policy, probes)
+
+
+def cramped_sample(policy: Policy, prompts: list[list[int]], *given: Any, **more: Any) -> Any:
+    """`sample` on a device without room for two rows."""
+    if len(prompts) > 1:
+        raise torch.OutOfMemoryError
+    return sample(policy, prompts, *given, **more)
+
+
+def full(weight: Tensor) -> Tensor:
+    """All of a weight, also of one of which this process has a part."""
+    return (weight.full_tensor() if isinstance(weight, dist.tensor.DTensor) else weight).detach()
+
+
+# --- checks: every process runs them, and asserts -----------------------------------------------------------
+
+
+def check_gathered(ranks: Ranks, folder: Path) -> None:
+    """Against by-hand concatenation, for shares of different sizes, empty ones included."""
+    rng = torch.Generator().manual_seed(0)
+    for count in (0, 1, ranks.size - 1, ranks.size, 3 * ranks.size + 1):
+        mine = ranks.share(count)
+        number = torch.randint(-9, 9, (count, 4, 2), generator=rng)
+        for value in (number, number > 0, number.double() / 7, number.float(), number[:, 0, 0], number[:, 0] > 0):
+            found = ranks.gathered(value[mine.start : mine.stop])
+            assert found.dtype == value.dtype and torch.equal(found, value)
+            if value.dim() > 1:
+                turned = value.movedim(0, 1)
+                assert torch.equal(ranks.gathered(turned[:, mine.start : mine.stop], 1), turned)
+    assert ranks.largest(ranks.rank * 3, torch.device("cpu")) == 3 * (ranks.size - 1)
+    assert float(ranks.summed(torch.tensor(1.0 + ranks.rank))) == ranks.size * (ranks.size + 1) / 2
+
+
+def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
+    """Pieces that differ in rows, columns and the widths of what was recorded are put together as `joined` does."""
+    policy, parts = toy_model(), []
+    for rank in range(ranks.size):
+        prompts = [[5] * (1 + rank)] * (1 + 2 * rank)
+        how = {"length": 4, "law": Law(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
+        parts.append(sample(policy, prompts, row_seeds(rank, len(prompts)), **how).trace)
+    parts = [replace(part, law=parts[0].law) for part in parts]
+    assert ranks.size == 1 or len({part.seen["kept"].shape[-1] for part in parts}) > 1
+    width = 4 + ranks.size
+    by_hand, found = joined(parts), ranks.gathered_trace(parts[ranks.rank], width)
+    for name in [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]:
+        assert torch.equal(getattr(found, name), getattr(by_hand, name)), name
+    assert found.seen.keys() == by_hand.seen.keys() == {"entropy", "kept", "step_top_id", "step_top_logp"}
+    assert all(torch.equal(found.seen[name], by_hand.seen[name]) for name in found.seen)
+    # Nobody on the first process, as where none of its rows branches.
+    some = selected(parts[ranks.rank], torch.arange(len(parts[ranks.rank]))[: 99 if ranks.rank else 0])
+    if ranks.size > 1:
+        assert torch.equal(ranks.gathered_trace(some, width).tokens_BL, by_hand.tokens_BL[1:])
+
+
+def check_gradients(ranks: Ranks, folder: Path) -> None:
+    """Summed; a parameter that only some have a gradient of included; one that nobody has one of keeps none."""
+    weights = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(1))]
+    weights[0].grad = torch.full((2, 3), 1.0 + ranks.rank)
+    if ranks.rank == ranks.size - 1:
+        weights[1].grad = torch.arange(4.0)
+    ranks.sum_gradients(weights)
+    assert torch.equal(weights[0].grad, torch.full((2, 3), ranks.size * (ranks.size + 1) / 2))
+    assert torch.equal(weights[1].grad, torch.arange(4.0))
+    assert weights[2].grad is None
+
+
+@torch.no_grad()
+def check_whole(ranks: Ranks, folder: Path) -> None:
+    """Inside, each process has all weights and goes its own way; outside they are in parts, and move as ever."""
+    if ranks.size == 1:
+        return
+    plain, policy = toy_model(), toy_model()
+    tokens_SL, at_Q = torch.arange(3, 13).view(2, 5), torch.arange(10)
+    spread = shard(policy, ranks)
+    assert spread == replace(ranks, sharded=True)
+    for by in (0.0, 0.5):
+        for a, b in zip(plain.parameters(), policy.parameters(), strict=True):
+            a += by
+            b += by
+            assert b.to_local().numel() < a.numel()
+        answer_QV = plain(tokens_SL, None, at_Q)
+        with whole(policy, spread):
+            if ranks.first:  # alone, and the last process twice more
+                assert torch.allclose(policy.head(policy.hidden(tokens_SL, None, at_Q)), answer_QV, atol=1e-6)
+            if ranks.rank == ranks.size - 1:
+                hidden_QD, memory = policy.remember(tokens_SL, None, at_Q)
+                assert torch.allclose(policy.head(hidden_QD), answer_QV, atol=1e-6)
+                hidden_QD = policy.hidden_window(memory, tokens_SL, 0, 5, at_Q)
+                assert torch.allclose(policy.head(hidden_QD), answer_QV, atol=1e-6)
+            for a, b in zip(plain.parameters(), policy.parameters(), strict=True):
+                assert torch.equal(a, b) and not isinstance(b, dist.tensor.DTensor)
+        assert all(isinstance(b, dist.tensor.DTensor) for b in policy.parameters())
+    assert torch.allclose(policy.head(policy.hidden(tokens_SL, None, at_Q)), answer_QV, atol=1e-6)
+    # After a pass outside `whole` only what surrounds the layers is kept together.
+    kept = {key for key, b in policy.named_parameters() if not isinstance(b, dist.tensor.DTensor)}
+    assert kept == {f"lm.{key}.weight" for key in ("model.embed_tokens", "model.norm", "lm_head")}
+
+
+def check_reference(ranks: Ranks, folder: Path) -> None:
+    """Without the adapter the base's answers, bit for bit; of full training, the weights it began with."""
+    base = load_model(folder / "model")
+    trace = sample(base, [[5, 6], [7]] * 2, row_seeds(0, 4), length=4).trace
+    probes = fully_masked(trace, torch.Generator())
+    for kind in (False, True):
+        config = parse_config({**COMMON, "model": str(folder / "model"), "full": kind})
+        with prepared(config, needs_reference=True) as setup, torch.no_grad():
+            assert setup.ranks.sharded == (kind and ranks.size > 1)
+            for weight in trainable(setup.policy):
+                weight += 0.1
+            asked = ask(base, probes)
+            assert (ask(setup.policy, probes) - asked).abs().max() > 0.01
+            found = ask(setup.reference, probes)
+            if kind:
+                assert torch.allclose(found, asked, atol=1e-6)
+                first = zip(setup.reference.parameters(), base.parameters(), strict=True)
+                assert all(torch.equal(full(mine), theirs) for mine, theirs in first)
+            else:
+                assert torch.equal(found, asked) and isinstance(setup.reference, WithoutAdapter)
+
+
+def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
+    """Fewer rollouts than processes is an error on every process; as many are enough."""
+    config = parse_config({**COMMON, "model": str(folder / "model"), "prompts": 1, "group": 2, "updates": 1})
+    out = folder / f"two-{ranks.size}-{ranks.rank}"
+    try:
+        unmask.train.train(config, lambda: Run(out, config.dump()))
+    except ValueError as error:
+        assert str(error) == "prompts x group: 2 rollouts cannot be shared among 3 processes; raise one of them"
+        assert ranks.size == 3
+    else:
+        assert ranks.size < 3
+
+
+def check_compile(ranks: Ranks, folder: Path) -> None:
+    """Compiled layers would not see the hooks that put sharded weights together."""
+    if ranks.size == 1:
+        return
+    config = parse_config({**COMMON, "model": str(folder / "model"), "full": True, "compile": True})
+    try:
+        with prepared(config, needs_reference=False):
+            raise AssertionError("not refused")
+    except ValueError as error:
+        assert "compile: not with full training in several processes" in str(error)
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in vars().copy().items() if name.startswith("check_")}
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+def work(rank: int, size: int, folder: Path) -> None:
+    """One process: all cases and checks in turn. After an error the others are out of step, and this one stops."""
+    ranks = Ranks(rank, size)
+    if size > 1:
+        meeting, patience = f"file://{folder}/meeting-{size}", timedelta(seconds=PATIENCE)
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
+
+    @contextmanager
+    def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
+        yield ranks, device
+
+    unmask.setup.joined_ranks = joined_ranks
+    jobs = {name: (lambda check=check: check(ranks, folder)) for name, check in CHECKS.items()}
+    jobs |= {name: (lambda name=name: trained(name, ranks, folder)) for name in SIZES[size]}
+    for name, job in jobs.items():
+        try:
+            found = job() or {}
+        except BaseException:
+            torch.save({"error": traceback.format_exc()}, folder / f"{name}-{size}-{rank}.pt")
+            return
+        torch.save(found, folder / f"{name}-{size}-{rank}.pt")
+
+
+QUICK = ["updates=2", "prompts=2", "group=2", "eval.prompts=3", "eval.samples=1", "optimizer.lr=1e-5", "lora.rank=2"]
+LAUNCHES = {
+    "full": ["--full"],
+    # A reward that raises on the second process, and only there.
+    "ill": ["--task", "toy", "prompts=3", "eval.prompts=2", "toy.raises=2"],
+}
+
+
+def launched(name: str, folder: Path) -> None:
+    """What `torchrun --nproc-per-node 2 -m unmask train ...` does, but for starting Python anew."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from unmask.cli import main as command
+
+    (folder / name).mkdir()
+    os.chdir(folder / name)
+    with (folder / f"{name}.txt").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["unmask", "train", *QUICK, *LAUNCHES[name], "--out", "run"]
+    how = LaunchConfig(1, 1, 2, start_method="fork", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
+    elastic_launch(how, command)()
+
+
+def main(folder: Path) -> None:
+    TASKS["toy"] = toy_task
+    Run.draw = lambda self: None
+    save(toy_model(), folder / "model")
+    add_adapter(toy_model(), case_config("lora-few", "tiny").lora, 0)  # imports peft
+    jobs: list[tuple[Any, ...]] = [(work, rank, size, folder) for size in SIZES for rank in range(size)]
+    jobs += [(launched, name, folder) for name in LAUNCHES]
+    deadline, children = time.monotonic() + PATIENCE, {}
+    for job, *given in jobs:
+        child = os.fork()
+        if not child:
+            try:
+                job(*given)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children[child] = str(given[0])
+    while children and time.monotonic() < deadline:
+        for child in list(children):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                (folder / f"{children.pop(child)}.code").write_text(str(os.waitstatus_to_exitcode(status)))
+        time.sleep(0.05)
+    for child in children:
+        os.kill(child, 9)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,331 @@
+"""Several processes do what one does: on gloo, on the CPU. The processes and what they run are in ranks_worker.py."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_worker import CASES, CHECKS, COMMON, PATIENCE, QUICK, SIZES, cramped, toy_model, toy_task
+from typer.testing import CliRunner
+
+import unmask.setup
+from unmask.cli import app
+from unmask.config import Config, parse_config, read_config
+from unmask.models import load_model, save
+from unmask.models.checkpoint import Origin
+from unmask.models.decoder import Facts
+from unmask.models.load import Released
+from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
+from unmask.models.masked_lm import Bert
+from unmask.models.tiny import CharacterTokenizer
+from unmask.probes import ask, fully_masked
+from unmask.ranks import ALONE, Ranks
+from unmask.rollout import row_seeds, sample
+from unmask.rows import Rows
+from unmask.run import Run, read_metrics
+from unmask.setup import prepared
+from unmask.shapes import NEVER
+from unmask.tasks import TASKS
+from unmask.train import train
+from unmask.update import answers
+
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(2 * PATIENCE)]
+
+HERE = Path(__file__).parent
+SEVERAL = [(name, size) for size, names in SIZES.items() if size > 1 for name in names]
+
+
+def said_by(command: list[str], seconds: int, folder: Path) -> tuple[int, str]:
+    """The exit code of a command and what it said; it and all its processes are ended when they take too long."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{' '.join(command)} hangs: {process.communicate()[0][-3000:]}")
+    return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which every process has left what it found."""
+    folder = tmp_path_factory.mktemp("world")
+    code, said = said_by([sys.executable, str(HERE / "ranks_worker.py"), str(folder)], PATIENCE + 30, folder)
+    assert code == 0, said
+    return folder
+
+
+def found(world: Path, name: str, size: int) -> list[dict[str, Any]]:
+    """What the processes of one size have found, by rank."""
+    files = [world / f"{name}-{size}-{rank}.pt" for rank in range(size)]
+    results = [torch.load(file) if file.is_file() else {"error": f"{file.name}: never got there"} for file in files]
+    errors = [result["error"] for result in results if "error" in result]
+    assert not errors, "\n".join(errors)
+    return results
+
+
+def close(one: Any, other: Any, tolerance: float, where: str = "") -> None:
+    """The same numbers in the same places."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert one.shape == other.shape and one.dtype == other.dtype, where
+        exact = {"rtol": 0, "atol": tolerance if one.is_floating_point() else 0, "equal_nan": True}
+        torch.testing.assert_close(one, other, **exact, msg=lambda text: f"{where}: {text}")
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            close(one[key], other[key], tolerance, f"{where} {key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            close(a, b, tolerance, f"{where} {number}")
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=tolerance, abs=tolerance, nan_ok=True), where
+    else:
+        assert one == other, where
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    """The metrics that are not those of one process alone."""
+    rows = read_metrics(folder)
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() for name, weight in load_model(folder / "checkpoint").named_parameters()}
+
+
+def visible(trace: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A trace without what is under its padding, what was kept as sets, and without the sources' numbers on their
+    own process."""
+    shown = {key: value for key, value in trace.items() if key != "source"}
+    shown["tokens_BL"] = trace["tokens_BL"].masked_fill(~trace["attended_BL"], 0)
+    return shown | {key: trace[key].sort(-1).values for key in ("kept",) if key in trace}
+
+
+# --- shares and messages ------------------------------------------------------------------------------------
+
+
+def test_shares_cover_everything_once() -> None:
+    for size in range(1, 10):
+        for count in (*range(25), 1000):
+            shares = [Ranks(rank, size).share(count) for rank in range(size)]
+            assert [i for share in shares for i in share] == list(range(count))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CHECKS)
+def test_in_every_process(world: Path, name: str, size: int) -> None:
+    """The checks of ranks_worker.py assert; here is what they raised."""
+    found(world, name, size)
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "size"), SEVERAL)
+def test_several_processes_are_one(world: Path, name: str, size: int) -> None:
+    (one,) = found(world, name, 1)
+    several = found(world, name, size)
+    for result in several:  # every process has seen the whole batch, and has the same weights
+        for mine, theirs in zip(result["traces"], one["traces"], strict=True):
+            close(visible(mine), visible(theirs), 1e-5, "trace")
+        close(result["updates"], one["updates"], 1e-5, "update")
+        close(result["weights"], one["weights"], 1e-5, "weight")
+    if name.startswith("lora"):
+        assert all(torch.equal(several[0]["weights"][key], several[-1]["weights"][key]) for key in one["weights"])
+
+
+@pytest.mark.parametrize(("name", "size"), SEVERAL)
+def test_the_first_process_writes_what_one_would(world: Path, name: str, size: int) -> None:
+    folders = [world / f"{name}-{size}-{rank}" for rank in range(size)]
+    assert [folder.exists() for folder in folders] == [True] + [False] * (size - 1)
+    assert [len(result["reports"]) > 0 for result in found(world, name, size)] == [True] + [False] * (size - 1)
+    one = world / f"{name}-1-0"
+    for file in ("config.yaml", "versions.json", "samples.jsonl"):
+        assert (folders[0] / file).read_text() == (one / file).read_text()
+    close(logged(folders[0]), logged(one), 1e-5, "metrics")
+    assert {file.name for file in (folders[0] / "checkpoint").iterdir()} == {
+        file.name for file in (one / "checkpoint").iterdir()
+    }
+    close(weights(folders[0]), weights(one), 1e-6, "checkpoint")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_are_what_they_are_meant_to_be(world: Path, name: str) -> None:
+    (one,) = found(world, name, 1)
+    began = {key: weight.double() for key, weight in load_model(world / "model").state_dict().items()}
+    ended = {key.replace(".base_layer", ""): weight.double() for key, weight in one["weights"].items()}
+    still = {key for key in began if torch.equal(began[key], ended[key])}
+    assert still == (set(began) if name.startswith("lora") else set())
+    assert all(ended[key].any() for key in ended.keys() - began.keys())  # B of an adapter is zero to begin with
+    main = [trace for trace in one["traces"] if "source" not in trace]
+    if not name.endswith("few"):
+        assert not all(trace["attended_BL"].all() for trace in main)  # prompts of different lengths
+        assert any((trace["step_BL"] == NEVER).any() for trace in main)  # rows that have ended
+    if name.endswith("daca"):
+        assert {"kept", "step_top_id", "step_top_logp"} <= main[0].keys()
+        assert any(len(trace["group_B"]) and "source" in trace for trace in one["traces"])
+    if name.endswith("quiet"):
+        assert one["updates"][1]["grad_norm"] == 0 and one["updates"][0]["grad_norm"] > 0.01
+    if name in ("full-agrpo", "lora-oom"):  # where memory has run out
+        key = "memory/update_rows" if name == "lora-oom" else "memory/rollout_rows"
+        assert [row[key] for row in read_metrics(world / f"{name}-1-0") if "train/loss" in row] == [1.0, 1.0]
+        assert not any(key in row for row in read_metrics(world / f"{name}-2-0"))
+    if name in ("full-agrpo", "full-few"):  # some processes have fewer passes to make than others
+        assert sum(result["silent"] for result in found(world, name, 3)) > 0
+
+
+def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that runs out on one process ends the run: the others would wait for a pass that does not come."""
+    monkeypatch.setattr("unmask.update.ask", cramped)
+    policy = toy_model()
+    probes = fully_masked(sample(policy, [[5], [6, 7]], row_seeds(0, 2), length=3).trace, torch.Generator())
+    rows = Rows(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        answers(policy, probes, rows, Ranks(sharded=True))
+    assert rows == Rows(2)
+    answers(policy, probes, rows, ALONE)
+    assert rows == Rows(1, halved=1)
+
+
+# --- torchrun -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
+    """As docs/multi_gpu.md says."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "unmask"]
+    code, said = said_by([*launch, "train", *QUICK, "full=false", "--out", "run"], PATIENCE, tmp_path)
+    assert code == 0, said
+    check_run(tmp_path, said)
+    assert (tmp_path / "run" / "checkpoint" / "adapter_config.json").is_file()
+
+
+def test_full_training_from_the_command_line(world: Path) -> None:
+    said = (world / "full.txt").read_text()
+    assert (world / "full.code").read_text() == "0", said
+    check_run(world / "full", said)
+    assert (world / "full" / "run" / "checkpoint" / "model.safetensors").is_file()
+
+
+def check_run(folder: Path, said: str) -> None:
+    """One folder, written once, the same as without torchrun; and it can be evaluated."""
+    assert said.count("update    0/2") == 1 and [path.name for path in folder.iterdir()] == ["run"]
+    config = read_config(folder / "run" / "config.yaml")
+    train(config, lambda: Run(folder / "alone", config.dump()))
+    close(logged(folder / "run"), logged(folder / "alone"), 1e-5, "metrics")
+    close(weights(folder / "run"), weights(folder / "alone"), 1e-6, "checkpoint")
+    result = CliRunner().invoke(app, ["eval", str(folder / "run"), "--problems", "3", "--samples", "1", "--json"])
+    assert result.exit_code == 0, result.output
+
+
+def test_an_error_on_one_process_ends_all(world: Path) -> None:
+    said = (world / "ill.txt").read_text()
+    assert (world / "ill.code").read_text() == "1"
+    assert "unmask: the reward of task 'toy' raised RuntimeError: the grader is ill" in said
+    assert "main FAILED" in said  # the launcher's own report; it names whoever it saw first
+
+
+# --- setup --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(TASKS, "toy", toy_task)
+    monkeypatch.setattr(Run, "draw", lambda self: None)
+    save(toy_model(), tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def adapter(model: str, tmp_path: Path) -> str:
+    """An adapter that does something, in a folder."""
+    policy = load_model(model)
+    add_adapter(policy, LoraOptions(rank=2), seed=3)
+    with torch.no_grad():
+        for weight in trainable(policy):
+            weight += 0.05
+    save_adapter(policy, tmp_path / "adapter", model)
+    return str(tmp_path / "adapter")
+
+
+def toy_config(model: str, **data: Any) -> Config:
+    return parse_config(COMMON | {"model": model, "method": "agrpo", "inner": 1} | data)
+
+
+def test_small_models_are_trained_whole_and_others_by_an_adapter(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in (("tiny", None), (model, None), (model, True)):
+        with prepared(toy_config(name, full=kind), needs_reference=False) as setup:
+            assert setup.ranks == ALONE and setup.reference is None and not adapted(setup.policy)
+            assert len(names_of(setup.policy)) == len(list(setup.policy.parameters()))
+    with prepared(toy_config(model, full=False), needs_reference=False) as setup:
+        assert adapted(setup.policy) and all("lora" in name for name in names_of(setup.policy))
+
+    def released(*given: Any, **more: Any) -> Released:
+        small = toy_model()
+        return Released(small.lm, small.facts, small.tokenizer, small.origin)
+
+    monkeypatch.setattr(unmask.setup, "load_model", released)
+    with prepared(toy_config(model), needs_reference=False) as setup:
+        assert adapted(setup.policy) and all("lora" in name for name in names_of(setup.policy))
+
+
+def names_of(policy: torch.nn.Module) -> list[str]:
+    return [name for name, weight in policy.named_parameters() if weight.requires_grad]
+
+
+def test_an_adapter_is_trained_further(model: str, adapter: str, tmp_path: Path) -> None:
+    config = toy_config(adapter)
+    train(config, lambda: Run(tmp_path / "run", config.dump()))
+    before, after = load_model(adapter).state_dict(), weights(tmp_path / "run")
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved and moved == {name for name in after if "lora" in name}
+    assert base_of(tmp_path / "run" / "checkpoint") == model
+    again = toy_config(str(tmp_path / "run" / "checkpoint"))
+    with prepared(again, needs_reference=True) as setup:
+        assert adapted(setup.policy) and setup.reference is not None
+
+
+def test_full_training_of_an_adapter_merges_it_first(model: str, adapter: str, tmp_path: Path) -> None:
+    config, policy = toy_config(adapter, full=True), load_model(adapter)
+    trace = sample(policy, [[5], [6, 7]], row_seeds(0, 2), length=3).trace
+    probes = fully_masked(trace, torch.Generator())
+    with prepared(config, needs_reference=True) as setup, torch.no_grad():
+        assert not adapted(setup.policy)
+        close(ask(setup.policy, probes), ask(policy, probes), 1e-5)
+        close(ask(setup.reference, probes), ask(policy, probes), 1e-5)
+        assert (ask(load_model(model), probes) - ask(policy, probes)).abs().max() > 1e-3
+    train(config, lambda: Run(tmp_path / "run", config.dump()))
+    assert not adapted(load_model(tmp_path / "run" / "checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "size"), [({"checkpointing": True}, 1), ({"compile": True}, 1), ({"full": True}, 2)], ids=str
+)
+def test_what_is_not_built_for_encoders(
+    model: str, monkeypatch: pytest.MonkeyPatch, wish: dict[str, bool], size: int
+) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    lm, facts = BertForMaskedLM(BertConfig(vocab_size=99, **sizes)), Facts(mask_id=1, eos_id=2, pad_id=0, max_length=32)
+    encoder = Bert(lm, facts, CharacterTokenizer(), Origin({}))
+
+    @contextmanager
+    def joined_ranks(device: str):
+        yield Ranks(0, size), device
+
+    monkeypatch.setattr(unmask.setup, "load_model", lambda *given, **more: encoder)
+    monkeypatch.setattr(unmask.setup, "joined_ranks", joined_ranks)
+    asked = "full training in several processes" if size > 1 else next(iter(wish))
+    with pytest.raises(ValueError, match=f"^{asked} has been built for decoders .*, not for encoders"):
+        with prepared(toy_config(model, **{"full": True} | wish), needs_reference=False):
+            pass

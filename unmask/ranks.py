@@ -1,0 +1,160 @@
+"""Several processes, one batch.
+
+Every process rolls out its share of the prompts and answers its share of the questions; traces, rewards and answers are
+put together, so all of them see the same batch, the same loss and the same slopes, and differ only in the states they
+backpropagate. Losses, ratios and normalisers are therefore those of one process by construction.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unmask.law import widened
+from unmask.trace import Trace, padded
+
+if TYPE_CHECKING:
+    from unmask.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among `size`."""
+
+    rank: int = 0
+    size: int = 1
+    sharded: bool = False
+    """Weights are spread over the processes (FSDP2): a pass is one of all of them, and gradients come averaged."""
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, count: int) -> range:
+        """The contiguous part of 0..count - 1 that is this process's."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def summed(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def largest(self, value: int, device: torch.device) -> int:
+        if self.size == 1:
+            return value
+        found = torch.tensor(value, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def gathered(self, value: Tensor, dim: int = 0) -> Tensor:
+        """The shares of all processes one after the other; only the size of `dim` may differ between them."""
+        if self.size == 1:
+            return value
+        value = value.movedim(dim, 0).contiguous()
+        counts = [torch.zeros((), dtype=torch.long, device=value.device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor(len(value), device=value.device))
+        most = int(max(counts))
+        sent = value.to(torch.uint8) if value.dtype == torch.bool else value
+        sent = torch.cat([sent, sent.new_zeros(most - len(sent), *sent.shape[1:])])
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(parts, sent)
+        whole = torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+        return whole.to(value.dtype).movedim(0, dim)
+
+    def gathered_trace(self, trace: Trace, width: int) -> Trace:
+        """The traces of all processes, padded on the left to `width` columns; their groups are already told apart."""
+        if self.size == 1:
+            return trace
+        trace = padded(trace, width)
+        rows: dict[str, Any] = {
+            f.name: self.gathered(getattr(trace, f.name)) for f in fields(trace) if f.name.endswith(("_B", "_BL"))
+        }
+        seen = {}
+        for name, value in trace.seen.items():
+            if value.dim() > 1:
+                value = widened(value, self.largest(value.shape[-1], value.device))
+            seen[name] = self.gathered(value, dim=int(name.startswith("step_")))
+        return replace(trace, **rows, seen=seen)
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Add up what the processes found, in one message; sharded parameters have done so on their way back.
+
+        A parameter for which no process has found anything keeps no gradient, and the optimiser leaves it alone.
+        """
+        if self.size == 1 or self.sharded:
+            return
+        found = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        touched = found[0].new_tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        flat = torch.cat([touched, *(gradient.flatten().float() for gradient in found)])
+        dist.all_reduce(flat)
+        counts, *parts = flat.split([len(parameters), *(p.numel() for p in parameters)])
+        for p, count, part in zip(parameters, counts.tolist(), parts, strict=True):
+            p.grad = part.view_as(p).to(p.dtype) if count else None
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
+    """This process among those that torchrun started, and the device it should use; alone without torchrun."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE, device
+        return
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    yield Ranks(dist.get_rank(), size), device
+    # Not after an error: leaving is something NCCL does together, and the others are waiting elsewhere.
+    dist.destroy_process_group()
+
+
+def shard(policy: "Decoder", ranks: Ranks) -> Ranks:
+    """Spread the weights over the processes, layer by layer (FSDP2)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    device = next(policy.parameters()).device
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    for layer in policy.lm.model.layers:
+        fully_shard(layer, mesh=mesh)
+    # Embedding, norm and head stay whole from the trunk's pass to the end of the backward pass.
+    fully_shard(policy, mesh=mesh, reshard_after_forward=False)
+    for way_in in ("hidden", "remember", "hidden_window"):  # whichever comes first has to pass the root
+        register_fsdp_forward_method(policy, way_in)
+    return replace(ranks, sharded=True)
+
+
+@contextmanager
+def whole(policy: nn.Module, ranks: Ranks) -> Iterator[None]:
+    """Sharded weights put together on every process, so that each can go its own way without gradient."""
+    if not ranks.sharded:
+        yield
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    root = policy
+    assert isinstance(root, FSDPModule)
+    for part in parts:
+        part.unshard()
+    root.set_reshard_after_forward(False)
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+        root.set_reshard_after_forward(True)
+        root.set_reshard_after_forward(False, recurse=False)

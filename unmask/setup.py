@@ -1,0 +1,99 @@
+"""From a configuration to models on their devices: what is trained, what it is compared with, among which processes."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from unmask.commits import SCHEDULES
+from unmask.config import Config, device_of, rollout_shape
+from unmask.engine import cache_of
+from unmask.evaluate import Decoding
+from unmask.law import Law
+from unmask.models import Model, Policy, Tiny, load_model
+from unmask.models.decoder import Decoder
+from unmask.models.lora import WithoutAdapter, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.order import ORDERS
+from unmask.ranks import Ranks, joined_ranks, shard
+from unmask.rows import Rows
+from unmask.tasks import Task
+
+LARGE = 10_000_000
+"""Parameters from which a model's passes are counted in rows rather than in hundreds."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    policy: Model
+    reference: Policy | None
+    """The policy as it was, where a method asks for it."""
+    device: str
+    ranks: Ranks
+    rollout_rows: Rows
+    update_rows: Rows
+
+
+@contextmanager
+def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
+    """The policy ready to be trained. With an adapter the reference costs nothing: it is the policy without it."""
+    with joined_ranks(device_of(config)) as (ranks, device):
+        check_shares(config, ranks)
+        dtype = None if config.dtype is None else getattr(torch, config.dtype)
+        policy = load_model(config.model, dtype=dtype, device=device)
+        full = config.full if config.full is not None else isinstance(policy, Tiny) and not adapted(policy)
+        reference: Policy | None = None
+        if full:
+            if adapted(policy):
+                merge(policy)
+            policy.requires_grad_(True)
+            reference = copy.deepcopy(policy).requires_grad_(False) if needs_reference else None
+            if ranks.size > 1:
+                if config.compile:
+                    raise ValueError("compile: not with full training in several processes, whose layers are sharded")
+                ranks = shard(decoder_of(policy, "full training in several processes"), ranks)
+                if reference is not None:
+                    shard(decoder_of(reference, "full training in several processes"), ranks)
+        else:
+            if adapted(policy):
+                unfreeze_adapter(policy)
+            else:
+                add_adapter(policy, config.lora, config.seed)
+            reference = WithoutAdapter(policy) if needs_reference else None
+        if config.checkpointing:
+            decoder_of(policy, "checkpointing").checkpointing = True
+        if config.compile:
+            decoder_of(policy, "compile").compile_layers()
+        large = sum(weight.numel() for weight in policy.parameters()) >= LARGE
+        rollout_rows = Rows(config.rollout.rows or (32 if large else 512))
+        yield Setup(policy, reference, device, ranks, rollout_rows, Rows(config.rows or (8 if large else 512)))
+
+
+def check_shares(config: Config, ranks: Ranks) -> None:
+    """ValueError where a process would have nothing to roll out."""
+    rollouts = config.prompts * config.group
+    if rollouts < ranks.size:
+        raise ValueError(
+            f"prompts x group: {rollouts} rollouts cannot be shared among {ranks.size} processes; raise one of them"
+        )
+
+
+def decoding_of(config: Config, task: Task) -> Decoding:
+    """How the configuration has completions made."""
+    rollout = config.rollout
+    return Decoding(
+        *rollout_shape(config, task),
+        law=Law(rollout.temperature, rollout.top_k, rollout.top_p, rollout.guidance),
+        order=ORDERS[rollout.order],
+        schedule=SCHEDULES[rollout.schedule],
+        threshold=rollout.threshold,
+        cache=cache_of(rollout.cache, rollout.refresh),
+    )
+
+
+def decoder_of(policy: object, wish: str) -> Decoder:
+    """The policy, where it is of the kind for which the wish has been built."""
+    if not isinstance(policy, Decoder):
+        raise ValueError(f"{wish} has been built for decoders (LLaDA, Dream, Llama, Qwen), not for encoders")
+    return policy
