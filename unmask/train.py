@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from unmask.batch import Batch, Source, batch_metrics, collect, samples_of
 from unmask.config import Config
 from unmask.evaluate import Evaluation, evaluate
+from unmask.masters import MasterAdamW
 from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models import Model
 from unmask.models.lora import base_of, trainable
@@ -152,16 +154,17 @@ def memory_metrics(setup: Setup) -> dict[str, float]:
 
 def optimizer_of(
     policy: Model, config: Config
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+) -> tuple[torch.optim.Optimizer | MasterAdamW, torch.optim.lr_scheduler.LRScheduler]:
     """AdamW and its schedule: warm-up, then constant, cosine or linear to zero."""
-    settings = config.optimizer
-    optimizer = torch.optim.AdamW(
-        trainable(policy),
-        lr=settings.lr,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        fused=next(policy.parameters()).is_cuda,  # without temporaries as large as what is trained
-    )
+    settings, weights = config.optimizer, trainable(policy)
+    options: dict[str, Any] = {
+        "lr": settings.lr,
+        "betas": settings.betas,
+        "weight_decay": settings.weight_decay,
+        "fused": weights[0].is_cuda,  # without temporaries as large as what is trained
+    }
+    half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in weights)
+    optimizer = MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
     decay = {
         "constant": lambda done: 1.0,
         "linear": lambda done: 1.0 - done,
@@ -173,7 +176,8 @@ def optimizer_of(
             return (step + 1) / settings.warmup
         return decay((step - settings.warmup) / max(1, config.updates - settings.warmup))
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    stepped = optimizer.inner if isinstance(optimizer, MasterAdamW) else optimizer
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(stepped, factor)
 
 
 def averaged(metrics: list[dict[str, Tensor]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from unmask.masters import MasterAdamW
 from unmask.models.policy import Policy
 from unmask.objective import Divergence, Objective
 from unmask.probes import Probes, ask, bundled, chunks, of_states, speechless
@@ -162,7 +163,7 @@ def _fewer(rows: Rows, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
 
 def update(
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | MasterAdamW,
     parts: list[Part],
     rows: int | Rows,
     max_norm: float,

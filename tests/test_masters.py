@@ -1,0 +1,58 @@
+"""AdamW on half-precision weights moves them as AdamW on exact ones would, rounded."""
+
+import torch
+from torch import nn
+
+from unmask.config import parse_config
+from unmask.masters import MasterAdamW
+from unmask.models import tiny_policy
+from unmask.train import optimizer_of
+
+RATE = 1e-5
+
+
+def trained(kind: torch.dtype, optimizer_kind, steps: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight vector of about 1, after gradients that are the same in every run."""
+    rng = torch.Generator().manual_seed(0)
+    weight = nn.Parameter((1 + 0.1 * torch.randn(64, generator=rng)).bfloat16().to(kind))
+    start, optimizer = weight.detach().clone(), optimizer_kind([weight], lr=RATE, weight_decay=0.1)
+    for _ in range(steps):
+        weight.grad = (1 + 0.2 * torch.randn(64, generator=rng)).to(kind)
+        optimizer.step()
+        optimizer.zero_grad()
+    return start, weight.detach()
+
+
+def test_small_steps_add_up_and_plain_adamw_in_bf16_loses_them() -> None:
+    start, exact = trained(torch.float32, torch.optim.AdamW)
+    _, ours = trained(torch.bfloat16, MasterAdamW)
+    _, plain = trained(torch.bfloat16, torch.optim.AdamW)
+    assert torch.equal(plain.float(), start)  # 400 steps, and not one has moved it
+    assert (start - exact).mean() > 0.5 * RATE * 400
+    # The gradients were rounded to bf16, the weights once at the end: half a unit in the last of eight bits.
+    assert ((ours.float() - exact).abs() <= exact.abs() * 2**-8).all() and not torch.equal(ours.float(), start)
+
+
+def test_the_rounded_weights_are_those_of_the_copies_after_every_step() -> None:
+    weight = nn.Parameter(torch.randn(32, generator=torch.Generator().manual_seed(1)).bfloat16())
+    untouched = nn.Parameter(torch.ones(3).bfloat16())
+    optimizer = MasterAdamW([weight, untouched], lr=1e-2)
+    twin = nn.Parameter(weight.detach().float())
+    by_hand = torch.optim.AdamW([twin], lr=1e-2)
+    for number in range(5):
+        weight.grad = torch.full_like(weight, 0.5 - number)
+        twin.grad = weight.grad.float()
+        optimizer.step()
+        by_hand.step()
+        assert torch.equal(weight.detach(), twin.detach().bfloat16())
+    assert torch.equal(untouched.detach(), torch.ones(3).bfloat16())  # it never had a gradient
+
+
+def test_the_trainer_takes_it_for_half_precision_weights_only() -> None:
+    config = parse_config({"optimizer": {"lr": 0.5, "schedule": "linear"}, "updates": 4})
+    half, rates = optimizer_of(tiny_policy().bfloat16(), config)
+    assert isinstance(half, MasterAdamW)
+    half.step()
+    rates.step()
+    assert half.inner.param_groups[0]["lr"] == 0.5 * 0.75
+    assert isinstance(optimizer_of(tiny_policy(), config)[0], torch.optim.AdamW)
