@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unmask.advantage import varied
 from unmask.config import Config
-from unmask.evaluate import Decoding, completions, judged
+from unmask.evaluate import Decoding, completions, judged, prompt_ids
 from unmask.method import Method
 from unmask.rollout import Rollouts, row_seeds
 from unmask.setup import Setup
@@ -84,7 +84,7 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
     task, config, length = source.task, source.config, source.decoding.length
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
     rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
-    prompts = [policy.tokenizer.prompt(task.prompt(row)) for row in rows]
+    prompts = [prompt_ids(policy, task, row) for row in rows]
     mine = ranks.share(len(rows))
     trace, branches = source.decoding.sample(
         policy,

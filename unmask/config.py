@@ -299,7 +299,7 @@ def _check_combination(config: Config) -> None:
         raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
     task = config.build_task()
     length, steps, block = rollout_shape(config, task)
-    if length < task.length:
+    if length < task.length and not task.text:
         raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
     if config.optimizer.warmup > config.updates:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")

@@ -96,21 +96,26 @@ class Decoding:
         return in_batches(partial(sample, policy, **how, **more), prompts, seed_B, group_B, rows)
 
 
+def prompt_ids(policy: Policy, task: Task, row: Row) -> list[int]:
+    """What the model is given for a row: the prompt as a user's turn, and what every answer begins with."""
+    ids = policy.tokenizer.prompt(task.prompt(row))
+    return ids + policy.tokenizer.encode(task.prefill) if task.prefill else ids
+
+
 def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
     """The text that each trace wrote."""
     return [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
 
 
 def complete(
-    policy: Policy, prompts: Sequence[str], decoding: Decoding, seed_B: Tensor, rows: Rows | None = None
+    policy: Policy, prompts: Sequence[list[int]], decoding: Decoding, seed_B: Tensor, rows: Rows | None = None
 ) -> Iterator[Trace]:
     """Traces of every prompt in order, at most `rows` at a time."""
     rows, start = rows or Rows(512), 0
     while start < len(prompts):
         part = slice(start, start + rows.most)
-        ids = [policy.tokenizer.prompt(prompt) for prompt in prompts[part]]
-        yield decoding.sample(policy, ids, seed_B[part], rows).trace
-        start += len(ids)
+        yield decoding.sample(policy, prompts[part], seed_B[part], rows).trace
+        start = part.stop
 
 
 def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -173,7 +178,8 @@ def evaluate(
     def answers(asked: Sequence[Row], how: Decoding) -> tuple[Tensor, Tensor]:
         mine = ranks.share(len(asked))
         asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
-        traces = complete(policy, [task.prompt(row) for row in asked], how, seed_B.to(device), batch)
+        prompts = [prompt_ids(policy, task, row) for row in asked]
+        traces = complete(policy, prompts, how, seed_B.to(device), batch)
         texts = [text for trace in traces for text in completions(policy, trace, how.length)]
         reward_B, solved_B = judged(task, asked, texts)
         return ranks.gathered(reward_B.to(device)).cpu(), ranks.gathered(solved_B.to(device)).cpu()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.batch import Batch, Source, batch_metrics, collect, samples_of
 from unmask.config import Config
-from unmask.evaluate import Evaluation, evaluate
+from unmask.evaluate import Evaluation, evaluate, prompt_ids
 from unmask.masters import MasterAdamW
 from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models import Model
@@ -66,7 +66,7 @@ def _trained(config: Config, setup: Setup, source: Source, run_folder: Callable[
     base = base_of(config.model) if (Path(config.model) / "adapter_config.json").is_file() else config.model
     rng = torch.Generator().manual_seed(config.seed)
     held_out = task.rows("test", config.eval.prompts, 0)
-    canvas([policy.tokenizer.prompt(task.prompt(row)) for row in held_out], decoding.length, policy, "cpu")
+    canvas([prompt_ids(policy, task, row) for row in held_out], decoding.length, policy, "cpu")
     start = time.perf_counter()
     if ranks.first:
         report(0, {})

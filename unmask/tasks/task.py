@@ -3,11 +3,20 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 
 SPLITS = ("train", "test")
+
+
+class Grade(NamedTuple):
+    """Points of a completion out of so many; a set's score is the sum of points over the sum of what they are of."""
+
+    points: float
+    out_of: float
+    answer: str = ""
+    """What was taken for the answer, to read."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,17 @@ class Task:
     solution: Callable[[Row], str]
     reward: Callable[[Row, str], float]
     solved: Callable[[Row, str], bool]
+    prefill: str = ""
+    """What every answer begins with; given to the model, and not part of the completion."""
+    text: bool = False
+    """In natural language, for models with a tokenizer of words: `length` is then a usual size and no minimum."""
+    grade: Callable[[Row, str], Grade] | None = None
+    """How a named protocol scores a completion; None: one point if it is solved."""
+
+    def graded(self, row: Row, completion: str) -> Grade:
+        if self.grade is not None:
+            return self.grade(row, completion)
+        return Grade(float(self.solved(row, completion)), 1.0)
 
 
 def split_rng(task: str, split: str, seed: int) -> random.Random:
