@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from unmask.mismatch import mismatch_metrics, replayed
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.load import Released
-from unmask.models.lora import LoraOptions, WithoutAdapter, add_adapter, trainable
+from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 from unmask.parts import parts_of
 from unmask.rollout import Rollouts, _Walk, sample
 from unmask.rows import Rows
@@ -143,10 +143,8 @@ def llada(device: str, toy: bool) -> Released:
 def plain_step(bench: Bench, tokens_BL: Tensor, first: int, last: int, size: int, temperature: float = 1.0) -> None:
     """Not compiled; all logits; double-precision Gumbel noise over the vocabulary; softmax; top-k row by row."""
     policy = bench.policy
-    policy.compiled, compiled = policy.layers, policy.compiled
     every_Q = torch.arange(tokens_BL.numel(), device=tokens_BL.device)
     hidden_QD = policy.hidden(tokens_BL, None, every_Q)
-    policy.compiled = compiled
     logits_BLV = policy.lm.lm_head(hidden_QD).view(*tokens_BL.shape, -1)
     noisy = logits_BLV.to(torch.float64)
     noise = torch.rand_like(noisy)
@@ -215,7 +213,8 @@ def trunk(bench: Bench) -> None:
         if compiled:
             start = time.perf_counter()
             bench.policy.compile_layers()
-            bench.policy.hidden(tokens, None, at)
+            with bench.policy.rollout():
+                bench.policy.hidden(tokens, None, at)
             bench.wait()
             bench.note("trunk", compile_seconds=time.perf_counter() - start)
         _, memory = bench.policy.remember(tokens, None, at)
@@ -227,7 +226,8 @@ def trunk(bench: Bench) -> None:
             "window": (lambda m=memory: bench.policy.hidden_window(m, tokens, first, last, at), last - first),
         }
         for name, (action, columns) in passes.items():
-            seconds = bench.seconds(action, repeats=5)
+            with bench.policy.rollout() if compiled else nullcontext():
+                seconds = bench.seconds(action, repeats=5)
             tflop = trunk_tflop(bench, rows, columns, bench.width)
             share = tflop / seconds / bench.peak
             bench.note("trunk", kind=name, compiled=compiled, rows=rows, ms=1e3 * seconds, share_of_peak=share)
@@ -322,7 +322,7 @@ class Trainer:
         if not trainable(bench.policy):
             add_adapter(bench.policy, LoraOptions(rank=4 if bench.toy else 128), seed=0)
         self.optimizer = torch.optim.AdamW(trainable(bench.policy), lr=1e-6, fused=bench.device == "cuda")
-        self.reference = WithoutAdapter(bench.policy)
+        self.reference = Unmoved(bench.policy)
 
     def learn(self, method: Any, rollouts: Rollouts, right_or_wrong: bool = False) -> None:
         """Rewards are all different, so that nothing is idle; or 0 and 1 alike often."""

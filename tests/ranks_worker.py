@@ -27,7 +27,7 @@ import unmask.update
 from unmask.config import Config, parse_config
 from unmask.law import Law
 from unmask.models import Tiny, load_model, save, tiny_policy
-from unmask.models.lora import WithoutAdapter, add_adapter, trainable
+from unmask.models.lora import Unmoved, add_adapter, trainable
 from unmask.models.policy import Policy
 from unmask.models.tiny import EOS, TinyShape
 from unmask.probes import Probes, ask, fully_masked, speechless
@@ -77,6 +77,7 @@ def toy_model() -> Tiny:
 
 
 # Nine rollouts and at most four states a pass: processes differ in how many passes their share takes.
+LORA = {"rank": 3, "alpha": 6, "targets": ["q_proj", "down_proj"]}
 COMMON: dict[str, Any] = {
     "task": "toy",
     "updates": 2,  # the second has a reference, and with inner 2 an old policy, that is not the policy itself
@@ -84,7 +85,6 @@ COMMON: dict[str, Any] = {
     "group": 3,
     "inner": 2,
     "rows": 4,
-    "lora": {"rank": 3, "alpha": 6, "targets": ["q_proj", "down_proj"]},
     "optimizer": {"lr": 0.01},
     "eval": {"prompts": 2, "samples": 1},
     "save_every": 1,
@@ -120,7 +120,8 @@ SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "full-agrpo", "lo
 
 def case_config(name: str, model: str) -> Config:
     """fp64 where nothing is said against it: then other orders of summation do not hide a mistake, or look like one."""
-    config = parse_config({**COMMON, "model": model, "full": name.startswith("full"), **CASES[name]})
+    kind = {"full": True} if name.startswith("full") else {"full": False, "lora": LORA}
+    config = parse_config({**COMMON, "model": model, **kind, **CASES[name]})
     return config if name.endswith("few") else config.model_copy(update={"dtype": "float64"})
 
 
@@ -274,7 +275,8 @@ def check_reference(ranks: Ranks, folder: Path) -> None:
     trace = sample(base, [[5, 6], [7]] * 2, row_seeds(0, 4), length=4).trace
     probes = fully_masked(trace, torch.Generator())
     for kind in (False, True):
-        config = parse_config({**COMMON, "model": str(folder / "model"), "full": kind})
+        lora = {} if kind else {"lora": LORA}
+        config = parse_config({**COMMON, "model": str(folder / "model"), "full": kind, **lora})
         with prepared(config, needs_reference=True) as setup, torch.no_grad():
             assert setup.ranks.sharded == (kind and ranks.size > 1)
             for weight in trainable(setup.policy):
@@ -287,7 +289,7 @@ def check_reference(ranks: Ranks, folder: Path) -> None:
                 first = zip(setup.reference.parameters(), base.parameters(), strict=True)
                 assert all(torch.equal(full(mine), theirs) for mine, theirs in first)
             else:
-                assert torch.equal(found, asked) and isinstance(setup.reference, WithoutAdapter)
+                assert torch.equal(found, asked) and isinstance(setup.reference, Unmoved)
 
 
 def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
@@ -344,7 +346,7 @@ def work(rank: int, size: int, folder: Path) -> None:
         torch.save(found, folder / f"{name}-{size}-{rank}.pt")
 
 
-QUICK = ["updates=2", "prompts=2", "group=2", "eval.prompts=3", "eval.samples=1", "optimizer.lr=1e-5", "lora.rank=2"]
+QUICK = ["updates=2", "prompts=2", "group=2", "eval.prompts=3", "eval.samples=1", "optimizer.lr=1e-5"]
 LAUNCHES = {
     "full": ["--full"],
     # A reward that raises on the second process, and only there.

@@ -25,6 +25,8 @@ from helpers import (
     slopes,
 )
 from unmask.advantage import EPSILON
+from unmask.commits import timestep
+from unmask.law import plain_law
 from unmask.method import uniform_credit
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, sml
 from unmask.methods.daca import (
@@ -44,6 +46,7 @@ from unmask.methods.daca import (
 from unmask.order import ORDERS
 from unmask.probes import ask, fully_masked, unit_likelihood
 from unmask.record import Record
+from unmask.rollout import sample
 from unmask.shapes import NEVER
 from unmask.trace import everything, state_before
 
@@ -340,3 +343,19 @@ def test_daca_is_sml_and_dps_together():
     parts = [parts_of(method, rollouts, generator(), moved(policy), moved(policy, seed=3)) for method in (both, apart)]
     assert_identical(slopes(policy, parts[0]), slopes(policy, parts[1]))
     assert both.record == Record(top=32) and both.name == "diffu_grpo+daca"
+
+
+@pytest.mark.parametrize("steps", [4, 8, 16])
+def test_own_progress_counts_from_the_first_state_also_where_steps_commit_nothing(steps):
+    """Dream's schedule commits nothing at its first step when there are as many steps as positions."""
+    policy = Net(1)
+    settings = {"length": 8, "steps": steps, "schedule": timestep, "record": Record(top=WORDS)}
+    trace = sample(policy, [[3, 4], [5]], torch.arange(2), **settings).trace
+    score_BL, _ = own_progress(trace)
+    for b, i in trace.filled_BL.nonzero().tolist():
+        at = torch.tensor([b * trace.tokens_BL.shape[1] + i])
+        said = [
+            plain_law(policy(state_before(trace, step), trace.attended_BL, at), trace.mask_id)[0, trace.tokens_BL[b, i]]
+            for step in (int(trace.step_BL[b, i]), 0)
+        ]
+        assert_close(score_BL[b, i], said[0] - said[1], 1e-9)

@@ -87,7 +87,7 @@ def test_branches_are_visited_states_filled_in_by_a_plain_loop(law, lateness):
                 )
             rows.append((b, filled, [0 if token == policy.mask_id else GIVEN for token in state], logps))
     source, tokens, steps, logps = zip(*rows, strict=True)
-    assert branches.group_B.tolist() == branches.seen["source"].tolist() == list(source)
+    assert branches.group_B.tolist() == list(source)
     assert 3 <= len(set(source)) < 2 * len(PROMPTS)  # some rows had ended
     assert branches.tokens_BL[:, -8:].tolist() == list(tokens) and branches.step_BL[:, -8:].tolist() == list(steps)
     assert_close(branches.logp_BL[:, -8:], torch.tensor(logps, dtype=torch.float64), 1e-9)
@@ -118,7 +118,6 @@ def test_the_number_of_rows_at_a_time_changes_nothing(exact, rows):
     whole = sample(exact, PROMPTS, SEED_B, group_B=group_B, **FULL)
     found = in_batches(partial(sample, exact, **FULL), PROMPTS, SEED_B, group_B, Rows(rows))
     assert_same(found, whole)
-    assert torch.equal(found.branches.seen["source"], found.branches.group_B)
     assert {1, 4, 5} <= set(found.branches.group_B.tolist())
 
 
@@ -156,10 +155,10 @@ def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, ca
     early = sample(policies[0], PROMPTS, SEED_B, **settings)
     at_once = _Walk.open
 
-    def at_block_starts(walk: _Walk, left: int, turn: int) -> bool:
+    def at_block_starts(walk: _Walk, turn: int) -> bool:
         walk.compact = lambda: None
         try:
-            return at_once(walk, left, turn)
+            return at_once(walk, turn)
         finally:
             del walk.compact
 

@@ -21,7 +21,7 @@ from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.lora import (
     LoraOptions,
-    WithoutAdapter,
+    Unmoved,
     adapter_disabled,
     add_adapter,
     base_of,
@@ -194,16 +194,6 @@ def test_a_step_of_three_millionths_is_kept_in_fp32_and_lost_in_bf16() -> None:
     assert lost[0] == 0 and lost[1] > 0.95
 
 
-def test_dropout_acts_in_training_mode_only_and_never_on_the_base() -> None:
-    policy = adapted(LoraOptions(rank=4, dropout=0.5))
-    base_QV = small()(*canvas())
-    assert torch.equal(policy(*canvas()), policy(*canvas()))
-    policy.train()
-    with torch.random.fork_rng(devices=[]):
-        assert not torch.equal(policy(*canvas()), policy(*canvas()))
-        assert torch.equal(WithoutAdapter(policy)(*canvas()), base_QV)
-
-
 def test_an_encoder_takes_an_adapter_on_its_blocks_and_not_on_its_head() -> None:
     config = BertConfig(
         vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
@@ -217,7 +207,8 @@ def test_an_encoder_takes_an_adapter_on_its_blocks_and_not_on_its_head() -> None
     move(policy)
     moved_QV = policy(*canvas())
     assert not torch.allclose(moved_QV, base_QV, atol=1e-3)
-    assert torch.equal(WithoutAdapter(policy)(*canvas()), base_QV)
+    with adapter_disabled(policy):
+        assert torch.equal(policy(*canvas()), base_QV)
     merge(policy)
     torch.testing.assert_close(policy(*canvas()), moved_QV, rtol=0, atol=1e-5)
 
@@ -241,7 +232,7 @@ def test_a_copy_of_an_adapted_policy_is_one_of_its_own() -> None:
 def test_the_reference_stays_the_base_while_training_moves_the_adapter() -> None:
     policy, base = small(), small()
     add_adapter(policy, OPTIONS, seed=0)
-    reference = WithoutAdapter(policy)
+    reference = Unmoved(policy)
     assert isinstance(reference, Policy)
     optimizer = torch.optim.AdamW(trainable(policy), lr=0.05)
     for _ in range(3):
@@ -254,6 +245,19 @@ def test_the_reference_stays_the_base_while_training_moves_the_adapter() -> None
         assert torch.equal(reference.head(reference.hidden(*canvas())), base(*canvas()))
     assert not reference(*canvas()).requires_grad and policy(*canvas()).requires_grad
     assert (reference.mask_id, reference.eos_id, reference.pad_id, reference.max_length) == (38, 2, 0, 64)
+
+
+def test_the_reference_of_an_adapter_that_is_trained_further_is_the_policy_as_it_was() -> None:
+    policy, twin = adapted(), adapted()
+    reference = Unmoved(policy)
+    assert torch.equal(reference(*canvas()), twin(*canvas()))
+    move(policy, seed=8)
+    moved_QV, kept = policy(*canvas()), [weight.detach().clone() for weight in trainable(policy)]
+    assert not torch.allclose(moved_QV, twin(*canvas()), atol=1e-3)
+    assert torch.equal(reference(*canvas()), twin(*canvas()))
+    assert torch.equal(reference.head(reference.hidden(*canvas())), twin(*canvas()))
+    assert torch.equal(policy(*canvas()), moved_QV)  # and the policy is where it was
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(trainable(policy), kept, strict=True))
 
 
 def test_switching_off_nests_survives_an_error_and_leaves_gradients_as_they_were() -> None:
@@ -279,7 +283,7 @@ def test_the_reference_may_be_asked_between_a_forward_pass_and_its_backward_pass
         policy.checkpointing = True
         loss = policy(*canvas()).logsumexp(-1).sum()
         if asked:
-            WithoutAdapter(policy)(*canvas())
+            Unmoved(policy)(*canvas())
         loss.backward()
         gradients.append([w.grad for w in trainable(policy)])
     assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
@@ -351,7 +355,7 @@ def test_an_unknown_target_is_answered_with_the_names_there_are(target: str) -> 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rank": 0}, {"alpha": 0}, {"alpha": float("inf")}, {"dropout": 1.0}, {"targets": ()}, {"r": 8}]
+    "wrong", [{"rank": 0}, {"alpha": 0}, {"alpha": float("inf")}, {"targets": ()}, {"r": 8}]
 )
 def test_options_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -376,7 +380,7 @@ def test_the_number_of_weights_on_llada_8b() -> None:
 
 def test_one_adapter_at_a_time_and_none_where_there_is_none() -> None:
     policy = small()
-    for asks in (WithoutAdapter, merge, lambda p: save_adapter(p, "x", "y"), lambda p: adapter_disabled(p).__enter__()):
+    for asks in (Unmoved, merge, lambda p: save_adapter(p, "x", "y"), lambda p: adapter_disabled(p).__enter__()):
         with pytest.raises(ValueError, match="This policy has no adapter"):
             asks(policy)
     add_adapter(policy, OPTIONS, seed=0)
@@ -425,7 +429,7 @@ def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("names", [LLADA, SAME])
 def test_what_is_saved_is_loaded_bit_for_bit(names: Names, tmp_path: Path) -> None:
-    policy, other = adapted(LoraOptions(rank=4, alpha=6.0, dropout=0.25), names=names), small(names=names)
+    policy, other = adapted(LoraOptions(rank=4, alpha=6.0), names=names), small(names=names)
     save_adapter(policy, tmp_path / "a", base="GSAI-ML/LLaDA-8B-Instruct")
     assert base_of(tmp_path / "a") == "GSAI-ML/LLaDA-8B-Instruct"
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
@@ -436,7 +440,6 @@ def test_what_is_saved_is_loaded_bit_for_bit(names: Names, tmp_path: Path) -> No
     for mine, theirs in zip(trainable(policy), trainable(other), strict=True):
         assert torch.equal(mine, theirs)
     assert torch.equal(policy(*canvas()), other(*canvas()))
-    assert other.lm.model.layers[0].mlp.up_proj.lora_dropout["default"].p == 0.25
     still = small(names=names)
     load_adapter(still, tmp_path / "a")
     assert not trainable(still) and torch.equal(policy(*canvas()), still(*canvas()))
@@ -545,7 +548,8 @@ def test_an_adapter_of_peft_on_the_released_names_is_read(case: str, tmp_path: P
     same_function(policy, theirs.base_model.model, policy.names.own)
     base_QV = small()(*canvas())
     assert not torch.allclose(policy(*canvas()), base_QV, atol=1e-3)
-    assert torch.equal(WithoutAdapter(policy)(*canvas()), base_QV)
+    with adapter_disabled(policy):
+        assert torch.equal(policy(*canvas()), base_QV)
 
     save_adapter(policy, tmp_path / "ours", base="b")  # and written by us it is the same adapter still
     again = small()

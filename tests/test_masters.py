@@ -17,7 +17,8 @@ def trained(kind: torch.dtype, optimizer_kind, steps: int = 400) -> tuple[torch.
     weight = nn.Parameter((1 + 0.1 * torch.randn(64, generator=rng)).bfloat16().to(kind))
     start, optimizer = weight.detach().clone(), optimizer_kind([weight], lr=RATE, weight_decay=0.1)
     for _ in range(steps):
-        weight.grad = (1 + 0.2 * torch.randn(64, generator=rng)).to(kind)
+        gradient = (1 + 0.2 * torch.randn(64, generator=rng)).to(kind)
+        (weight * gradient).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     return start, weight.detach()
@@ -40,12 +41,28 @@ def test_the_rounded_weights_are_those_of_the_copies_after_every_step() -> None:
     twin = nn.Parameter(weight.detach().float())
     by_hand = torch.optim.AdamW([twin], lr=1e-2)
     for number in range(5):
-        weight.grad = torch.full_like(weight, 0.5 - number)
-        twin.grad = weight.grad.float()
+        (weight * (0.5 - number)).sum().backward()
+        twin.grad = torch.full_like(twin, 0.5 - number)
         optimizer.step()
         by_hand.step()
+        optimizer.zero_grad()
         assert torch.equal(weight.detach(), twin.detach().bfloat16())
     assert torch.equal(untouched.detach(), torch.ones(3).bfloat16())  # it never had a gradient
+
+
+def test_gradients_of_many_passes_are_added_up_in_fp32() -> None:
+    weight = nn.Parameter(torch.ones(4).bfloat16())
+    optimizer = MasterAdamW([weight], lr=1e-3)
+    for _ in range(1000):
+        (weight * 0.001).sum().backward()
+    one = float(torch.tensor(0.001).bfloat16())
+    (found,) = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    assert found.dtype == torch.float32 and torch.allclose(found, torch.full((4,), 1000 * one), rtol=1e-4)
+    assert weight.grad is None
+    in_bf16 = torch.zeros(4).bfloat16()
+    for _ in range(1000):
+        in_bf16 += 0.001
+    assert float(in_bf16[0]) < 0.6  # what would have come of it
 
 
 def test_the_trainer_takes_it_for_half_precision_weights_only() -> None:

@@ -129,7 +129,7 @@ ROLLOUT = {"length": 8, "steps": 6, "block": 4, "law": Law(1.2, top_k=5, top_p=0
 ROLLOUT |= {"record": Record(top=4, entropy=True), "branch": Branch(3, 1.0)}
 
 
-@pytest.mark.parametrize(("most", "room", "left", "halved"), [(100, 2, 1, 6), (6, 4, 3, 1), (4, 1, 1, 2)])
+@pytest.mark.parametrize(("most", "room", "left", "halved"), [(100, 2, 1, 2), (6, 4, 3, 1), (4, 1, 1, 2)])
 def test_rollouts_in_less_memory_are_the_same_rollouts(most, room, left, halved):
     policy, rows = Cramped(), Rows(most)
     whole = sample(policy, PROMPTS, SEED_B, group_B=GROUP_B, **ROLLOUT)
@@ -159,9 +159,9 @@ def test_the_shares_of_several_processes_add_up_however_little_memory_one_of_the
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 def test_traces_that_learn_nothing_are_not_gone_back_through_and_hold_no_memory(rows):
-    part = replace(parts()[0], kl=0.0, reference_NL=None)
+    part = replace(parts()[0], kl=0.0, reference_NL=None, old_NL=None, dead_when_idle=True)
     part = replace(part, advantage_B=part.advantage_B * torch.tensor([0.0, 0, 1, 0, 0, 0]))
-    policy = Cramped()
-    assert_same_update(updated(Rows(rows), policy, [part]), updated(Rows(64), Cramped(), [part]))
+    policy, every = Cramped(), replace(part, dead_when_idle=False)
+    assert_same_update(updated(Rows(rows), policy, [part]), updated(Rows(64), Cramped(), [every]))
     states = len(part.probes.trace_N[part.probes.trace_N == 2])
     assert policy.backwards == -(-states // rows) and policy.most_held == 1

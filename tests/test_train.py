@@ -227,7 +227,7 @@ def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
 
 def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatch) -> None:
     saved = []
-    monkeypatch.setattr(Run, "save", lambda self, policy, base: saved.append(policy.lm.lm_head.weight.clone()))
+    monkeypatch.setattr(Run, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
     run(config_for(model, updates=3, save_every=2), tmp_path / "run")
     assert len(saved) == 2 and not torch.equal(*saved)
 

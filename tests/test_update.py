@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import unmask
 from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.order import low_confidence
@@ -183,3 +184,24 @@ def test_a_parts_loss_is_its_weight_times_objective_plus_kl_times_divergence():
     free, metrics = part_loss(Part(part.probes, part.advantage_B, part.credit_BL, part.objective), logp_NL)
     assert_close(metrics["ratio"], torch.ones_like(free), 1e-12)
     assert "kl" not in metrics
+
+
+@pytest.mark.parametrize("name", ["wd1", "spg", "gspo", "agrpo"])
+def test_metrics_are_of_all_traces_also_where_a_group_is_idle(name):
+    """Some methods report likelihoods, so idle traces are asked; the others' ratios are one without asking."""
+    method = replace(BASES[name](), kl=0.0)
+    policy, rollouts = rollout(method)
+    group_B = rollouts.trace.group_B
+    reward_B = torch.where(group_B == group_B[0], 0.5, torch.arange(len(group_B)) ** 2 / 8).double()
+    ((part,),) = unmask.parts_of(method, policy, None, rollouts, reward_B, None, generator(1))
+    assert (part.advantage_B == 0).sum() == 2 and part.advantage_B.any()
+    policy.zero_grad()
+    found = accumulate(policy, part, 2)
+    answer_NL = ask(policy, part.probes)
+    loss, expected = part_loss(part, answer_NL)
+    assert found.keys() == expected.keys()
+    for key in found:
+        assert_close(found[key], expected[key].detach(), 1e-10)
+    slopes = torch.autograd.grad(loss, list(policy.parameters()))
+    for p, slope in zip(policy.parameters(), slopes, strict=True):
+        assert (p.grad - slope).norm() <= 1e-10 * slope.norm()

@@ -43,11 +43,11 @@ def joined_fillings(trace: Trace, fillings: list[Trace], counted: Rule) -> Trace
     """The branches in the order of their source rows, the rows that ended before their step left out."""
     if not fillings:
         nobody = selected(trace, torch.zeros_like(trace.group_B, dtype=torch.bool))
-        seen = {"source": nobody.group_B, **{name: nobody.seen[name] for name in nobody.seen if name == "kept"}}
+        seen = {name: value for name, value in nobody.seen.items() if name == "kept"}
         return replace(nobody, steps=1, seen=seen)
     branches = joined(fillings)
     branches = selected(branches, ~branches.seen["ended"])
-    branches = selected(branches, branches.seen["source"].argsort(stable=True))
+    branches = selected(branches, branches.group_B.argsort(stable=True))
     seen = {name: value for name, value in branches.seen.items() if name != "ended"}
     branches = replace(branches, seen=seen)
     return replace(branches, counted_BL=counted(branches))
@@ -86,7 +86,7 @@ def one_shot_traces(
     tokens_BL, logp_BL = twigs.tokens_BL.clone(), torch.zeros_like(twigs.logp_BL)
     tokens_BL[:, column_C] = torch.where(masked_ZC, token_ZQ.reshape(-1, shape[1]), tokens_BL[:, column_C])
     logp_BL[:, column_C] = logp_ZQ.reshape(-1, shape[1]).to(logp_BL.dtype).masked_fill(~masked_ZC, 0.0)
-    seen = {"source": source_R, "ended": ended_R.repeat(fillings)}
+    seen = {"ended": ended_R.repeat(fillings)}
     if kept_QK is not None:
         kept_RCK = kept_QK.view(*shape, -1).masked_fill(~masked_RC[..., None], -1)
         seen["kept"] = kept_RCK.repeat(fillings, 1, 1)

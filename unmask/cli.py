@@ -16,6 +16,7 @@ import typer
 if TYPE_CHECKING:
     from unmask.evaluate import Decoding
     from unmask.models import Model
+    from unmask.rows import Rows
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,6 +72,9 @@ def train(
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
+    hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
 ) -> None:
     """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.
 
@@ -84,6 +88,15 @@ def train(
     if names_method and plugins is None and path is None:
         plugins = []
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
+    if (as_json or hardware is not None) and not dry_run:
+        raise ValueError("--json and --hardware belong to --dry-run")
+    if dry_run:
+        from unmask.estimate import estimate, lines
+
+        config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
+        found = estimate(config, hardware)
+        typer.echo(json.dumps(found.data(), indent=2) if as_json else "\n".join(lines(found, config)))
+        return
     config = read_config(path or DEMO, overrides, **named)
 
     from unmask.display import show_result, training_display
@@ -121,13 +134,14 @@ def eval(
     """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals."""
     from unmask.config import device_of
     from unmask.evaluate import evaluate
-    from unmask.setup import decoding_of
+    from unmask.setup import decoding_of, rollout_rows
 
     config, policy = _load(run_or_model, overrides or [], task)
     built = config.build_task()
     rows = built.rows("test", problems, 0)
     with _spinner(f"{built.name}: {problems} problems, {samples} samples each"):
-        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed, device_of(config))
+        batch = rollout_rows(config, policy)
+        found = evaluate(policy, built, rows, decoding_of(config, built), samples, seed, device_of(config), batch)
     if as_json:
         typer.echo(json.dumps({"task": built.name, "problems": problems, "samples": samples, **found.metrics()}))
         return
@@ -147,10 +161,10 @@ def sample(
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
-    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy, task)
+    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
     from unmask.display import canvases
 
-    (trace,) = _traces(policy, [prompt], decoding, [seed], device)
+    (trace,) = _traces(policy, [prompt], decoding, [seed], device, batch)
     if steps:
         for line in canvases(policy, trace, decoding.length):
             typer.echo(line)
@@ -172,9 +186,9 @@ def generate(
     rows = _read_prompts(prompts)
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
-    decoding, policy, device = _decoding(run_or_model, overrides or [], greedy, task)
+    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
-    made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device)
+    made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
     written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
     lines = [
         json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
@@ -282,6 +296,27 @@ def pretrain(
     typer.echo(f"model in {out}")
 
 
+@app.command()
+def grade(
+    generations: Annotated[Path, typer.Argument(help='JSONL, each line with a "generation" and its "ground_truth".')],
+    task: Annotated[str, typer.Option(help="What was asked (unmask tasks).")],
+    protocol: Annotated[str | None, typer.Option(help="Whose grading, e.g. d1. Default: our own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the lines with their verdicts.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade stored generations, without a model: the score with its 95 % interval."""
+    from unmask.grade import grade_file, task_of
+
+    found = grade_file(task_of(task, protocol), generations, out)
+    if as_json:
+        typer.echo(json.dumps({"task": task, "protocol": protocol, **found.data()}))
+        return
+    value, low, high = (f"{100 * part:.2f}" for part in found.score)
+    typer.echo(f"{task}{f' ({protocol})' if protocol else ''}: {value} % [{low}, {high}] of {found.rows} rows")
+    if out is not None:
+        typer.echo(f"verdicts in {out}")
+
+
 def _line(factory: Any) -> str:
     return (factory.__doc__ or "").strip().splitlines()[0]
 
@@ -303,21 +338,24 @@ def _load(run_or_model: str, overrides: list[str], task: str | None = None) -> "
 
 def _decoding(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
-) -> "tuple[Decoding, Model, str]":
+) -> "tuple[Decoding, Model, str, Rows]":
     from unmask.config import device_of
-    from unmask.setup import decoding_of
+    from unmask.setup import decoding_of, rollout_rows
 
     config, policy = _load(run_or_model, overrides, task)
     decoding = decoding_of(config, config.build_task())
-    return (decoding.greedy() if greedy else decoding), policy, device_of(config)
+    return (decoding.greedy() if greedy else decoding), policy, device_of(config), rollout_rows(config, policy)
 
 
-def _traces(policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str) -> Any:
+def _traces(
+    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "Rows"
+) -> Any:
     import torch
 
     from unmask.evaluate import complete
 
-    return complete(policy, prompts, decoding, torch.tensor(seeds, device=device))
+    ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
+    return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)
 
 
 def _read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from unmask.advantage import ADVANTAGES
-from unmask.commits import SCHEDULES
+from unmask.commits import SCHEDULES, one_by_one
 from unmask.method import Method
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
@@ -30,7 +30,9 @@ from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.models.lora import LoraOptions
 from unmask.objective import KLS, NORMALISERS
 from unmask.order import ORDERS, level
+from unmask.sections import EvalConfig, OptimizerConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
+from unmask.tasks.own import spelled_out
 
 DEMO = Path(__file__).parent / "assets" / "demo.yaml"
 
@@ -44,60 +46,6 @@ CHOICES: dict[str, Mapping[str, Any]] = {
     "steps": STEP_LAWS,
 }
 """Options that name a formula, by the name of the argument."""
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class RolloutConfig(Strict):
-    length: int | None = Field(None, ge=1)
-    """Positions to denoise; the task's own length if not given."""
-    steps: int | None = Field(None, ge=1)
-    """Denoising steps; half the length if not given."""
-    block: int | None = Field(None, ge=1)
-    """Positions of a semi-autoregressive block; one block if not given."""
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    order: str = "low_confidence"
-    """The order in which positions are committed."""
-    schedule: Literal["even", "timestep"] = "even"
-    """How many positions a step commits: as many as every other, or by Dream's timesteps."""
-    threshold: float | None = Field(None, allow_inf_nan=False)
-    """Commit every position whose score in the order reaches this, at least one a step; `steps` then says nothing."""
-    guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
-    cache: Literal["none", "prefix", "dual"] = "none"
-    """What is remembered between the steps of a block: nothing, what is before the block, or all but the block."""
-    refresh: int = Field(1, ge=1)
-    """Blocks between full passes that renew the cache."""
-    mismatch: float = Field(0.05, ge=0, le=1)
-    """The share of rows replayed without the cache to measure what it changes; 0 measures nothing."""
-    correction: float = Field(0.0, ge=0)
-    """The limit of importance weights that make up for the cache; 0 applies none. Replays every row."""
-    rows: int | None = Field(None, ge=1)
-    """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
-
-
-class OptimizerConfig(Strict):
-    lr: float = Field(1e-4, gt=0)
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup: int = Field(0, ge=0)
-    """Updates over which the learning rate rises from 0."""
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    max_norm: float = Field(1.0, gt=0)
-    """Gradients are clipped to this norm."""
-
-
-class EvalConfig(Strict):
-    prompts: int = Field(256, ge=1)
-    """Held-out problems."""
-    samples: int = Field(4, ge=1)
-    """Sampled completions of each; pass@k is reported for k = 1, 2, 4, ... up to this."""
-    every: int = Field(0, ge=0)
-    """Updates between evaluations; 0 evaluates before and after only."""
 
 
 def _number(value: Any) -> Any:
@@ -124,7 +72,7 @@ class Config(Strict):
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """Compile the model's layers for rollouts: a minute to begin with, then faster on a large GPU."""
+    """Compile the model's layers for rollouts: seconds to begin with, then faster on a large GPU."""
     task: str = "sudoku"
     method: str = "diffu_grpo"
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
@@ -197,7 +145,7 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
-    catalogue = _catalogue()
+    catalogue, data = _catalogue(), spelled_out(data)
     for key in data:
         if not isinstance(key, str):
             raise ValueError(f"{key!r}: keys must be text")
@@ -304,19 +252,22 @@ def _check_combination(config: Config) -> None:
     if config.optimizer.warmup > config.updates:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     try:
-        SCHEDULES[config.rollout.schedule](length, steps, block)
-        if config.rollout.threshold is not None:
+        if config.rollout.threshold is None:
+            SCHEDULES[config.rollout.schedule](length, steps, block)
+        else:
+            one_by_one(length, steps, block)
             level(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
-    if config.rollout.correction and config.rollout.cache == "none":
-        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    _check_cache(config)
     method = config.build_method()
     if method.order is not None and ORDERS[config.rollout.order] is not method.order:
         raise ValueError(
             f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
             f"not of {config.rollout.order}"
         )
+    if method.order is not None and config.rollout.correction:
+        raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")
     if method.order is not None and config.rollout.threshold is not None:
         raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
     try:
@@ -325,9 +276,22 @@ def _check_combination(config: Config) -> None:
         raise ValueError(f"{method.name}: {error}") from None
 
 
+def _check_cache(config: Config) -> None:
+    if config.rollout.cache == "none" and config.rollout.correction:
+        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    if config.rollout.cache == "none" and config.rollout.refresh != 1:
+        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
+    if 0 < config.rollout.correction < 1:
+        raise ValueError("rollout.correction: the limit of weights around 1 must be at least 1, or 0 for none")
+
+
 def _check_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
+        device = torch.device(name)
+        if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):  # without a context on it
+            raise RuntimeError(f"there are {torch.cuda.device_count()} GPUs")
+        if device.type != "cuda":
+            torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
@@ -342,6 +306,8 @@ def device_of(config: Config) -> str:
 def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
     """(length, steps, block), the defaults filled in."""
     length = config.rollout.length or task.length
+    if config.rollout.threshold is not None:
+        return length, length, config.rollout.block or length
     return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
 
 

@@ -15,7 +15,10 @@ from unmask.probes import Probes, unit_asked, unit_likelihood
 from unmask.shapes import GIVEN, Metrics
 
 Objective = Callable[[Tensor, Tensor, Probes, Tensor, Tensor], tuple[Tensor, Metrics]]
-"""(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics."""
+"""(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics.
+
+The loss is a sum over traces: what it says of one may depend on all its answers, and on no other trace's.
+"""
 
 Divergence = Callable[[Tensor, Tensor, Probes], Tensor]
 """(logp_NL, reference_NL, probes) -> the divergence that a method's `kl` multiplies."""

@@ -91,6 +91,7 @@ def _base_parts(
             reference_NL=known_NL if method.kl else None,
             kl=method.kl,
             divergence=method.divergence,
+            dead_when_idle=method.compares,
         )
         for asked, old_NL, known_NL in zip(probes, old, known, strict=True)
     ]
@@ -120,4 +121,5 @@ def _branch_part(
         divergence=term.divergence,
         weight=term.weight,
         label="branch_",
+        dead_when_idle=True,
     )

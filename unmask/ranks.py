@@ -124,14 +124,15 @@ def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
 def shard(policy: "Decoder", ranks: Ranks) -> Ranks:
     """Spread the weights over the processes, layer by layer (FSDP2)."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     device = next(policy.parameters()).device
     mesh = init_device_mesh(device.type, (ranks.size,))
+    precise = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for layer in policy.lm.model.layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=precise)
     # Embedding, norm and head stay whole from the trunk's pass to the end of the backward pass.
-    fully_shard(policy, mesh=mesh, reshard_after_forward=False)
+    fully_shard(policy, mesh=mesh, reshard_after_forward=False, mp_policy=precise)
     for way_in in ("hidden", "remember", "hidden_window"):  # whichever comes first has to pass the root
         register_fsdp_forward_method(policy, way_in)
     return replace(ranks, sharded=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.commits import Commits
 from unmask.law import Law, entropy, kept_ids, widened
 from unmask.order import Look
 
@@ -28,8 +29,11 @@ class Record:
 class Notes:
     """What the recorders keep while a rollout runs."""
 
-    def __init__(self, record: Record, steps: int, batch: int, length: int, law: Law) -> None:
-        self.record, self.steps, self.batch, self.length, self.law = record, steps, batch, length, law
+    def __init__(self, record: Record, commits: Commits, batch: int, length: int, law: Law, adaptive: bool) -> None:
+        self.record, self.batch, self.length, self.law = record, batch, length, law
+        self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
+        self.size_T = [size for sizes in commits for size in sizes]
+        self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
 
@@ -58,7 +62,8 @@ class Notes:
         """What is kept of a step."""
         for name in self.single:
             if name in found:
-                self.single[name].append((live_R[:, None], column_RM, chosen_RM, found[name]))
+                value_RM = found[name].view(*column_RM.shape, *found[name].shape[1:])
+                self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, step))
         if self.record.top:
             shape = (self.batch, block, found["top_id"].shape[-1])
             cell, unseen_RM1 = (live_R[:, None], place_RM), ~valid_RM[..., None]
@@ -68,24 +73,43 @@ class Notes:
             logp_BWK[cell] = found["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
             self.top[step] = id_BWK, logp_BWK
 
+    def _of_chosen(
+        self, row_R1: Tensor, column_RM: Tensor, chosen_RM: Tensor, value_RM: Tensor, step: int
+    ) -> tuple[Tensor, ...]:
+        """What was noted of the positions a step committed; of all it saw, where it may commit any number."""
+        size = self.size_T[step]
+        if chosen_RM.shape[1] > size and not self.adaptive:
+            first_Rk = chosen_RM.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :size]
+            cell = (torch.arange(len(first_Rk), device=first_Rk.device)[:, None], first_Rk)
+            column_RM, chosen_RM, value_RM = column_RM[cell], chosen_RM[cell], value_RM[cell]
+        return row_R1, column_RM, chosen_RM, value_RM
+
     def tensors(self) -> dict[str, Tensor]:
         seen: dict[str, Tensor] = {}
         for name, parts in self.single.items():
             if parts:
                 widest = max(value.shape[-1] for *_, value in parts)
-                tail = parts[0][-1].shape[1:-1] + ((widest,) if name == "kept" else ())
+                tail = (widest,) if name == "kept" else ()
                 full = parts[0][-1].new_full((self.batch, self.length, *tail), -1 if name == "kept" else 0)
-                for row_R1, column_RM, chosen_RM, value_Q in parts:
-                    value_Q = widened(value_Q, widest) if name == "kept" else value_Q
-                    value_RM = value_Q.view(*column_RM.shape, *tail)
+                for row_R1, column_RM, chosen_RM, value_RM in parts:
+                    value_RM = widened(value_RM, widest) if name == "kept" else value_RM
                     chosen = chosen_RM.view(*chosen_RM.shape, *(1 for _ in tail))
                     full[row_R1, column_RM] = torch.where(chosen, value_RM, full[row_R1, column_RM])
                 seen[name] = full
         if "kept" in seen:  # what was passed over may have kept more
             seen["kept"] = seen["kept"][..., : int((seen["kept"] >= 0).sum(-1).max())]
         if self.top:
-            id_BWK, logp_BWK = next(iter(self.top.values()))
-            blank = torch.full_like(id_BWK, -1), torch.zeros_like(logp_BWK)  # nobody looked at that step
-            ids, logps = zip(*(self.top.get(step, blank) for step in range(self.steps)), strict=True)
+            ids, logps = zip(*map(self._looked, range(len(self.block_T))), strict=True)
+            self.top.clear()
             seen["step_top_id"], seen["step_top_logp"] = torch.stack(ids), torch.stack(logps)
         return seen
+
+    def _looked(self, step: int) -> tuple[Tensor, Tensor]:
+        """What a step saw. One that committed nothing left the canvas as the next look in its block finds it."""
+        for later in range(step, len(self.block_T)):
+            if self.block_T[later] != self.block_T[step]:
+                break
+            if later in self.top:
+                return self.top[later]
+        id_BWK, logp_BWK = next(iter(self.top.values()))
+        return torch.full_like(id_BWK, -1), torch.zeros_like(logp_BWK)

@@ -5,11 +5,13 @@ ranks the positions by `order`, and commits the first k. All noise is a function
 so a row's result does not depend on the batch it is in.
 
 Inside a step nothing waits for the device: how many positions are masked follows from the schedule, a row that has
-ended is marked and commits nothing, and the batch is compacted where a block begins. (On the CPU, where nothing is
-gained by that, at every step. Cuts by top_p and decoding by threshold ask the device how many they have kept.)
+ended is marked and commits nothing, and the batch is compacted where a block begins and every 16 steps. (On the CPU,
+where nothing is gained by that, at every step. Cuts by top_p and decoding by threshold ask the device how many they
+have kept.)
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from unmask.branch import STREAM, Branch, branch_steps, by_filling, joined_filli
 from unmask.commits import Commits, Schedule, even, one_by_one
 from unmask.engine import Cache, Engine, aligned
 from unmask.law import Law, drawn, kept_ids, law_of, mixed, plain_law, uniforms, widened
-from unmask.models.policy import Policy
+from unmask.models.policy import CachingPolicy, Policy
 from unmask.order import Look, Order, level, low_confidence
 from unmask.record import Notes, Record
 from unmask.rows import Rows
@@ -28,6 +30,8 @@ from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Rule, Trace, everything, joined
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
+COMPACTED = 16
+"""Steps of a block between which a batch on a GPU is compacted, which waits for the device."""
 
 
 def canvas(
@@ -68,11 +72,10 @@ def in_batches(
         try:
             trace, branches = roll(prompts[part], seed_B[part], group_B=group_B[part])
         except torch.OutOfMemoryError as error:
-            rows.halve(error)
+            rows.halve(error, len(prompts[part]))
             continue
         if branches is not None:
-            source_B = branches.group_B + start
-            branches = replace(branches, group_B=source_B, seen=branches.seen | {"source": source_B})
+            branches = replace(branches, group_B=branches.group_B + start)
         parts.append(Rollouts(trace, branches))
         start += len(trace)
     if len(parts) == 1:
@@ -123,8 +126,10 @@ def sample(
         aligned=aligned(policy, [len(prompt) for prompt in prompts], block),
         padded=len({len(prompt) for prompt in prompts}) > 1,
     )
-    walk = _Walk(engine, seed_B, order, enough, Notes(record, steps, len(trace), length, law))
-    fillings = _walked(walk, commits, branch, branch_step_B)
+    notes = Notes(record, commits, len(trace), length, law, adaptive=enough is not None)
+    walk = _Walk(engine, seed_B, order, enough, notes)
+    with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
+        fillings = _walked(walk, commits, branch, branch_step_B)
 
     trace = replace(trace, seen=walk.notes.tensors())
     trace = replace(trace, counted_BL=counted(trace))
@@ -142,7 +147,7 @@ def _walked(walk: "_Walk", commits: Commits, branch: Branch | None, branch_step_
         for turn, size in enumerate(sizes):
             if step in leaving and branch is not None:
                 fillings += walk.fillings(leaving, step, branch.fillings)
-            if size and walk.open(left, turn):
+            if size and walk.open(turn):
                 walk.step(number, step, size, left)
             left, step = left - size, step + 1
     return fillings
@@ -198,9 +203,9 @@ class _Walk:
             self.rows = self.live_R.tolist()
             self.engine.keep(going_R)
 
-    def open(self, left: int, turn: int) -> bool:
+    def open(self, turn: int) -> bool:
         """Whether anything remains to be done in this block."""
-        if turn and self.seed_B.device.type == "cpu":
+        if turn and (self.seed_B.device.type == "cpu" or turn % COMPACTED == 0):
             self.compact()
         if self.enough is not None and turn and self.rows:
             return bool((self._masked(self._block_columns(self.begun)) & ~self.ended_B[self.live_R, None]).any())

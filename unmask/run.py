@@ -62,10 +62,10 @@ class Run:
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
 
-    def save(self, policy: Model, base: str) -> None:
+    def save(self, policy: Model) -> None:
         """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
         if adapted(policy):
-            save_adapter(policy, self.folder / "checkpoint", base)
+            save_adapter(policy, self.folder / "checkpoint", policy.home)
         else:
             save(policy, self.folder / "checkpoint")
 

@@ -14,10 +14,11 @@ from unmask.evaluate import Decoding
 from unmask.law import Law
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
-from unmask.models.lora import WithoutAdapter, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.order import ORDERS
 from unmask.ranks import Ranks, joined_ranks, shard
 from unmask.rows import Rows
+from unmask.run import checkpoint_of
 from unmask.tasks import Task
 
 LARGE = 10_000_000
@@ -37,13 +38,16 @@ class Setup:
 
 @contextmanager
 def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
-    """The policy ready to be trained. With an adapter the reference costs nothing: it is the policy without it."""
+    """The policy ready to be trained. With a new adapter the reference costs nothing: it is the policy without it."""
     with joined_ranks(device_of(config)) as (ranks, device):
         check_shares(config, ranks)
         dtype = None if config.dtype is None else getattr(torch, config.dtype)
-        policy = load_model(config.model, dtype=dtype, device=device)
+        policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
         full = config.full if config.full is not None else isinstance(policy, Tiny) and not adapted(policy)
         reference: Policy | None = None
+        if config.lora != LoraOptions() and (full or adapted(policy)):
+            why = "all weights are trained" if full else "the adapter that is trained further has its own"
+            raise ValueError(f"lora: has options, but {why}; leave them out")
         if full:
             if adapted(policy):
                 merge(policy)
@@ -60,14 +64,22 @@ def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
                 unfreeze_adapter(policy)
             else:
                 add_adapter(policy, config.lora, config.seed)
-            reference = WithoutAdapter(policy) if needs_reference else None
+            reference = Unmoved(policy) if needs_reference else None
         if config.checkpointing:
             decoder_of(policy, "checkpointing").checkpointing = True
         if config.compile:
             decoder_of(policy, "compile").compile_layers()
-        large = sum(weight.numel() for weight in policy.parameters()) >= LARGE
-        rollout_rows = Rows(config.rollout.rows or (32 if large else 512))
-        yield Setup(policy, reference, device, ranks, rollout_rows, Rows(config.rows or (8 if large else 512)))
+        update_rows = Rows(config.rows or (8 if is_large(policy) else 512))
+        yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
+
+
+def is_large(policy: Model) -> bool:
+    return sum(weight.numel() for weight in policy.parameters()) >= LARGE
+
+
+def rollout_rows(config: Config, policy: Model) -> Rows:
+    """Rollouts at a time, as configured or by the size of the model."""
+    return Rows(config.rollout.rows or (32 if is_large(policy) else 512))
 
 
 def check_shares(config: Config, ranks: Ranks) -> None:

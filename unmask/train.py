@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from unmask.evaluate import Evaluation, evaluate, prompt_ids
 from unmask.masters import MasterAdamW
 from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models import Model
-from unmask.models.lora import base_of, trainable
+from unmask.models.lora import trainable
 from unmask.parts import parts_of
 from unmask.ranks import whole
 from unmask.rollout import canvas
@@ -62,8 +61,6 @@ def train(config: Config, run_folder: Callable[[], Run], report: Report = lambda
 def _trained(config: Config, setup: Setup, source: Source, run_folder: Callable[[], Run], report: Report) -> Result:
     policy, ranks, task, decoding = setup.policy, setup.ranks, source.task, source.decoding
     optimizer, schedule = optimizer_of(policy, config)
-    # An adapter that is trained further belongs to the model below it, not to the adapter it was.
-    base = base_of(config.model) if (Path(config.model) / "adapter_config.json").is_file() else config.model
     rng = torch.Generator().manual_seed(config.seed)
     held_out = task.rows("test", config.eval.prompts, 0)
     canvas([prompt_ids(policy, task, row) for row in held_out], decoding.length, policy, "cpu")
@@ -86,7 +83,7 @@ def _trained(config: Config, setup: Setup, source: Source, run_folder: Callable[
     def save() -> None:
         with whole(policy, ranks):
             if run is not None:
-                run.save(policy, base)
+                run.save(policy)
         ranks.wait()
 
     before = measure()
@@ -144,8 +141,8 @@ def memory_metrics(setup: Setup) -> dict[str, float]:
     """Peak memory of the step on a GPU; and whether passes had to be made smaller."""
     found = {}
     if setup.device.startswith("cuda"):
-        found["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        torch.cuda.reset_peak_memory_stats()
+        found["memory/peak_gib"] = torch.cuda.max_memory_allocated(setup.device) / 2**30
+        torch.cuda.reset_peak_memory_stats(setup.device)
     for name, rows in (("rollout", setup.rollout_rows), ("update", setup.update_rows)):
         if rows.halved:
             found[f"memory/{name}_rows"] = float(rows.most)

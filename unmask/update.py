@@ -35,6 +35,9 @@ class Part:
     weight: float = 1.0
     label: str = ""
     """What its metrics begin with."""
+    dead_when_idle: bool = False
+    """Where a trace's advantage is zero its answers move neither loss nor metrics as long as the policy is the old one:
+    true of objectives that look at ratios alone. Such traces are not asked. False asks them all."""
 
 
 def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
@@ -103,8 +106,6 @@ def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tens
             answer_NL = ask(policy, piece) if held is None else held
             # Sharded gradients are averaged on their way back.
             ((ranks.size if ranks.sharded else 1) * slope_NL[piece_N] * answer_NL).sum().backward()
-    if part.old_NL is not None and ranks.first:  # as good as any answer
-        heard.append(((~live_N).nonzero().squeeze(1), part.old_NL[~live_N]))
     return _put_together(probes, heard)
 
 
@@ -119,15 +120,10 @@ def _slopes(part: Part, known_NL: Tensor, number_N: Tensor) -> Tensor:
 
 
 def _live_questions(part: Part) -> Tensor:
-    """Questions whose answers can move the loss, (N,): not those about traces whose group was all alike.
-
-    Where the ratio is one no clip hides a slope, so one that is zero there comes of the advantage; a KL
-    has slopes of its own.
-    """
-    if part.reference_NL is not None:
+    """Questions that are asked, (N,): all, but for traces that cannot teach anything."""
+    if not part.dead_when_idle or part.old_NL is not None or part.reference_NL is not None:
         return torch.ones_like(part.probes.state_N, dtype=torch.bool)
-    stand_in_NL = torch.zeros_like(part.probes.share_NL) if part.old_NL is None else part.old_NL
-    return _slopes(part, stand_in_NL, part.probes.state_N[:0]).any(-1)
+    return part.advantage_B[part.probes.trace_N] != 0
 
 
 def _questions(probes: Probes, state_S: Tensor) -> Tensor:

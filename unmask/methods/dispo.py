@@ -6,10 +6,9 @@
     loss   = L_base + weight * L_step
 
 The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
-The fillings are drawn during the rollout, from the forward that it does anyway (the head looks at every masked position
-of the rows that branch, not only at their block). The paper writes a sequence ratio and builds on code that clips token
-by token; so do we. The exact form of its late bias is not printed; this one is ours. A branch step that falls after
-its row has retired is dropped: the mean is over the states that remain.
+The fillings are drawn during the rollout, from one whole pass of the row at that state, cache or not. The paper writes
+a sequence ratio and builds on code that clips token by token; so do we. The exact form of its late bias is not printed;
+this one is ours. A branch step after its row has retired is dropped: the mean is over the states that remain.
 
 Exact when on-policy, for its own objective: the expectation is (Z - 1) / (Z L) grad J_step, with J_step the value of
 filling a visited state in one shot; with advantage = leave_one_out the factor (Z - 1) / Z is gone. It is not the

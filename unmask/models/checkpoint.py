@@ -52,6 +52,8 @@ class Kept:
     lm: Any
     origin: Origin
     names: Names
+    home: str = ""
+    """The name, folder or hub id it was loaded from; of a model with an adapter, its base's."""
 
     def keep(self, origin: Origin) -> None:
         self.origin, self.names = origin, origin.names

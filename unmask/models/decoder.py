@@ -6,7 +6,8 @@ in the precision each family was trained with, compute a window of columns again
 at the positions asked about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -55,14 +56,24 @@ class Decoder(nn.Module):
         self.frequency_D: Tensor = lm.model.rotary_emb.inv_freq.detach().float().clone()
         self.layers: list[Callable[..., Tensor]] = list(lm.model.layers)
         self.compiled: list[Callable[..., Tensor]] = self.layers
-        """What a pass without gradient calls; see `compile_layers`."""
+        """What a rollout calls; see `compile_layers`."""
+        self.rolling = False
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
             if lm.config.model_type != "qwen3":  # which alone has norms on its queries and keys
                 layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()
 
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Under it passes are the compiled ones. They round differently: what enters a ratio is not asked here."""
+        before, self.rolling = self.rolling, True
+        try:
+            yield
+        finally:
+            self.rolling = before
+
     def compile_layers(self) -> None:
-        """Compile the layers for passes without gradient: faster on a large GPU, seconds to begin with."""
+        """Compile the layers for rollouts: faster on a large GPU, seconds to begin with."""
         # One code object serves all layers; it is compiled anew for what a batch may be: padded or not, with memory or
         # without, of one row, with the adapter on or off.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
@@ -101,7 +112,7 @@ class Decoder(nn.Module):
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)
         column_W = torch.arange(first, last, device=tokens_SL.device) if memory is not None else None
-        for number, layer in enumerate(self.layers if torch.is_grad_enabled() else self.compiled):
+        for number, layer in enumerate(self.compiled if self.rolling else self.layers):
             kept = (memory.keys[number], memory.values[number], column_W) if memory is not None else (None, None, None)
             if self.checkpointing and torch.is_grad_enabled():
                 x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, *kept, use_reentrant=False)

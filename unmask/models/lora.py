@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -34,8 +34,6 @@ class LoraOptions(BaseModel):
     rank: PositiveInt = 128
     alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
     """B A x is multiplied by alpha / rank."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Of x before A; only where the policy is in training mode."""
     targets: Targets = Field("all", min_length=1)
     """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head."""
 
@@ -68,7 +66,7 @@ def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
         wide, deep = linears[path].weight.shape
         a = torch.empty(options.rank, deep).uniform_(-(deep**-0.5), deep**-0.5, generator=rng)  # peft's default
         factors[path] = a, torch.zeros(wide, options.rank)
-    _inject(policy, factors, dict.fromkeys(factors, options.alpha), options.dropout, rslora=False)
+    _inject(policy, factors, dict.fromkeys(factors, options.alpha), dropout=0.0, rslora=False)
 
 
 def adapted(policy: nn.Module) -> bool:
@@ -101,21 +99,46 @@ def adapter_disabled(policy: Adaptable) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-class WithoutAdapter:
-    """Implements Policy: the base of an adapted policy, without gradient. Shares its weights."""
+@contextmanager
+def adapter_swapped(policy: Adaptable, other: list[Tensor]) -> Iterator[None]:
+    """Under it the adapter's weights are `other`, which meanwhile holds its own."""
+    factors = [f.weight for layer in _adapted(policy).values() for f in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
+
+    def swap() -> None:
+        for number, weight in enumerate(factors):
+            weight.data, other[number] = other[number], weight.data
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
+
+
+class Unmoved:
+    """Implements Policy: an adapted policy as it was when this was made, without gradient, with the base's weights.
+
+    With a fresh adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
+    """
 
     def __init__(self, policy: Adaptable) -> None:
-        _adapted(policy)  # or there is nothing to do without
+        layers = _adapted(policy).values()
+        fresh = not any(layer.lora_B[ADAPTER].weight.any() for layer in layers)
+        factors = [f.weight for layer in layers for f in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
+        self.kept = None if fresh else [weight.detach().clone() for weight in factors]
         self.policy = policy
         self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
         self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
 
+    def _then(self) -> AbstractContextManager[None]:
+        return adapter_disabled(self.policy) if self.kept is None else adapter_swapped(self.policy, self.kept)
+
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        with torch.no_grad(), adapter_disabled(self.policy):
+        with torch.no_grad(), self._then():
             return self.policy.hidden(tokens_SL, attended_SL, at_Q)
 
     def head(self, hidden_QD: Tensor) -> Tensor:
-        with torch.no_grad(), adapter_disabled(self.policy):
+        with torch.no_grad(), self._then():
             return self.policy.head(hidden_QD)
 
     def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What the library asks of a model, and nothing more."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -90,6 +91,9 @@ class CachingPolicy(Policy, Protocol):
 
     @property
     def causal_block(self) -> int | None: ...
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Under it passes without gradient may be quicker ones that round differently."""
 
     def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
         """`hidden`, and the memory of the pass."""

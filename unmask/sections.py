@@ -1,0 +1,59 @@
+"""The sections of a configuration that do not depend on what is trained with what."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class RolloutConfig(Strict):
+    length: int | None = Field(None, ge=1)
+    """Positions to denoise; the task's own length if not given."""
+    steps: int | None = Field(None, ge=1)
+    """Denoising steps; half the length if not given."""
+    block: int | None = Field(None, ge=1)
+    """Positions of a semi-autoregressive block; one block if not given."""
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    order: str = "low_confidence"
+    """The order in which positions are committed."""
+    schedule: Literal["even", "timestep"] = "even"
+    """How many positions a step commits: as many as every other, or by Dream's timesteps."""
+    threshold: float | None = Field(None, allow_inf_nan=False)
+    """Commit every position whose score in the order reaches this, at least one a step; `steps` then says nothing."""
+    guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
+    cache: Literal["none", "prefix", "dual"] = "none"
+    """What is remembered between the steps of a block: nothing, what is before the block, or all but the block."""
+    refresh: int = Field(1, ge=1)
+    """Blocks between full passes that renew the cache."""
+    mismatch: float = Field(0.05, ge=0, le=1)
+    """The share of rows replayed without the cache to measure what it changes; 0 measures nothing."""
+    correction: float = Field(0.0, ge=0)
+    """The limit of importance weights that make up for the cache; 0 applies none. Replays every row."""
+    rows: int | None = Field(None, ge=1)
+    """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
+
+
+class OptimizerConfig(Strict):
+    lr: float = Field(1e-4, gt=0)
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    max_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+
+
+class EvalConfig(Strict):
+    prompts: int = Field(256, ge=1)
+    """Held-out problems."""
+    samples: int = Field(4, ge=1)
+    """Sampled completions of each; pass@k is reported for k = 1, 2, 4, ... up to this."""
+    every: int = Field(0, ge=0)
+    """Updates between evaluations; 0 evaluates before and after only."""
