@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from unmask.masters import MasterAdamW
@@ -65,6 +66,8 @@ def answers(policy: Policy, probes: Probes, rows: Rows, ranks: Ranks = ALONE) ->
     if ranks.sharded:
         longest = -(-(len(probes.states_SL) // -ranks.size) // -rows.most)
         found += [(probes.state_N[:0], ask(policy, speechless(probes))) for _ in range(longest - len(found))]
+    if ranks.sharded and isinstance(policy, FSDPModule):
+        policy.reshard()  # nothing comes back through these passes, so what surrounds the layers may go too
     return _summed(_put_together(probes, found), ranks)
 
 

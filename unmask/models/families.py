@@ -364,19 +364,19 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
         mask_id=mask,
         eos_id=end,
         pad_id=pad,
-        max_length=_length(family, stated),
+        max_length=length_of(family, stated),
         shift=family.shift,
-        causal_block=None if family.encoder else _block(family, stated, name),
+        causal_block=None if family.encoder else block_of(family, stated, name),
         rotary_fp32=family.rotary_fp32 and stated.get("rope_full_precision", True),
     )
 
 
-def _length(family: Family, stated: Stated) -> int:
+def length_of(family: Family, stated: Stated) -> int:
     length = int(stated.get("max_sequence_length") or stated.need("max_position_embeddings"))
     return length if family.max_length is None else min(length, family.max_length)
 
 
-def _block(family: Family, stated: Stated, name: str) -> int | None:
+def block_of(family: Family, stated: Stated, name: str) -> int | None:
     declared = [key for key in ("causal_block", family.block_field) if key in stated.fields]
     if not declared:
         if family.name == "A2D" and "bd3lm" in name.lower():

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ import torch
 from unmask.models.check import check
 from unmask.models.checkpoint import Kept, Origin, files_beside, fill, read_json, stated_dtype
 from unmask.models.decoder import Decoder, Facts
-from unmask.models.families import Stated, facts_of, family_of, network_of
+from unmask.models.families import Family, Stated, block_of, facts_of, family_of, length_of, network_of
 from unmask.models.masked_lm import Bert, MaskedLM, ModernBert
 from unmask.models.policy import Tokenizer
-from unmask.models.tiny import Tiny, is_tiny, load_tiny
+from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
     dtype None is what the checkpoint states, and fp32 for the tiny model.
     """
     if name_or_path == "tiny":
-        return load_tiny(dtype=dtype or torch.float32, device=device)
+        embedded = load_tiny(dtype=dtype or torch.float32, device=device)
+        embedded.home = "tiny"
+        return embedded
     folder, hub = Path(name_or_path), None
     if not folder.is_dir():
         hub = str(name_or_path)
@@ -52,7 +55,9 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
         policy = load_model(base_of(folder), dtype, device)
         load_adapter(policy, folder)
         return policy
-    return load_checkpoint(folder, dtype, device, hub=hub)
+    policy = load_checkpoint(folder, dtype, device, hub=hub)
+    policy.home = hub or str(folder.resolve())
+    return policy
 
 
 def load_checkpoint(
@@ -106,12 +111,123 @@ def _ends(called: tuple[str, ...], config: Mapping[str, Any], facts: Facts, fast
     return frozenset([facts.eos_id, *several, *(vocabulary[token] for token in called if token in vocabulary)])
 
 
+# --- without weights ----------------------------------------------------------------------------------------
+
+_LLADA: dict[str, Any] = {
+    "architectures": ["LLaDAModelLM"],
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "rms_norm_eps": 1e-5,
+    "rope": True,
+    "rope_theta": 500000.0,
+    "vocab_size": 126464,
+    "embedding_size": 126464,
+    "weight_tying": False,
+    "max_sequence_length": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+def _qwen(kind: str, width: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": [kind],
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
+_DREAM = _qwen("DreamModel", 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)
+_SDAR = {
+    size: _qwen("SDARForCausalLM", *shape, num_key_value_heads=8, head_dim=128, vocab_size=151936)
+    for size, shape in {
+        "1.7B": (2048, 28, 16, 6144),
+        "4B": (2560, 36, 32, 9728),
+        "8B": (4096, 36, 32, 12288),
+    }.items()
+}
+KNOWN: dict[str, dict[str, Any]] = {
+    **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
+    **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},
+    **{f"apple/DiffuCoder-7B-{name}": _DREAM for name in ("Base", "Instruct", "cpGRPO")},
+    **{f"JetLM/SDAR-{size}-Chat": fields for size, fields in _SDAR.items()},
+}
+"""What the config.json of well-known models says of their sizes, so that `outline` needs no connection for them."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model as config.json describes it: its network without storage, and no weights."""
+
+    family: Family
+    lm: "PreTrainedModel"
+    parameters: int
+    """A matrix that is head and embedding at once counts once."""
+    dtype: torch.dtype
+    """As stated; float32 where nothing is."""
+    max_length: int
+    causal_block: int | None
+    tokenizer: Tokenizer | None
+    """None where its files are not there."""
+    adapter: Path | None = None
+    """The folder of the adapter that lies on it."""
+
+
+def outline(name_or_path: str | Path) -> Outline:
+    """The same models as `load_model`, from config.json alone; of one on the hub nothing else is fetched."""
+    folder = SHIPPED if name_or_path == "tiny" else Path(name_or_path)
+    name = folder.name if folder.is_dir() else str(name_or_path)
+    if (folder / "adapter_config.json").is_file():
+        from unmask.models.lora import base_of
+
+        return replace(outline(base_of(folder)), adapter=folder)
+    if folder.is_dir():
+        stated = Stated(folder / "config.json", read_json(folder / "config.json"))
+    elif name in KNOWN:
+        stated = Stated(folder / "config.json", KNOWN[name])
+    else:
+        path = _fetched(name, only="config.json")
+        stated = Stated(path, read_json(path))
+    family = family_of(stated)
+    lm, tied = network_of(family, stated)
+    tokenizer: Tokenizer | None = None
+    if is_tiny(stated.fields):
+        tokenizer = CharacterTokenizer()
+    elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
+        fast = read_tokenizer(folder)
+        facts = facts_of(family, stated, lm.config.vocab_size, fast, name)
+        tokenizer = HubTokenizer(fast, facts.mask_id, _ends(family.ends, stated.fields, facts, fast), family.template)
+    shared = [lm.get_parameter(name).numel() for name in family.tied if tied or name.endswith(".bias")]
+    return Outline(
+        family=family,
+        lm=lm,
+        parameters=sum(weight.numel() for weight in lm.parameters()) - sum(shared),
+        dtype=stated_dtype(stated.fields, stated.path) or torch.float32,
+        max_length=length_of(family, stated),
+        causal_block=None if family.encoder else block_of(family, stated, name),
+        tokenizer=tokenizer,
+    )
+
+
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
-def _fetched(name: str) -> Path:
-    """The folder of a model on the hub, fetched unless it is there already."""
-    from huggingface_hub import snapshot_download
+def _fetched(name: str, only: str | None = None) -> Path:
+    """The folder of a model on the hub, fetched unless it is there already; or the path of one file of it."""
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
@@ -120,6 +236,8 @@ def _fetched(name: str) -> Path:
             "GSAI-ML/LLaDA-8B-Instruct."
         )
     try:
+        if only is not None:
+            return Path(hf_hub_download(name, only))
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=["*/*"]))
     except RepositoryNotFoundError as error:
         raise ValueError(f"There is no folder {name}, and no such model on the hub that you may read.") from error

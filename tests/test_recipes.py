@@ -1,0 +1,72 @@
+"""The files under configs/: each is read, can be trained with, and says where every value comes from."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from unmask import estimate as estimate_module
+from unmask.config import read_config
+from unmask.estimate import estimate
+from unmask.models.load import Outline, outline
+from unmask.pretrain import read_pretrain_config
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if path.name != "pretrain_tiny.yaml")
+NAMES = [path.stem for path in RECIPES]
+SOURCE = re.compile(r"  # (paper \d{4}\.\d{5}|code [\w-]+/[\w-]+|inferred: |ours\b)")
+
+
+@cache
+def once(name: str) -> Outline:
+    """The network of a model is built once for all recipes."""
+    return outline(name)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_a_recipe_is_read_and_can_be_estimated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_module, "outline", once)
+    found = estimate(read_config(path, device="cpu"))
+    assert found.network.parameters == 8_015_581_184 and found.passes["update, gradient"].states > 0
+    (time,) = [time for time in found.times if time.hardware == "NVIDIA H200"]
+    assert 0 < time.run_h < 10_000
+    assert max(parts["peak"] for parts in found.memory_gib.values()) < 80  # as the papers' GPUs have
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_every_value_has_a_source(path: Path) -> None:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        section = re.fullmatch(r"\w+:", line)
+        assert line.startswith("#") or section or SOURCE.search(line), f"{path.name}:{number}: {line}"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_a_recipe_says_what_it_is_not_and_how_to_see_its_cost(path: Path) -> None:
+    text = path.read_text()
+    assert "Not the paper's task." in text and f"unmask train configs/{path.name} --dry-run" in text
+
+
+def test_the_page_lists_every_recipe() -> None:
+    page = (CONFIGS.parent / "docs" / "recipes.md").read_text()
+    assert RECIPES and set(re.findall(r"`(\w+)\.yaml`", page)) == {path.stem for path in CONFIGS.glob("*.yaml")}
+
+
+def test_the_embedded_model_has_its_own_reader() -> None:
+    assert read_pretrain_config(CONFIGS / "pretrain_tiny.yaml").steps == 4000
+
+
+def test_the_numbers_of_a_recipe_are_the_published_ones() -> None:
+    """The few that the rest hangs on: sequences an optimiser step, and optimiser steps in all."""
+    published = {
+        "d1_diffu_grpo_sudoku": (96, 3800),
+        "d1_diffu_grpo_countdown": (96, 5000),
+        "dispo_sudoku": (96, 3800),
+        "dispo_countdown": (96, 5000),
+        "dispo_spg_sudoku": (96, 4000),
+        "dispo_spg_countdown": (96, 4600),
+        "agrpo_countdown": (128, 6250),
+    }
+    for name, expected in published.items():
+        config = read_config(CONFIGS / f"{name}.yaml", device="cpu")
+        assert (config.prompts * config.group, config.updates * config.inner) == expected, name

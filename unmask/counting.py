@@ -1,0 +1,157 @@
+"""Passes through the model, counted before there is one.
+
+A stand-in that notes what it is asked and answers nothing goes through the real sampler and the real update on a few
+traces, so a new method is counted without being known here.
+"""
+
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.batch import RESAMPLES
+from unmask.commits import one_by_one
+from unmask.config import Config
+from unmask.evaluate import Decoding, prompt_ids
+from unmask.method import Method
+from unmask.mismatch import replayed
+from unmask.models.load import Outline
+from unmask.models.policy import Memory
+from unmask.parts import parts_of
+from unmask.rollout import row_seeds
+from unmask.rows import Rows
+from unmask.tasks import Task
+from unmask.trace import selected
+from unmask.update import update
+
+TEMPLATE = 16
+"""Tokens that a chat template adds to a prompt, about."""
+
+
+@dataclass
+class Tally:
+    """Passes of one kind."""
+
+    states: int = 0
+    """Canvases that went through."""
+    columns: int = 0
+    """Columns that were computed."""
+    positions: int = 0
+    """Positions at which the head was asked."""
+    most: int = 0
+    """Canvases in the largest pass."""
+    asked: int = 0
+    """Positions in the pass that asks at most of them."""
+
+    def times(self, factor: float, most: int | None = None) -> "Tally":
+        states, columns, positions = (round(factor * count) for count in (self.states, self.columns, self.positions))
+        return Tally(states, columns, positions, self.most if most is None else most, self.asked)
+
+
+class StandIn(nn.Module):
+    """Implements Policy with nothing behind it: notes what is asked, and never writes an end token."""
+
+    mask_id, eos_id, pad_id, vocabulary = 0, 1, 1, 4
+    tokenizer: Any = None
+
+    def __init__(self, found: Outline) -> None:
+        super().__init__()
+        self.max_length, self.causal_block, self.shift = found.max_length, found.causal_block, found.family.shift
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.noted: dict[str, Tally] = defaultdict(Tally)
+
+    def note(self, kind: str, states: int, columns: int, at_Q: Tensor) -> Tensor:
+        tally = self.noted["gradient" if torch.is_grad_enabled() else kind]
+        tally.states, tally.columns = tally.states + states, tally.columns + states * columns
+        tally.positions, tally.asked = tally.positions + len(at_Q), max(tally.asked, len(at_Q))
+        tally.most = max(tally.most, states)
+        return self.weight.expand(len(at_Q), 1)
+
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.note("whole", len(tokens_SL), tokens_SL.shape[1], at_Q)
+
+    def head(self, hidden_QD: Tensor) -> Tensor:
+        return hidden_QD + torch.tensor([0.0, -1e4, 0.0, 0.0])
+
+    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
+
+
+class CachingStandIn(StandIn):
+    """Implements CachingPolicy in the same way."""
+
+    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
+        return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
+
+    def rollout(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
+        return self.note("window", len(tokens_SL), last - max(0, first - int(self.shift)), at_Q)
+
+
+def counted(
+    config: Config, method: Method, decoding: Decoding, found: Outline, prompt: int, rows: tuple[int, int]
+) -> dict[str, Tally]:
+    """Passes of one update and of one evaluation, by kind; "update, no gradient" are the policy's own.
+
+    prompt   tokens of the longest prompt
+    rows     canvases in one pass of a rollout and of an update
+    """
+    kind, (roll_rows, update_rows) = (StandIn if found.family.encoder else CachingStandIn), rows
+    sampler, policy, reference, replayer, examinee = (kind(found) for _ in range(5))
+    if decoding.threshold is not None:  # at worst one position a step
+        decoding = replace(decoding, threshold=None, schedule=one_by_one)
+    groups = min(config.prompts, -(update_rows // -config.group))  # as many as fill a pass
+    count, everything = groups * config.group, config.prompts * config.group
+    seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
+    rollouts = decoding.sample(sampler, [[2] * prompt] * count, seed_B, Rows(roll_rows), group_B, **method.sampling)
+
+    rng = torch.Generator().manual_seed(config.seed)
+    reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # nothing is idle
+    twigs, branch_reward_B = rollouts.branches, None
+    if twigs is not None:
+        branch_reward_B = torch.rand(len(twigs), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    base = reference if method.needs_reference else None
+    turns = parts_of(method, policy, base, rollouts, reward_B, branch_reward_B, rng, config.inner, update_rows)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    for parts in turns:
+        update(policy, optimizer, parts, update_rows, 1.0)
+
+    replays = everything if config.rollout.correction else max(1, round(config.rollout.mismatch * everything))
+    if config.rollout.cache == "none" or not (config.rollout.correction or config.rollout.mismatch):
+        replays = 0
+    if replays:
+        replayed(replayer, selected(rollouts.trace, torch.tensor([0])), Rows(roll_rows))
+    decoding.greedy().sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), Rows(1))
+
+    scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
+    widest = {"rollout": min(everything, roll_rows), "evaluation": min(solved, roll_rows)}
+    return {
+        "rollout, whole": sampler.noted["whole"].times(scale, widest["rollout"]),
+        "rollout, window": sampler.noted["window"].times(scale, widest["rollout"]),
+        "cache check": replayer.noted["whole"].times(replays, roll_rows),
+        "update, no gradient": policy.noted["whole"].times(scale),
+        "update, reference": reference.noted["whole"].times(scale),
+        "update, gradient": policy.noted["gradient"].times(scale),
+        "evaluation, whole": examinee.noted["whole"].times(solved, widest["evaluation"]),
+        "evaluation, window": examinee.noted["window"].times(solved, widest["evaluation"]),
+    }
+
+
+def _first_batch(config: Config) -> int:
+    """The seed of a run's first batch (batch.rewarded)."""
+    return (config.seed * 2**24 + 1) * (1 + RESAMPLES)
+
+
+def prompt_tokens(config: Config, task: Task, found: Outline) -> tuple[int, list[str]]:
+    """The longest prompt of the first batch and of the evaluation."""
+    rows = task.rows("train", config.prompts, _first_batch(config)) + task.rows("test", config.eval.prompts, 0)
+    if found.tokenizer is not None:
+        told: Any = found  # whose tokenizer is all that is asked for
+        return max(len(prompt_ids(told, task, row)) for row in rows), []
+    longest = max(len(task.prompt(row)) for row in rows) + len(task.prefill) + TEMPLATE
+    return longest, [f"the tokenizer is not here: a prompt is taken to be a token a character, and {TEMPLATE} more"]

@@ -1,0 +1,394 @@
+"""What a run would cost: passes, memory, hours. Nothing is loaded, no GPU is started, no folder is made.
+
+Passes are counted by sending a stand-in through the real sampler and the real update (counting.py). Seconds are
+operations over a measured rate, memory is what is allocated at once; docs/dry_run.md says how they were derived.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from unmask.batch import RESAMPLES
+from unmask.config import Config
+from unmask.counting import Tally, counted, prompt_tokens
+from unmask.doctor import cpu_memory, cpu_rate, gpu_at_hand
+from unmask.models.load import Outline, outline
+from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
+from unmask.models.policy import PIECE
+from unmask.models.tiny import CharacterTokenizer
+from unmask.run import checkpoint_of
+from unmask.setup import LARGE, decoder_of, decoding_of
+
+GIB = 2**30
+
+# --- what was measured ----------------------------------------------------------------------------------------------
+# benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes the figures.
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The part of a large matrix product's rate that a pass reaches, and what a sampler does beside its passes."""
+
+    whole: float
+    window: float
+    gradient: float
+    vocabulary: float = 320.0
+    """Bytes of memory traffic a logit that is drawn from; row "early", dual cache, less its passes."""
+
+
+EAGER = Shares(whole=0.600, window=0.501, gradient=0.473)  # rows "trunk", not compiled; "methods", wd1
+COMPILED = replace(EAGER, whole=0.801, window=0.754)  # rows "trunk", compiled: rollouts only
+# The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
+CPU = Shares(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0)
+H200_RATE = 785e12  # rows "peak": 784, 785 and 794
+SHEET = H200_RATE / 989e12
+"""What the H200 reaches of its data sheet; other GPUs are taken to reach as much of theirs."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    name: str
+    rate: float
+    """Operations a second of a large matrix product in the type of the weights."""
+    bandwidth: float
+    """Bytes of memory a second."""
+    memory: float
+    """GiB."""
+    shares: Shares
+    """Of rollouts."""
+    plain: Shares
+    """Of updates."""
+    source: str
+
+
+# Dense bf16 and plain fp32 TFLOP/s, TB/s and GiB of the data sheets.
+GPUS = {
+    "h200": ("NVIDIA H200", 989, 67, 4.8, 140),
+    "h100": ("NVIDIA H100 80GB", 989, 67, 3.35, 80),
+    "a100-80": ("NVIDIA A100 80GB", 312, 19.5, 2.04, 80),
+    "4090": ("NVIDIA GeForce RTX 4090", 165, 82.6, 1.01, 24),
+}
+NAMES = (*GPUS, "cpu")
+
+
+def gpu(key: str, network: "Network", compiled: bool) -> Hardware:
+    name, half, single, bandwidth, memory = GPUS[key]
+    rate = SHEET * 1e12 * (half if network.item == 2 else single)
+    known = key == "h200" and network.item == 2
+    source = "rates measured" if known else "rates from its data sheet, of which the H200 reached so much"
+    return Hardware(name, rate, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, EAGER, source)
+
+
+def cpu(network: "Network") -> Hardware:
+    deep, wide = min(1024, network.width), min(1024, network.inner)
+    rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
+    source = f"{rate / 1e9:.0f} GFLOP/s timed, {torch.get_num_threads()} threads"
+    return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, CPU, source)
+
+
+def hardware_of(name: str | None, network: "Network", compiled: bool, tiny: bool) -> Hardware | str:
+    """By name; None: what is at hand, the GPU but for the embedded model. A sentence where nothing is known of it."""
+    if name in GPUS:
+        return gpu(name, network, compiled)
+    found = None if tiny or name == "cpu" else gpu_at_hand()
+    if found is None:
+        return cpu(network)
+    for key, word in (("h200", "H200"), ("h100", "H100"), ("a100-80", "A100.*80"), ("4090", "4090")):
+        if re.search(word, found[0]):
+            return replace(gpu(key, network, compiled), name=found[0], memory=found[1])
+    return f"{found[0]}, {found[1]:.0f} GiB: no figures for it here; name one that is like it with --hardware"
+
+
+# --- the network ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    parameters: int
+    item: int
+    """Bytes of a weight."""
+    layers: int
+    width: int
+    inner: int
+    vocabulary: int
+    queries: int
+    """Channels of all query heads."""
+    keys: int
+    """Channels of all key heads."""
+    linear: int
+    """Weights of the layers' matrices, each used once a column."""
+    adapter: int
+    """Weights of the adapter; 0: all weights are trained."""
+
+    @property
+    def trained(self) -> int:
+        return self.adapter or self.parameters
+
+
+def network_of(config: Config, found: Outline) -> Network:
+    shape, tiny = found.lm.config, isinstance(found.tokenizer, CharacterTokenizer)
+    full = config.full if config.full is not None else tiny and found.adapter is None
+    policy: Any = SimpleNamespace(lm=found.lm, names=found.family.names)
+    channels = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    linears = _linears(policy)
+    return Network(
+        parameters=found.parameters,
+        item=(getattr(torch, config.dtype) if config.dtype else found.dtype).itemsize,
+        layers=shape.num_hidden_layers,
+        width=shape.hidden_size,
+        inner=shape.intermediate_size,
+        vocabulary=shape.vocab_size,
+        queries=channels * shape.num_attention_heads,
+        keys=channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
+        linear=sum(linears[path].weight.numel() for path in _targeted(policy, "all")),
+        adapter=0 if full else _adapter_weights(config, found, policy, linears),
+    )
+
+
+def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> int:
+    if found.adapter is None:
+        paths, rank = _targeted(policy, config.lora.targets), config.lora.rank
+    else:
+        stated = _read_config(found.adapter)
+        named, rank = stated.target_modules, stated.r
+        pattern = named if isinstance(named, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in named)
+        paths = [path for path in linears if any(re.fullmatch(pattern, n) for n in (path, policy.names.own(path)))]
+    return sum(rank * (linears[path].in_features + linears[path].out_features) for path in paths)
+
+
+# --- operations, seconds, bytes -------------------------------------------------------------------------------------
+
+
+def operations(network: Network, kind: str, tally: Tally, seen: int, checkpointing: bool = False) -> float:
+    """Floating-point operations of passes whose columns see `seen` columns; a multiplication and an addition are two.
+
+    The way back goes through every matrix once, and once more where its weights are trained.
+    """
+    linear, low = 2 * tally.columns * network.linear, 2 * tally.columns * network.adapter
+    attention = 4 * tally.columns * seen * network.queries * network.layers
+    head = 2 * tally.positions * network.width * network.vocabulary
+    if kind != "update, gradient":
+        return linear + attention + head + (0 if kind == "update, reference" else low)
+    frozen = linear + head if network.adapter else 2 * (linear + head)
+    total = linear + low + attention + head + frozen + 2 * (low + attention)
+    if checkpointing:
+        total += linear + low + attention
+    if tally.states and tally.positions / tally.states * tally.most > PIECE // network.vocabulary:
+        total += head  # done in pieces, each computed again on the way back
+    return total
+
+
+def seconds(network: Network, on: Hardware, kind: str, tally: Tally, seen: int, checkpointing: bool = False) -> float:
+    """Operations over the rate they reach, or reading the weights once a pass, whichever takes longer."""
+    if not tally.states:
+        return 0.0
+    drawn = kind.startswith(("rollout", "evaluation"))
+    shares = on.shares if drawn else on.plain
+    share = {"gradient": shares.gradient, "window": shares.window}.get(kind.split(", ")[-1], shares.whole)
+    done = operations(network, kind, tally, seen, checkpointing) / (on.rate * share)
+    read = network.item * network.parameters * tally.states / tally.most / on.bandwidth
+    logits = tally.positions * network.vocabulary * on.shares.vocabulary / on.bandwidth if drawn else 0.0
+    return max(done, read) + logits
+
+
+def memory(
+    config: Config, network: Network, passes: Mapping[str, Tally], width: int, block: int, copied: int = 0
+) -> dict[str, dict[str, float]]:
+    """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has its own."""
+    item, inner, deep = network.item, network.inner, network.width
+    wide = max(4, item) * network.trained  # as adapters and what the optimiser holds are kept (masters.py)
+    fixed = {
+        "weights": item * network.parameters,
+        "adapter": wide if network.adapter else 0,
+        "reference": (max(4, item) if network.adapter else item) * copied,
+        "fp32 copies": wide if item < 4 and not network.adapter else 0,
+        "Adam": 2 * wide,
+    }
+    rows = max(passes["rollout, whole"].most, passes["evaluation, whole"].most)
+    cached = config.rollout.cache != "none"
+    # Of a layer: what is alive at once in its feed-forward half; and all that the way back reads again: both norms'
+    # inputs in fp32 and outputs, queries, keys, values and what attention made of them, four feed-forward states.
+    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)
+    kept = 8 * deep + item * (2 * deep + 2 * network.queries + 2 * network.keys + 4 * inner)
+    columns, casts = passes["update, gradient"].most * width, item * network.adapter if item < 4 else 0
+    if config.checkpointing:
+        activations = columns * (item * deep * network.layers + kept) + casts / network.layers
+    else:
+        activations = columns * kept * network.layers + casts
+    rollout = {
+        **fixed,
+        "gradients": 0,
+        "KV cache": rows * width * 2 * network.keys * network.layers * item if cached else 0,
+        "activations": rows * width * alive,
+        "logits": _logits(network, rows * block),
+    }
+    update = {
+        **rollout,
+        "gradients": wide,
+        "KV cache": 0,
+        "activations": activations,
+        "logits": _logits(network, passes["update, gradient"].asked),
+    }
+    found = {"rollout": rollout, "update": update}
+    return {name: {part: size / GIB for part, size in parts.items()} for name, parts in found.items()}
+
+
+def _logits(network: Network, positions: float) -> float:
+    """Bytes: four fp32 tensors (as they come, normalised, tempered, and a sum or slope) of one piece."""
+    return 4 * 4 * network.vocabulary * min(positions, max(1, PIECE // network.vocabulary))
+
+
+def peak(parts: Mapping[str, float], rollout: bool) -> float:
+    """A rollout's trunk has ended when its logits come; an update goes back from the logits into the trunk."""
+    return sum(parts.values()) - (min(parts["activations"], parts["logits"]) if rollout else 0)
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one update's rollout and learning and of one evaluation; hours of the run. One device."""
+
+    hardware: str
+    source: str
+    memory_gib: float
+    rollout_s: float
+    update_s: float
+    evaluation_s: float
+    run_h: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    name: str
+    model: str
+    family: str
+    network: Network
+    prompt: int
+    length: int
+    steps: int
+    block: int
+    updates: int
+    evaluations: int
+    passes: dict[str, Tally]
+    """Of one update, and of one evaluation."""
+    memory_gib: dict[str, dict[str, float]]
+    times: list[Time]
+    notes: list[str]
+
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def estimate(config: Config, hardware: str | None = None, prompt: int | None = None) -> Estimate:
+    """What the configuration would cost on the hardware at hand and on a named one (h200 for all but small models).
+
+    prompt   tokens of the longest prompt, where the caller knows better
+    """
+    if hardware is not None and hardware not in NAMES:
+        raise ValueError(f"--hardware: {hardware!r} is not known here; known: {', '.join(NAMES)}")
+    if config.rollout.temperature == 0 or config.rollout.guidance:
+        raise ValueError("rollout: training needs a temperature above 0 and guidance 0")
+    found, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()
+    for wish in ("checkpointing", "compile"):
+        if getattr(config, wish) and found.family.encoder:
+            decoder_of(None, wish)
+    network, decoding = network_of(config, found), decoding_of(config, task)
+    if config.lora != LoraOptions() and (found.adapter is not None or not network.adapter):
+        raise ValueError("lora: has options, but no new adapter is trained; leave them out")
+    large, notes = network.parameters + network.adapter >= LARGE, list(_notes(config))
+    if prompt is None:
+        prompt, told = prompt_tokens(config, task, found)
+        notes += told
+    rows = config.rollout.rows or (32 if large else 512), config.rows or (8 if large else 512)
+    passes = counted(config, method, decoding, found, prompt, rows)
+    width = prompt + decoding.length
+    own = 0 if network.adapter and found.adapter is None else network.trained  # a fresh adapter's reference is its base
+    copied = own if method.needs_reference else 0
+    sizes = memory(config, network, passes, width, decoding.block, copied)
+    sizes = {name: {**parts, "peak": peak(parts, name == "rollout")} for name, parts in sizes.items()}
+    tiny = isinstance(found.tokenizer, CharacterTokenizer)
+    evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
+    times: dict[str, Time] = {}
+    for name in (None, hardware or (None if tiny else "h200")):
+        on = hardware_of(name, network, config.compile, tiny)
+        if isinstance(on, str):
+            notes.append(on)
+        elif on.name not in times:
+            times[on.name] = _time(config, network, on, passes, width, evaluations)
+    return Estimate(
+        name=f"{config.task}-{method.name}-seed{config.seed}",
+        model=config.model,
+        family=found.family.name,
+        network=network,
+        prompt=prompt,
+        length=decoding.length,
+        steps=decoding.steps,
+        block=decoding.block,
+        updates=config.updates,
+        evaluations=evaluations,
+        passes=passes,
+        memory_gib=sizes,
+        times=list(times.values()),
+        notes=notes,
+    )
+
+
+def _time(
+    config: Config, network: Network, on: Hardware, passes: Mapping[str, Tally], width: int, evaluations: int
+) -> Time:
+    spent = {kind: seconds(network, on, kind, tally, width, config.checkpointing) for kind, tally in passes.items()}
+    rollout = spent["rollout, whole"] + spent["rollout, window"]
+    learning = sum(spent[kind] for kind in spent if kind.startswith(("cache check", "update")))
+    evaluation = spent["evaluation, whole"] + spent["evaluation, window"]
+    run = config.updates * (rollout + learning) + evaluations * evaluation
+    return Time(on.name, on.source, on.memory, rollout, learning, evaluation, run / 3600)
+
+
+def _notes(config: Config) -> Iterator[str]:
+    yield "an upper bound where rows end early, or where groups are idle and the method has no KL"
+    if config.rollout.threshold is not None:
+        yield "decoding by threshold: an upper bound, as if every step committed one position"
+    if config.idle_groups == "resample":
+        yield f"idle_groups: resample may roll out up to {1 + RESAMPLES} times as much"
+
+
+def lines(found: Estimate, config: Config) -> Iterator[str]:
+    """For a person."""
+    network = found.network
+    bits = {2: "16-bit", 4: "fp32", 8: "fp64"}[network.item]
+    trained = f"an adapter of {network.adapter:,} weights (fp32)" if network.adapter else "all weights"
+    yield f"{found.name}: a dry run. Nothing is loaded or written."
+    yield f"model    {found.model} ({found.family}), {network.parameters:,} weights, {bits}"
+    yield f"trained  {trained}"
+    yield f"canvas   prompt {found.prompt} + completion {found.length}; {found.steps} steps, blocks of {found.block}"
+    times = f"{found.updates} updates of {config.inner}, {found.evaluations} evaluations"
+    yield f"batch    {config.prompts} prompts x {config.group} rollouts; {times}"
+    yield ""
+    yield f"{'passes of one update':28}{'canvases':>12}{'columns':>14}{'head at':>12}{'in a pass':>12}"
+    for kind, tally in found.passes.items():
+        if tally.states:
+            counts = f"{tally.states:12,}{tally.columns:14,}{tally.positions:12,}{tally.most:12,}"
+            yield f"  {kind:26}{counts}"
+    yield ""
+    yield f"{'memory, GiB':28}{'rollout':>12}{'update':>14}"
+    for part in found.memory_gib["rollout"]:
+        sizes = [found.memory_gib[name][part] for name in ("rollout", "update")]
+        if any(sizes):
+            yield f"  {part:26}{sizes[0]:12.2f}{sizes[1]:14.2f}"
+    yield ""
+    yield f"{'time on one device':28}{'rollout s':>12}{'update s':>14}{'eval s':>12}{'run h':>12}"
+    need = max(parts["peak"] for parts in found.memory_gib.values())
+    for time in found.times:
+        fits = f"{need:.1f} of {time.memory_gib:.0f} GiB" if need < time.memory_gib else "MEMORY DOES NOT SUFFICE"
+        told = (time.rollout_s, time.update_s, time.evaluation_s, time.run_h)
+        shown = [f"{value:.2f}" if value < 1e5 else f"{value:.1e}" for value in told]
+        yield f"  {time.hardware:26}{shown[0]:>12}{shown[1]:>14}{shown[2]:>12}{shown[3]:>12}   {fits}; {time.source}"
+    yield from (f"note: {note}" for note in found.notes)
