@@ -29,6 +29,7 @@ RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
+DataOption = Annotated[Path | None, typer.Option(help="The task's data, a JSONL file, instead of the hub's.")]
 TaskOption = Annotated[str | None, typer.Option(help="Default: the run's own task, or sudoku.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -69,6 +70,7 @@ def train(
     plugins: Annotated[
         list[str] | None, typer.Option("--with", help="A plug-in on the base: daca, sml, dps, dispo. Repeatable.")
     ] = None,
+    data: DataOption = None,
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
@@ -87,6 +89,7 @@ def train(
     names_method = method is not None or any(override.startswith("method=") for override in overrides)
     if names_method and plugins is None and path is None:
         plugins = []
+    overrides = [*_of_task(task, data=data), *overrides]
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
     if (as_json or hardware is not None) and not dry_run:
         raise ValueError("--json and --hardware belong to --dry-run")
@@ -129,15 +132,30 @@ def eval(
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions of each, for pass@k.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the sampled completions.")] = 0,
     overrides: Overrides = None,
+    protocol: Annotated[str | None, typer.Option(help="Grade by a named protocol: unmask, d1, ...")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths of the field's table, e.g. 128,256,512.")] = None,
+    data: DataOption = None,
+    out: Annotated[Path | None, typer.Option(help="With --lengths: where to write scores, cards and answers.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals."""
+    """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals.
+
+    With --lengths: the field's table, decoded greedily (two tokens a step, blocks of 32) and graded by the protocol.
+    """
     from unmask.config import device_of
     from unmask.evaluate import evaluate
     from unmask.setup import decoding_of, rollout_rows
 
-    config, policy = _load(run_or_model, overrides or [], task)
+    about = [*_of_task(task, data=data, protocol=protocol), *(overrides or [])]
+    config, policy = _load(run_or_model, about, task)
     built = config.build_task()
+    if lengths is not None:
+        from unmask.benchmark import lengths_of, show_table
+
+        how: dict[str, Any] = {"cache": decoding_of(config, built).cache, "batch": rollout_rows(config, policy)}
+        how |= {"device": device_of(config), "out": out, "as_json": as_json}
+        show_table(policy, built, protocol or "unmask", built.rows("test", problems, 0), lengths_of(lengths), **how)
+        return
     rows = built.rows("test", problems, 0)
     with _spinner(f"{built.name}: {problems} problems, {samples} samples each"):
         batch = rollout_rows(config, policy)
@@ -148,6 +166,14 @@ def eval(
     from unmask.display import show_evaluation
 
     show_evaluation(f"{run_or_model} on {built.name}", found)
+
+
+def _of_task(task: str | None, **options: Any) -> list[str]:
+    """Options of a task as overrides."""
+    given = {key: value for key, value in options.items() if value is not None}
+    if given and task is None:
+        raise ValueError(f"--{next(iter(given))} belongs to a task: name it with --task")
+    return [f"{task}.{key}={value}" for key, value in given.items()]
 
 
 @app.command()
@@ -183,13 +209,15 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
-    rows = _read_prompts(prompts)
+    from unmask.prompts import entries, read_prompts
+
+    rows = read_prompts(prompts)
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
     decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
     made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
-    written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
+    written = [entry for trace in made for entry in entries(policy, trace, decoding.length, traces)]
     lines = [
         json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
     ]
@@ -198,18 +226,6 @@ def generate(
     else:
         out.write_text("".join(line + "\n" for line in lines))
         typer.echo(f"{len(lines)} completions in {out}")
-
-
-def _entries(policy: "Model", trace: Any, length: int, whole: bool) -> Iterator[dict[str, Any]]:
-    """The completion of every trace, and with `whole` how it came about."""
-    for i in range(len(trace)):
-        ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
-        entry: dict[str, Any] = {"completion": policy.tokenizer.decode(ids)}
-        if whole:
-            filled, step = trace.filled_BL[i, -length:].tolist(), trace.step_BL[i, -length:].tolist()
-            steps = [s if f else None for s, f in zip(step, filled, strict=True)]
-            entry["trace"] = {"tokens": ids, "step": steps, "logp": logp}
-        yield entry
 
 
 @app.command()
@@ -356,25 +372,6 @@ def _traces(
 
     ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
     return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)
-
-
-def _read_prompts(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise ValueError(f'{path} line {number} has no text "prompt"')
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{path} holds no prompts")
-    return rows
 
 
 @contextmanager

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
-from unmask.tasks import countdown, sudoku
+from unmask.tasks import countdown, gsm8k, math500, sudoku, text_countdown, text_sudoku
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {
     "sudoku": sudoku.task,
     "countdown": countdown.task,
+    "gsm8k": gsm8k.task,
+    "math500": math500.task,
+    "countdown_text": text_countdown.task,
+    "sudoku_text": text_sudoku.task,
 }
 
 __all__ = ["TASKS", "Row", "Task", "countdown", "sudoku"]

@@ -1,0 +1,215 @@
+"""GSM8K: what is read as the answer, in our protocol and in d1's, and the rows."""
+
+import gzip
+import json
+import re
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask.tasks import gsm8k
+from unmask.tasks.answers import LONGEST, closing_braces, in_form, last_boxed, last_number, spoken
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
+ROW = {"question": "How many?", "answer": "She has 1 + 1 = <<1+1=2>>2.\n#### 2"}
+
+
+def row(answer: str) -> dict[str, str]:
+    return {"question": "How many?", "answer": f"#### {answer}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("18", 18),
+        ("$1,234.50", Fraction("1234.5")),
+        ("\\$1{,}234", 1234),
+        ("1\\,234", 1234),
+        ("-3", -3),
+        ("$-3$", -3),
+        ("−7", -7),
+        ("16-7", 7),
+        ("x = -5", -5),
+        ("9 \\times 2 = 18 \\text{ dollars for 2}", 18),
+        ("\\frac{3}{4}", Fraction(3, 4)),
+        ("-\\frac{3}{4}", Fraction(-3, 4)),
+        ("3/4", Fraction(3, 4)),
+        ("12/4 = 3", 3),
+        ("1/0", 0),
+        (".5", Fraction(1, 2)),
+        ("50\\%", 50),
+        ("", None),
+        ("none", None),
+        ("\u0665", None),
+        ("9" * 5000, None),
+        ("nan", None),
+    ],
+)
+def test_the_last_number_of_an_answer(text: str, number: object) -> None:
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "solved"),
+    [
+        ("\\boxed{18}", "18", True),
+        ("\\boxed{17} no, \\boxed{18}", "18", True),
+        ("\\boxed{18} and \\boxed{}", "18", True),
+        ("\\boxed{18} and \\boxed{17", "18", True),
+        ("<answer>\nit is $18\n</answer>", "18", True),
+        ("<answer>18", "18", True),
+        ("\\boxed{1,000}", "1,000", True),
+        ("\\boxed{1}", "1,000", False),
+        ("\\boxed{-5}", "-5", True),
+        ("\\boxed{5}", "-5", False),
+        ("\\boxed{5}", "-5.0", False),
+        ("\\boxed{\\text{eighteen}} <answer>18</answer>", "18", True),
+        ("<|endoftext|>\\boxed{18}", "18", False),  # after the end there is no answer
+        ("The answer is 18.", "18", False),
+        ("", "0", False),
+        ("\\boxed{}", "0", False),
+    ],
+)
+def test_our_grader(completion: str, gold: str, solved: bool) -> None:
+    task = gsm8k.task()
+    assert task.solved(row(gold), completion) == solved
+    assert task.reward(row(gold), completion) == float(solved)
+    assert task.graded(row(gold), completion)[:2] == (float(solved), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "solved"),
+    [
+        ("\\boxed{18} then \\boxed{17}", "18", True),  # the first box
+        ("\\boxed{} \\boxed{...} \\boxed{x} \\boxed{18}", "18", True),  # with a number in it
+        ("\\boxed{18 eggs of 20}", "18", True),  # of a box the first number,
+        ("<answer>20 eggs, 18</answer>", "18", True),  # of a block the last
+        ("\\boxed{1,000}", "1,000", False),  # a comma ends a number
+        ("\\boxed{18\n}", "18", False),  # a box is on one line
+        ("\\boxed{5}", "-5", True),  # the gold sign is lost
+        ("\\boxed{-5}", "-5", False),
+        ("\\boxed{1e1}", "10", True),
+        ("The answer is 18.", "18", False),
+        ("", "0", False),
+    ],
+)
+def test_the_grader_of_d1(completion: str, gold: str, solved: bool) -> None:
+    assert gsm8k.task(protocol="d1").solved(row(gold), completion) == solved
+
+
+@pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)
+@given(text=st.text() | st.text(alphabet="\\boxed{}<answr>/0123456789.,-$ \n#"))
+def test_any_text_has_a_grade(protocol: str, text: str) -> None:
+    task = gsm8k.task(protocol=protocol)
+    grade = task.graded(row("271828"), text)
+    assert grade.points == 0 or "271828" in grade.answer
+    assert task.reward(row("271828"), text) == grade.points
+
+
+@pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "{", "}", "<answer>", "\\boxed{1", "9", "1,", "-", "\\frac{1}{", "\\text{", " ", "1/", "."]
+)
+def test_a_hostile_text_costs_little(protocol: str, piece: str) -> None:
+    task, text = gsm8k.task(protocol=protocol), piece * (100_000 // len(piece))
+    start = time.perf_counter()
+    for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text):
+        assert task.reward(row("271828"), completion) == 0.0
+    assert time.perf_counter() - start < 2
+
+
+@given(st.text(alphabet="{}ab\\"))
+def test_braces_are_matched_as_counting_matches_them(text: str) -> None:
+    def counted(start: int) -> int | None:
+        depth = 0
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return place
+        return None
+
+    plain = {start: counted(start) for start, sign in enumerate(text) if sign == "{"}
+    assert closing_braces(text) == {start: end for start, end in plain.items() if end is not None}
+
+
+@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "\n", "7", "x"])).map("".join))
+def test_the_boxes_of_d1_are_those_of_one_pattern(text: str) -> None:
+    assert gsm8k.d1_boxes(text) == re.findall(r"\\boxed\{(.*?)\}", text)
+
+
+def test_pieces_of_a_text() -> None:
+    assert last_boxed("\\boxed{\\frac{1}{2}} \\boxed{ }") == "\\frac{1}{2}"
+    assert spoken("said<|eot_id|>not said") == "said"
+    assert in_form("<reasoning>a</reasoning><answer>b</answer>")
+    assert not in_form("<answer>b</answer><reasoning>a</reasoning>")
+    assert not in_form("<reasoning>a</reasoning><answer>b</answer><answer>")
+
+
+def test_the_form_earns_its_share_only_where_asked() -> None:
+    formed, bare = gsm8k.task().solution(ROW), "\\boxed{2}"
+    wrong = formed.replace("2}", "3}")
+    assert [gsm8k.task().reward(ROW, text) for text in (formed, bare, wrong)] == [1, 1, 0]
+    rewards = [gsm8k.task(format=0.2).reward(ROW, text) for text in (formed, bare, wrong, "")]
+    assert rewards == pytest.approx([1, 0.8, 0.2, 0])
+
+
+def test_prompts_ask_the_question_and_show_the_form() -> None:
+    for protocol in gsm8k.PROTOCOLS:
+        task = gsm8k.task(protocol=protocol)
+        text = task.prompt(ROW)
+        assert "How many?" in text and "<reasoning>\n" in text and "\\boxed{" in text
+        assert task.prefill == "<reasoning>" and task.text
+    assert gsm8k.task(protocol="d1").prompt(ROW).endswith("\n</answer>\n\nHow many?")
+
+
+def test_what_is_not_known_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unmask, d1"):
+        gsm8k.task(protocol="wd1")
+    with pytest.raises(ValueError, match="no data file"):
+        gsm8k.task(data=str(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match="format"):
+        gsm8k.task(format=1.0)
+    (tmp_path / "bad.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps({"question": "?", "answer": "5"}) + "\n")
+    with pytest.raises(ValueError, match=r"bad\.jsonl row 2: .*####"):
+        gsm8k.task(data=str(tmp_path / "bad.jsonl")).rows("train", 1, 0)
+
+
+def test_one_file_serves_both_splits_and_two_are_kept_apart(tmp_path: Path) -> None:
+    rows = [{"question": f"question {i}", "answer": f"#### {i}"} for i in range(200)]
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    one.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
+    task = gsm8k.task(data=str(one))
+    train, test = ({row["question"] for row in task.rows(split, 200, 0)} for split in ("train", "test"))
+    assert train | test == {row["question"] for row in rows} and not train & test
+    assert 20 <= len(test) <= 60
+    task = gsm8k.task(data=str(one), test_data=str(other))
+    assert task.rows("test", 99, 0) == rows[:50]
+    assert {row["question"] for row in task.rows("train", 150, 3)} == {row["question"] for row in rows[50:]}
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
+def test_every_published_solution_is_solved() -> None:
+    rows = [json.loads(line) for line in (DATA / "test.jsonl").read_text().splitlines()]
+    with gzip.open(DATA / "train.jsonl.gz", "rt") as file:
+        rows += [json.loads(line) for line in file]
+    assert len(rows) == 8792
+    ours, theirs = gsm8k.task(), gsm8k.task(protocol="d1")
+    lost = 0
+    for row in rows:
+        assert gsm8k.gold(row) == int(row["final_answer"])
+        assert ours.reward(row, ours.solution(row)) == 1.0
+        lost += not theirs.solved(row, theirs.solution(row))
+    negative_or_with_comma = [r for r in rows if set(",-") & set(r["answer"].rpartition("####")[2])]
+    assert lost == len(negative_or_with_comma)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
+def test_the_published_files_are_the_splits() -> None:
+    task = gsm8k.task(data=str(DATA / "train.jsonl.gz"), test_data=str(DATA / "test.jsonl"))
+    assert len(task.rows("test", 5000, 0)) == 1319
+    assert len({row["id"] for row in task.rows("train", 7473, 0)}) == 7473

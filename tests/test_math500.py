@@ -1,0 +1,181 @@
+"""MATH500: normalisation, math-verify in its own process, and the rows."""
+
+import json
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask.tasks import math500, verifier
+from unmask.tasks.answers import LONGEST
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "math" / "math500_test.jsonl"
+
+
+def row(answer: str) -> dict[str, str]:
+    return {"problem": "Find it.", "answer": answer}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\\frac{1}{2}", "\\tfrac12"),
+        ("\\frac{1}{2}", "0.5"),
+        ("\\frac{1}{2}", "1/2"),
+        ("\\frac9{19}", "9/19"),
+        ("\\frac 34", "\\dfrac{3}{4}"),
+        ("180^\\circ", "180"),
+        ("10\\%", "10"),
+        ("x = 2", "2"),
+        ("(5, \\infty)", "\\left(5,\\infty\\right)"),
+        ("\\sqrt3", "\\sqrt{3}"),
+        ("\\$32,\\!348", "32,348"),
+        (".5", "0.5"),
+        ("12\\text{ cm}", "12"),
+    ],
+)
+def test_what_normalisation_makes_equal(one: str, other: str) -> None:
+    assert math500.normal(one) == math500.normal(other)
+    assert math500.task(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("58,500", "58500"), ("0.25", "\\frac14"), ("12 cm", "12"), ("4210_5", "4210_{5}"), ("1", "-1")]
+)
+def test_what_normalisation_leaves_apart(one: str, other: str) -> None:
+    assert not math500.task(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
+
+
+@pytest.mark.parametrize(
+    ("completion", "solved"),
+    [
+        ("\\boxed{6} \\boxed{7}", True),
+        ("\\boxed{7} \\boxed{6}", False),
+        ("<answer>7</answer>", False),  # never looked at: without a box the whole text is the answer
+        ("7", True),
+        ("\\boxed{} <answer>7</answer>", True),
+        ("\\boxed{7 <answer>7</answer>", True),
+        ("\\boxed{7", False),
+        ("\\boxed{7} \\boxed{", False),
+        ("", False),
+    ],
+)
+def test_the_grader_of_d1(completion: str, solved: bool) -> None:
+    assert math500.task(protocol="d1").solved(row("7"), completion) == solved
+
+
+class TestVerified:
+    @pytest.fixture(autouse=True)
+    def installed(self) -> None:
+        pytest.importorskip("math_verify")
+
+    @pytest.mark.parametrize(
+        ("gold", "answer"),
+        [
+            ("\\frac{639}{40}", "15.975"),
+            ("58,500", "58500"),
+            ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
+            ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
+            ("12", "12 cm"),
+            ("4210_{5}", "4210_5"),
+            ("256", "\\sqrt{2^{16}}"),
+            ("\\text{Evelyn}", "evelyn"),
+            ("\\text{(C)}", "C"),
+            ("x^2 - 1", "(x-1)(x+1)"),
+            (
+                "\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}",
+                "\\frac{16}{49}\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}",
+            ),
+        ],
+    )
+    def test_equal_answers(self, gold: str, answer: str) -> None:
+        assert math500.task().reward(row(gold), f"so it is\n\\boxed{{{answer}}}") == 1.0
+        assert math500.task().solved(row(gold), f"<answer>{answer}</answer>")
+
+    @pytest.mark.parametrize(
+        ("gold", "answer"),
+        [
+            ("7", "8"),
+            ("\\frac{1}{2}", "2"),
+            ("\\text{Evelyn}", "Carla"),
+            ("x+1", "x"),
+            ("7", "\\text{seven}"),
+            ("7", "?"),
+        ],
+    )
+    def test_other_answers(self, gold: str, answer: str) -> None:
+        assert math500.task().reward(row(gold), f"\\boxed{{{answer}}}") == 0.0
+
+    @pytest.mark.parametrize("answer", ["9^{9^{9^{9^9}}}", "((((10^{99})!)!)!)!", "\\sqrt{" * 60 + "2" + "}" * 60])
+    def test_an_answer_that_never_ends_costs_its_time_and_is_wrong(
+        self, answer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert verifier.equal("5", "5.0")  # the process is there
+        monkeypatch.setattr(verifier, "SECONDS", 1.0)
+        start = time.perf_counter()
+        assert math500.task().reward(row("5"), f"\\boxed{{{answer}}}") == 0.0
+        assert time.perf_counter() - start < 20
+        monkeypatch.undo()
+        assert verifier.equal("5", "10/2")  # and another one has taken its place
+
+    def test_a_process_that_died_is_replaced(self) -> None:
+        assert verifier.equal("6", "6.0")
+        assert verifier.VERIFIER.process is not None
+        verifier.VERIFIER.process.kill()
+        verifier.VERIFIER.process.wait()
+        assert verifier.VERIFIER.equal("6", "12/2")
+
+    @pytest.mark.skipif(not DATA.is_file(), reason="needs the shared data folder beside the checkout")
+    def test_every_published_answer_is_solved(self) -> None:
+        task = math500.task(data=str(DATA), test_data=str(DATA), protocol="unmask")
+        rows = task.rows("test", 500, 0)
+        assert len(rows) == 500
+        for row in rows:
+            assert task.reward(row, task.solution(row)) == 1.0
+            assert math500.task(protocol="d1").solved(row, task.solution(row))
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verifier, "find_spec", lambda name: None)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row("1") | {"problem": f"problem {i}"}) + "\n" for i in range(50)))
+    with pytest.raises(ValueError, match="pip install"):
+        math500.task(data=str(file)).rows("train", 1, 0)
+    assert math500.task(data=str(file), protocol="d1").rows("train", 1, 0)
+    monkeypatch.setattr(verifier, "VERIFIER", verifier.Verifier())
+    with pytest.raises(ValueError, match="pip install"):
+        math500.task().reward(row("123"), "\\boxed{321}")
+
+
+@given(text=st.text() | st.text(alphabet="\\boxedfracsqrt{}<answr>/0123456789.,-$% =\n"))
+def test_any_text_has_a_grade(text: str) -> None:
+    task = math500.task(protocol="d1")
+    assert task.reward(row("\\frac{271828}{3}"), text) == 0.0
+    with mock.patch.object(verifier, "equal", return_value=False):
+        assert math500.task().reward(row("\\frac{271828}{3}"), text) == 0.0
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "<answer>", "\\frac", "\\sqrt", "\\text{ ", "=", "1/", "\\\\"])
+def test_a_hostile_text_costs_little(piece: str) -> None:
+    task, text = math500.task(protocol="d1"), piece * (100_000 // len(piece))
+    start = time.perf_counter()
+    for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text):
+        assert task.reward(row("7"), completion) == 0.0
+    assert time.perf_counter() - start < 2
+
+
+def test_a_row_without_an_answer_takes_it_from_its_solution(tmp_path: Path) -> None:
+    assert math500.shaped({"problem": "?", "solution": "It is $\\boxed{\\frac{1}{2}}$."})["answer"] == "\\frac{1}{2}"
+    (tmp_path / "bad.jsonl").write_text('{"problem": "?", "solution": "no box"}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl row 1"):
+        math500.task(data=str(tmp_path / "bad.jsonl"), protocol="d1").rows("test", 1, 0)
+
+
+def test_prompts() -> None:
+    for protocol in math500.PROTOCOLS:
+        text = math500.task(protocol=protocol).prompt(row("1"))
+        assert "Find it." in text and "<answer>\n\\boxed{" in text
+    assert '\\boxed{}." \nRespond' in math500.task(protocol="d1").prompt(row("1"))

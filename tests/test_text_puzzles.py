@@ -1,0 +1,272 @@
+"""Countdown and Sudoku in words: graders of both protocols, rewards, rows."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unmask.tasks import sudoku, text_countdown, text_sudoku
+from unmask.tasks.answers import LONGEST
+from unmask.tasks.countdown import in_test
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
+
+NUMBERS = {"numbers": [22, 52, 37], "target": 7}
+GRID = "1234341221434321"
+PUZZLE = {"puzzle": "1234000000000000", "solution": GRID}
+OTHER = "1234432121433412"  # fits the clues as well
+
+
+@pytest.mark.parametrize(
+    ("completion", "solved"),
+    [
+        ("\\boxed{37 - 52 + 22}", True),
+        ("\\boxed{37 - 52 + 22 = 7}", True),
+        ("\\boxed{37 - 52 + 22 = 8}", True),  # what the expression is worth counts, not what is said of it
+        ("\\boxed{1} \\boxed{22 + (37-52)}", True),
+        ("<answer>\n$22 + 37 - 52$\n</answer>", True),
+        ("\\boxed{22 − 52 + 37}", True),
+        ("\\boxed{\\left(22 + 37\\right) - 52}", True),
+        ("37 - 52 + 22", False),  # no box, no tags
+        ("\\boxed{7}", False),
+        ("\\boxed{22 + 37 - 52 + 0}", False),
+        ("\\boxed{22 * 37 - 52}", False),
+        ("\\boxed{22 + 37 - 52}" + "<|eot_id|>", True),
+        ("<|eot_id|>\\boxed{22 + 37 - 52}", False),
+        ("\\boxed{__import__('os')}", False),
+        ("", False),
+    ],
+)
+def test_our_countdown(completion: str, solved: bool) -> None:
+    task = text_countdown.task()
+    assert task.solved(NUMBERS, completion) == solved
+    assert task.reward(NUMBERS, completion) == float(solved)
+
+
+def test_countdown_is_exact_and_reads_latex() -> None:
+    row = {"numbers": [1, 3, 3], "target": 1}
+    task = text_countdown.task(partial=0.1)
+    assert task.solved(row, "\\boxed{\\frac{1}{3} \\times 3}")
+    assert task.solved({"numbers": [2, 4, 8, 3], "target": 4}, "\\boxed{\\dfrac{\\frac{8}{4}}{2} + 3}")
+    assert task.solved({"numbers": [12, 4, 2], "target": 6}, "\\boxed{12 \\div 4 \\cdot 2}")
+    assert task.reward(row, "\\boxed{1 + 3 + 3}") == 0.1
+    assert task.reward(row, "\\boxed{1 + 3}") == 0.0
+    assert task.reward(row, "\\boxed{1 / (3 - 3)}") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "numbers", "target", "solved"),
+    [
+        ("\\boxed{37 - 52 + 22}", [22, 52, 37], 7, True),
+        ("so 37 - 52 + 22 = 7, done", [22, 52, 37], 7, True),  # the first equation of a text without a box
+        ("<answer>37 - 52 + 22</answer>", [22, 52, 37], 7, False),  # whose <answer> is never looked at
+        ("\\boxed{} <answer>37 - 52 + 22</answer>", [22, 52, 37], 7, True),
+        ("\\boxed{37 - 52 + 22 = 7}", [22, 52, 37], 7, True),
+        ("\\boxed{\\frac{4}{2} + 1}", [4, 2, 1], 3, False),
+        ("\\boxed{2 ** 3 // 1}", [2, 3, 1], 8, True),  # Python's, not the game's
+        ("\\boxed{1.5 + 2}", [1, 5, 2], 3, False),
+        ("\\boxed{1.5 * 2}", [1, 5, 2], 3, True),  # 1.5 counts as a 1 and a 5
+        ("\\boxed{-1 + 5 - 2}", [1, 5, 2], 2, True),
+        ("\\boxed{1/3*3}", [1, 3, 3], 1, True),
+        ("\\boxed{99**98**97}", [99, 98, 97], 1, False),
+        ("\\boxed{1/(2-2)}", [1, 2, 2], 1, False),
+        ("\\boxed{5(1)+2}", [5, 1, 2], 7, False),
+        ("\\boxed{01 + 2 + 3}", [1, 2, 3], 6, False),
+        ("", [1, 2, 3], 6, False),
+    ],
+)
+def test_the_countdown_of_d1(completion: str, numbers: list[int], target: int, solved: bool) -> None:
+    assert text_countdown.task(protocol="d1").solved({"numbers": numbers, "target": target}, completion) == solved
+
+
+@pytest.mark.parametrize(
+    ("completion", "solved"),
+    [
+        (f"<answer>\n{GRID}\n</answer>", True),
+        (f"<answer>{OTHER}</answer>", True),
+        (f"\\boxed{{{GRID}}}", True),
+        (f"the grid is {GRID}.", True),
+        (f"first {OTHER}, no: {GRID}.", True),
+        ("<answer>\n1234\n3412\n2143\n4321\n</answer>", True),
+        ("<answer>|1|2|3|4|\n|3|4|1|2|\n|2|1|4|3|\n|4|3|2|1|</answer>", True),
+        ("<answer>4321341221431234</answer>", False),  # a grid, but of other clues
+        ("<answer>1234341221434322</answer>", False),
+        (f"<answer>{GRID}1</answer>", False),
+        ("", False),
+        ("<answer></answer>", False),
+    ],
+)
+def test_our_sudoku(completion: str, solved: bool) -> None:
+    task = text_sudoku.task()
+    assert task.solved(PUZZLE, completion) == solved
+    assert task.reward(PUZZLE, completion) == float(solved)
+    assert task.graded(PUZZLE, completion)[:2] == (float(solved), 1.0)
+
+
+def test_partial_credit_is_for_right_cells_of_the_nearest_grid() -> None:
+    task = text_sudoku.task(partial=0.5)
+    assert task.reward(PUZZLE, "<answer>1234432121433411</answer>") == pytest.approx(0.5 * 11 / 12)
+    assert task.reward(PUZZLE, "<answer>1234341221434322</answer>") == pytest.approx(0.5 * 11 / 12)
+    assert task.reward(PUZZLE, "<answer>4234341221434321</answer>") == 0.0  # changes a clue
+    assert task.reward(PUZZLE, f"<answer>{OTHER}</answer>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "points"),
+    [
+        (f"<answer>{GRID}</answer>", 12),
+        (f"<answer>{OTHER}</answer>", 4),  # solves the puzzle, but is not the solution that is listed
+        ("<answer>1234 3412</answer>", 4),  # filled with zeros
+        (f"<answer>{GRID}99</answer>", 12),  # cut
+        (f"<answer>\n```\n1234\n3412 2143 4321\n```\n</answer>{OTHER}", 12),
+        (f"</answer>{GRID}<|eot_id|>", 12),
+        (f"{GRID}\n</answer>", 12),
+        (f"grid {GRID}.", 12),
+        (f"grid {OTHER} {GRID}.", 4),
+        (f"<answer>In sixteen digits, this is it: {GRID}</answer>", 0),
+        ("", 0),
+    ],
+)
+def test_the_sudoku_of_d1(completion: str, points: int) -> None:
+    for protocol in ("d1", "spg_3shot"):
+        assert text_sudoku.task(protocol=protocol).graded(PUZZLE, completion)[:2] == (points, 12)
+
+
+ODD = st.text() | st.text(alphabet="\\boxedfrac{}<answer>/()0123456789.+-*= `\n")
+
+
+@given(text=ODD)
+@pytest.mark.parametrize("protocol", text_countdown.PROTOCOLS)
+def test_any_text_is_a_countdown_answer_of_no_worth(protocol: str, text: str) -> None:
+    task = text_countdown.task(protocol=protocol)
+    row = {"numbers": [97, 89, 83], "target": 101}
+    for completion in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
+        assert task.reward(row, completion) == 0.0
+
+
+@given(text=ODD)
+@pytest.mark.parametrize("protocol", text_sudoku.PROTOCOLS)
+def test_any_text_is_a_sudoku_answer_of_no_worth(protocol: str, text: str) -> None:
+    task = text_sudoku.task(protocol=protocol)
+    for completion in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
+        assert task.reward(PUZZLE, completion) == 0.0
+        points, out_of, _ = task.graded(PUZZLE, completion)
+        assert 0 <= points <= out_of
+
+
+@pytest.mark.parametrize("task", ["countdown", "sudoku"])
+@pytest.mark.parametrize(
+    "piece",
+    ["\\boxed{", "(", "-", "<answer>", "</answer>", "9**", "1+", " ", "1", "```", "``` ", "\\frac{", "=", "1 = "],
+)
+def test_a_hostile_text_costs_little(task: str, piece: str) -> None:
+    module, row = (text_countdown, NUMBERS) if task == "countdown" else (text_sudoku, PUZZLE)
+    text = piece * (100_000 // len(piece))
+    start = time.perf_counter()
+    for protocol in module.PROTOCOLS:
+        for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text, "\\boxed{" + text[:150]):
+            assert module.task(protocol=protocol).reward(row, completion) == 0.0
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("module", [text_countdown, text_sudoku])
+def test_generated_rows_are_solvable_repeatable_and_apart(module) -> None:
+    for protocol in module.PROTOCOLS:
+        task = module.task(protocol=protocol)
+        rows = {split: task.rows(split, 40, 3) for split in ("train", "test")}
+        for split, found in rows.items():
+            assert task.rows(split, 15, 3) == found[:15]
+            for row in found:
+                assert task.reward(row, task.solution(row)) == 1.0
+                assert module.SHAPE.split(row) == split
+        assert not {map(str, rows["train"])} & {map(str, rows["test"])}
+
+
+def test_the_form_earns_its_share() -> None:
+    for module, row in ((text_countdown, {**NUMBERS, "solution": "22+37-52"}), (text_sudoku, PUZZLE)):
+        task = module.task(format=0.25)
+        assert task.reward(row, task.solution(row)) == 1.0
+        assert task.reward(row, "</reasoning><answer>?</answer>") == 0.25
+        assert task.reward(row, "") == 0.0
+
+
+def test_questions_are_those_of_d1() -> None:
+    assert text_countdown.task(protocol="d1").prompt(NUMBERS).endswith("\n\nNumbers: [22, 52, 37]\nTarget: 7")
+    question = "\n\nSolve the following Sudoku puzzle: 1234000000000000\n"
+    assert text_sudoku.task(protocol="d1").prompt(PUZZLE).endswith(question)
+    shown = text_sudoku.task(protocol="spg_3shot").prompt(PUZZLE)
+    assert shown.endswith(question)
+    assert shown.count("Solve the following Sudoku puzzle:") == 4
+    for puzzle, grid in text_sudoku.SHOTS:
+        assert text_sudoku.shaped({"puzzle": puzzle, "solution": grid})
+        assert sudoku.solution_count(text_sudoku.with_dots(puzzle)) == 1
+        assert grid in sudoku.split_grids("train")  # no answer of the test is shown
+
+
+@pytest.mark.parametrize(
+    ("module", "rows", "told"),
+    [
+        (text_countdown, [{"numbers": [1], "target": 1}], "numbers"),
+        (text_countdown, [{"numbers": [1, 2, "3"], "target": 1}], "numbers"),
+        (text_countdown, [{"numbers": [1, 2, 3]}], "target"),
+        (text_countdown, [{"numbers": [1, 2, 3], "target": True}], "target"),
+        (text_sudoku, [{"puzzle": "1234", "solution": GRID}], "puzzle"),
+        (text_sudoku, [{"puzzle": "4" + "0" * 15, "solution": GRID}], "puzzle"),
+        (text_sudoku, [{"puzzle": "0" * 16, "solution": "1" * 16}], "puzzle"),
+    ],
+)
+def test_rows_that_are_none_are_named(module, rows: list[dict], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=told):
+        module.task(data=str(file)).rows("train", 1, 0)
+
+
+def test_impossible_options_are_named() -> None:
+    for module in (text_countdown, text_sudoku):
+        for options in ({"protocol": "wd1"}, {"partial": 1.0}, {"format": -0.1}, {"data": "/none.jsonl"}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                module.task(**options)
+    with pytest.raises(ValueError, match="numbers"):
+        text_countdown.task(numbers=5)
+
+
+@needs_data
+def test_published_puzzles_are_solved_by_their_solutions() -> None:
+    for name in ("d1_cd3_test", "dream_cd4"):
+        task = text_countdown.task(test_data=str(DATA / "countdown" / f"{name}.jsonl"))
+        rows = task.rows("test", 1000, 0)
+        assert all(task.reward(row, task.solution(row)) == 1.0 for row in rows)
+        assert all(text_countdown.task(protocol="d1").solved(row, task.solution(row)) for row in rows)
+    for name in ("d1_test", "spg_test"):
+        task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"), protocol="d1")
+        rows = task.rows("test", 1000, 0)
+        assert all(task.graded(row, task.solution(row))[:2] == (row["n_empty"], row["n_empty"]) for row in rows)
+
+
+@needs_data
+def test_training_rows_share_nothing_with_a_test_file() -> None:
+    test_data = str(DATA / "countdown" / "d1_cd3_test.jsonl")
+    for data in ("", str(DATA / "countdown" / "gen_cd3_train.jsonl")):
+        task = text_countdown.task(data=data, test_data=test_data)
+        tested = {tuple(sorted(row["numbers"])) for row in task.rows("test", 256, 0)}
+        assert not tested & {tuple(sorted(row["numbers"])) for row in task.rows("train", 2000, 0)}
+    for name in ("d1_test", "spg_test"):
+        task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
+        tested = {row["solution"] for row in task.rows("test", 500, 0)}
+        trained = task.rows("train", 300, 0)
+        assert len(trained) == 300 and not tested & {row["solution"] for row in trained}
+
+
+@needs_data
+def test_one_file_serves_both_splits() -> None:
+    task = text_countdown.task(data=str(DATA / "countdown" / "gen_cd3_val.jsonl"))
+    assert all(in_test(row["numbers"]) for row in task.rows("test", 500, 0))
+    assert not any(in_test(row["numbers"]) for row in task.rows("train", 500, 0))
+    task = text_sudoku.task(data=str(DATA / "sudoku4" / "d1_test.jsonl"))
+    for split in ("train", "test"):
+        assert {row["solution"] for row in task.rows(split, 300, 0)} <= set(sudoku.split_grids(split))

@@ -1,0 +1,142 @@
+r"""GSM8K: grade-school word problems whose answer is a number.
+
+Protocols:
+    unmask  the last number of the last \boxed{...}, else of the last <answer> block; signs, thousands separators and
+            fractions understood; compared exactly with the number after ####, sign included
+    d1      the first \boxed{...} with a number in it, else the first <answer> block; see docs/benchmarks.md
+"""
+
+import re
+from fractions import Fraction
+
+from unmask.tasks.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
+from unmask.tasks.data import hub_rows
+from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
+from unmask.tasks.sources import Shape, hashed_split, set_rows
+from unmask.tasks.task import Grade, Row, Task
+
+HUB = "openai/gsm8k"
+MARKS = re.compile(r"<<[^<>]*>>")  # the calculator's, in the published solutions
+D1_NUMBER = re.compile(r"-?\d+\.?\d*")
+D1_BOX_ENDS = re.compile(r"[}\n]")
+
+
+def gold(row: Row) -> Fraction | None:
+    """The number after ####, with its sign."""
+    return last_number(row["answer"].rpartition("####")[2])
+
+
+def answer(completion: str) -> Fraction | None:
+    text = spoken(completion)
+    for found in (last_boxed(text), last_answer(text)):
+        if found is not None and (number := last_number(found)) is not None:
+            return number
+    return None
+
+
+def grade(row: Row, completion: str) -> Grade:
+    found = answer(completion)
+    return Grade(float(found is not None and found == gold(row)), 1.0, "" if found is None else str(found))
+
+
+def d1_gold(row: Row) -> float | None:
+    """The first number after ####, as d1 reads it: without a minus sign."""
+    text = row["answer"].partition("####")[2].replace("$", "").replace(",", "")
+    found = re.search(r"\d+\.?\d*", text)
+    return float(found.group()) if found else None
+
+
+def d1_boxes(text: str) -> list[str]:
+    r"""What is in each \boxed{...}: up to the first closing brace, and on one line."""
+    found, place, end = [], text.find("\\boxed{"), -1
+    while place >= 0:
+        place += len("\\boxed{")
+        if end < place:  # else the boxes opened so far end at the same place, which is not looked for again
+            match = D1_BOX_ENDS.search(text, place)
+            end = match.start() if match else len(text)
+        if text[end : end + 1] == "}":
+            found.append(text[place:end])
+            place = end
+        place = text.find("\\boxed{", place)
+    return found
+
+
+def d1_answer(completion: str) -> float | None:
+    text = whole(completion)
+    for content in d1_boxes(text):
+        content = content.strip()
+        if content.strip("."):
+            if (number := as_float(content)) is not None:
+                return number
+            if numbers := D1_NUMBER.findall(content):
+                return float(numbers[0])
+    content = first_answer(text) or ""
+    if (number := as_float(content)) is not None:
+        return number
+    numbers = D1_NUMBER.findall(content)
+    return float(numbers[-1]) if numbers else None
+
+
+def d1_grade(row: Row, completion: str) -> Grade:
+    found = d1_answer(completion)
+    return Grade(float(found is not None and found == d1_gold(row)), 1.0, "" if found is None else str(found))
+
+
+def prompt(row: Row) -> str:
+    form = SKELETON.format(reasoning="your reasoning, step by step", answer="\\boxed{the number alone}")
+    return f"{row['question']}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
+
+
+# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's.
+D1_INSTRUCTIONS = (
+    "You are a math expert. You will be given a question to solve. Solve it step by step. "
+    "Wrap the final answer in a \\boxed{}. \nRespond in the following format:\n"
+    + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
+)
+
+PROTOCOLS = {
+    "unmask": Protocol(prompt, grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['question']}", d1_grade),
+}
+
+
+def shaped(row: Row) -> Row:
+    if "####" not in row["answer"] or gold(row) is None:
+        raise ValueError('the "answer" has no "####" with a number after it')
+    return row
+
+
+SHAPE = Shape(
+    wanted={"question": str, "answer": str},
+    row=shaped,
+    key=lambda row: row["question"],
+    split=lambda row: hashed_split(row["question"]),
+)
+
+
+def stored_row(line: Row) -> Row:
+    """The row that a stored generation answers; its `ground_truth` is a number, or a text that ends with one."""
+    truth = line["ground_truth"]
+    if isinstance(truth, bool) or not isinstance(truth, int | float | str):
+        raise ValueError('"ground_truth" must be a number or a text')
+    return shaped({"answer": truth if "####" in str(truth) else f"#### {truth}"})
+
+
+def solution(row: Row) -> str:
+    steps, _, number = row["answer"].rpartition("####")
+    return written_out(MARKS.sub("", steps).strip(), f"\\boxed{{{number.strip()}}}")
+
+
+def task(data: str = "", test_data: str = "", protocol: str = "unmask", format: float = 0.0) -> Task:
+    """GSM8K from the hub, or from JSONL files with `question` and `answer` (ends with "#### number").
+
+    The reward is 1 for the right number; `format` of it is earned by the tags instead.
+    """
+    return text_task(
+        name="gsm8k",
+        summary="GSM8K: grade-school word problems (openai/gsm8k, or a file)",
+        rows=set_rows("gsm8k", data, test_data, SHAPE, lambda split: hub_rows(HUB, "main", split)),
+        solution=solution,
+        protocol=chosen(PROTOCOLS, protocol),
+        format=format,
+    )

@@ -1,0 +1,181 @@
+r"""MATH500: competition problems whose answer is a formula.
+
+Protocols:
+    unmask  the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
+            normalisation, as words, or by math-verify (extra `math`, in a process of its own with a time limit)
+    d1      the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
+"""
+
+import re
+
+from unmask.tasks import verifier
+from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.data import hub_rows
+from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
+from unmask.tasks.sources import Shape, hashed_split, set_rows
+from unmask.tasks.task import Grade, Row, Task
+
+HUB = {"train": ("ankner/math-500", "train"), "test": ("HuggingFaceH4/MATH-500", "test")}
+WORD = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
+
+# What makes no difference to an answer, in the order in which it is taken away. Twice a backslash is a new line of a
+# matrix, which d1's normalisation makes one backslash.
+PLAINER = (
+    ("\n", ""),
+    ("\\!", ""),
+    ("\\\\", "\\"),
+    ("tfrac", "frac"),
+    ("dfrac", "frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+    ("\\$", ""),
+)
+
+
+def normal(text: str) -> str:
+    r"""An answer in the form of Hendrycks' MATH, of which two are compared: \tfrac12 is \frac{1}{2}, as is 0.5."""
+    for old, new in PLAINER:
+        text = text.replace(old, new)
+    head, _, tail = text.partition("\\text{ ")
+    if "\\text{ " not in tail:  # units, written once, after the number
+        text = head
+    text = text.replace("\\%", "").replace("%", "").replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = "0" + text
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:  # x = 5
+        text = sides[1]
+    text = braced_roots(text).replace(" ", "")
+    text = braced_fractions(text)
+    if text == "0.5":
+        text = "\\frac{1}{2}"
+    return fraction(text)
+
+
+def braced_roots(text: str) -> str:
+    r"""\sqrt3 -> \sqrt{3}."""
+    head, *rest = text.split("\\sqrt")
+    return head + "".join("\\sqrt" + (part if part[:1] in ("", "{") else f"{{{part[0]}}}{part[1:]}") for part in rest)
+
+
+def braced_fractions(text: str) -> str:
+    r"""\frac12 -> \frac{1}{2}, \frac1{72} -> \frac{1}{72}; a text with a half-written fraction stays as it is."""
+    head, *rest = text.split("\\frac")
+    whole_text = head
+    for part in rest:
+        if part.startswith("{"):
+            whole_text += "\\frac" + part
+        elif len(part) < 2:
+            return text
+        elif part[1] == "{":
+            whole_text += f"\\frac{{{part[0]}}}{part[1:]}"
+        else:
+            whole_text += f"\\frac{{{part[0]}}}{{{part[1]}}}{part[2:]}"
+    return whole_text
+
+
+def fraction(text: str) -> str:
+    r"""9/19 -> \frac{9}{19}, of whole numbers alone."""
+    sides = re.fullmatch(r"(0|-?[1-9][0-9]{0,98})/(0|-?[1-9][0-9]{0,98})", text)
+    return f"\\frac{{{sides[1]}}}{{{sides[2]}}}" if sides else text
+
+
+def d1_answer(completion: str) -> str | None:
+    return d1_boxed(whole(completion))
+
+
+def d1_grade(row: Row, completion: str) -> Grade:
+    found = d1_answer(completion)
+    right = found is not None and normal(found) == normal(row["answer"])
+    return Grade(float(right), 1.0, found or "")
+
+
+def words(text: str) -> str:
+    r"""\text{(C)} -> c; for answers that are words, of which math-verify makes products of letters."""
+    return re.sub(r"[\s().$\\]", "", WORD.sub(r"\1", text)).lower()
+
+
+def equivalent(gold: str, answer: str) -> bool:
+    if normal(gold) == normal(answer) or (words(gold).isalpha() and words(gold) == words(answer)):
+        return True
+    return verifier.equal(gold, answer)
+
+
+def answer(completion: str) -> str | None:
+    text = spoken(completion)
+    return last_boxed(text) or last_answer(text)
+
+
+def grade(row: Row, completion: str) -> Grade:
+    found = answer(completion)
+    return Grade(float(found is not None and equivalent(row["answer"], found)), 1.0, found or "")
+
+
+def prompt(row: Row) -> str:
+    form = SKELETON.format(reasoning="your reasoning, step by step", answer="\\boxed{the answer alone}")
+    return f"{row['problem']}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
+
+
+# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. The stray quotation mark is
+# described there.
+D1_INSTRUCTIONS = (
+    "You are a math expert. You will be given a question to solve. Solve it step by step. "
+    'Wrap the final answer in a \\boxed{}." \nRespond in the following format:\n'
+    + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
+)
+
+PROTOCOLS = {
+    "unmask": Protocol(prompt, grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['problem']}", d1_grade),
+}
+
+
+def shaped(row: Row) -> Row:
+    """A row with its `answer`, which is else the last box of its `solution`."""
+    found = row.get("answer") or last_boxed(row.get("solution") or "")
+    if not isinstance(found, str):
+        raise ValueError('there is neither an "answer" nor a "solution" with a \\boxed{...}')
+    return {**row, "answer": found}
+
+
+SHAPE = Shape(
+    wanted={"problem": str},
+    row=shaped,
+    key=lambda row: row["problem"],
+    split=lambda row: hashed_split(row["problem"]),
+)
+
+
+def stored_row(line: Row) -> Row:
+    """The row that a stored generation answers."""
+    if not isinstance(line["ground_truth"], str):
+        raise ValueError('"ground_truth" must be a text')
+    return {"answer": line["ground_truth"]}
+
+
+def solution(row: Row) -> str:
+    return written_out(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
+
+
+def task(data: str = "", test_data: str = "", protocol: str = "unmask", format: float = 0.0) -> Task:
+    """MATH500 from the hub, or from JSONL files with `problem` and `answer` (or a `solution` with a box).
+
+    The reward is 1 for an answer equal to the gold one; `format` of it is earned by the tags instead.
+    """
+    found = set_rows("math500", data, test_data, SHAPE, lambda split: hub_rows(HUB[split][0], None, HUB[split][1]))
+
+    def rows(split: str, n: int, seed: int) -> list[Row]:
+        if protocol == "unmask":
+            verifier.check_installed()  # now, not in the middle of a run
+        return found(split, n, seed)
+
+    return text_task(
+        name="math500",
+        summary="MATH500: competition problems (HuggingFaceH4/MATH-500, or a file)",
+        rows=rows,
+        solution=solution,
+        protocol=chosen(PROTOCOLS, protocol),
+        format=format,
+    )

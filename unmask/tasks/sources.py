@@ -1,0 +1,100 @@
+"""Where a benchmark's rows come from: one file for both splits, a file for each, the hub, or a generator."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from unmask.tasks.data import Wanted, drawn_rows, read_rows
+from unmask.tasks.split import in_test
+from unmask.tasks.task import Row
+
+Rows = Callable[[str, int, int], list[Row]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the rows of a task look like, and how they are kept apart."""
+
+    wanted: Wanted
+    row: Callable[[Row], Row]
+    """A row as the task knows it; ValueError for one that is not."""
+    key: Callable[[Row], Hashable]
+    """What training must not share with the test split."""
+    split: Callable[[Row], str | None]
+    """The split of a row in a file that serves both; None: of neither."""
+
+
+def hashed_split(question: str) -> str:
+    """A stable hash of the question decides."""
+    return "test" if in_test(question) else "train"
+
+
+def file_rows(path: str, shape: Shape) -> list[Row]:
+    rows = []
+    for number, row in enumerate(read_rows(path, shape.wanted), 1):
+        try:
+            rows.append(shape.row(row))
+        except ValueError as error:
+            raise ValueError(f"{path} row {number}: {error}") from None
+    return rows
+
+
+def checked_files(*paths: str) -> None:
+    for path in paths:
+        if path and not Path(path).is_file():
+            raise ValueError(f"there is no data file {path}")
+
+
+def set_rows(task: str, data: str, test_data: str, shape: Shape, hub: Callable[[str], Sequence[Row]]) -> Rows:
+    """Task.rows over files, and over the hub for a split that no file is given for.
+
+    `data` alone serves both splits. Training rows that share their key with a test row are left out.
+    """
+    checked_files(data, test_data)
+
+    @cache
+    def source(split: str) -> list[Row]:
+        if data and not test_data:
+            found = [row for row in file_rows(data, shape) if shape.split(row) == split]
+        else:
+            path = test_data if split == "test" else data
+            found = file_rows(path, shape) if path else [shape.row(row) for row in hub(split)]
+            if split == "train":
+                held_out = {shape.key(row) for row in source("test")}
+                found = [row for row in found if shape.key(row) not in held_out]
+        if not found:
+            raise ValueError(f"{data or test_data or 'the hub'} leaves no rows for the split {split!r}")
+        return found
+
+    return drawn_rows(source, task)
+
+
+def puzzle_rows(task: str, data: str, test_data: str, shape: Shape, generated: Rows) -> Rows:
+    """Task.rows over files, or of a generator for a split that no file is given for.
+
+    With a test file alone, generated training rows that share their key with one of its rows are left out.
+    """
+    if data:
+        return set_rows(task, data, test_data, shape, lambda split: [])
+    checked_files(test_data)
+    if not test_data:
+        return generated
+
+    @cache
+    def test_rows() -> list[Row]:
+        return file_rows(test_data, shape)
+
+    def rows(split: str, n: int, seed: int) -> list[Row]:
+        if split == "test":
+            return test_rows()[:n]
+        held_out, asked = {shape.key(row) for row in test_rows()}, max(n, 16)
+        while True:
+            kept = [row for row in generated(split, asked, seed) if shape.key(row) not in held_out]
+            if len(kept) >= n:
+                return kept[:n]
+            if asked > 64 * max(n, 16):
+                raise ValueError(f"{test_data} leaves too few puzzles to train on: give a file with data=FILE.jsonl")
+            asked *= 2
+
+    return rows

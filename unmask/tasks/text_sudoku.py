@@ -1,0 +1,211 @@
+r"""4 x 4 Sudoku in words: a puzzle of 16 digits, 0 for a hole; the answer is the whole grid.
+
+Protocols:
+    unmask     the grid of the last <answer> block or \boxed{...}, else the last word of 16 digits; solved where it
+               is any grid that fits the clues
+    d1         correct holes of all holes, against the one solution that is listed; see docs/benchmarks.md
+    spg_3shot  three worked examples in the prompt, graded as d1 does
+"""
+
+import re
+from collections.abc import Sequence
+
+from unmask.tasks import sudoku
+from unmask.tasks.answers import last_answer, last_boxed, spoken, whole
+from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
+from unmask.tasks.sources import Shape, puzzle_rows
+from unmask.tasks.sudoku import CELLS, UNITS, answers, fitting_grids, grids, split_grids, valid_units
+from unmask.tasks.task import Grade, Row, Task, checked_partial
+
+PUZZLE = re.compile(r"[0-4]{16}")
+FRAME = re.compile(r"[\s|,+\-`\[\]*]")  # what a grid may be drawn with
+GRID = re.compile(r"(?<![0-9])[1-4]{16}(?![0-9])")
+
+D1_ENDS = r"<\|eot_id\|>|<\|endoftext\|>"
+D1_FENCED = re.compile(r"```([\d\s]+)```")
+D1_ANSWER_ENDS = re.compile(D1_ENDS + "|</answer>")
+D1_CLOSED = re.compile(r"(\d{16})\s*</answer>")
+D1_WORD = re.compile(r"\b(\d{16})\b")
+
+
+def with_dots(puzzle: str) -> str:
+    """The puzzle as the embedded task writes it."""
+    return puzzle.replace("0", ".")
+
+
+def answer(completion: str) -> str | None:
+    text = spoken(completion)
+    for found in (last_answer(text), last_boxed(text)):
+        if found is not None and GRID.fullmatch(grid := FRAME.sub("", found)):
+            return grid
+    drawn = GRID.findall(text)
+    return drawn[-1] if drawn else None
+
+
+def grade(row: Row, completion: str) -> Grade:
+    found = answer(completion)
+    right = found is not None and answers(with_dots(row["puzzle"]), found) and valid_units(found) == len(UNITS)
+    return Grade(float(right), 1.0, found or "")
+
+
+def cells_right(row: Row, completion: str) -> float:
+    """The share of holes that are as in the nearest grid that fits; 0 for an answer that changes a clue."""
+    found, puzzle = answer(completion), with_dots(row["puzzle"])
+    if found is None or not answers(puzzle, found):
+        return 0.0
+    holes = [cell for cell, given in enumerate(puzzle) if given == "."]
+    fitting = fitting_grids(puzzle)
+    right = [sum(found[c] == grid[c] for c in holes) for i, grid in enumerate(grids()) if fitting >> i & 1]
+    return max(right, default=0) / max(1, len(holes))
+
+
+def d1_answer(completion: str) -> str:
+    """What the first of d1's five patterns finds, without white space, filled with zeros or cut to 16 characters."""
+    for found in _d1_found(whole(completion)):
+        if found.strip():
+            return re.sub(r"\s", "", found).ljust(CELLS, "0")[:CELLS]
+    return ""
+
+
+def _d1_found(text: str) -> Sequence[str]:
+    _, tag, after = text.partition("<answer>")
+    fenced, end = D1_FENCED.search(after), D1_ANSWER_ENDS.search(after) if tag else None
+    behind = re.split(D1_ENDS, text.partition("</answer>")[2], maxsplit=1)[0]
+    closed, word = D1_CLOSED.search(text), D1_WORD.search(text)
+    return (
+        fenced[1] if fenced else "",
+        after[: end.start()] if end else "",
+        behind,
+        closed[1] if closed else "",
+        word[1] if word else "",
+    )
+
+
+def d1_grade(row: Row, completion: str) -> Grade:
+    """Points are the right holes: a set's score pools them."""
+    found, holes = d1_answer(completion), [cell for cell, given in enumerate(row["puzzle"]) if given == "0"]
+    right = sum(found[cell] == row["solution"][cell] for cell in holes) if found else 0
+    return Grade(float(right), float(len(holes)), found)
+
+
+RULES = (
+    "Fill the 4 x 4 Sudoku: each row, each column and each 2 x 2 box holds 1, 2, 3 and 4 once. The puzzle is 16 "
+    "digits, row by row, with 0 for an empty cell; the answer is all 16 digits of the grid."
+)
+
+
+def prompt(row: Row) -> str:
+    form = SKELETON.format(reasoning="your reasoning, step by step", answer="the 16 digits")
+    return f"{RULES}\n\nPuzzle: {row['puzzle']}\n\nWrite your answer in exactly this form:\n{form}"
+
+
+def d1_question(row: Row) -> str:
+    return f"Solve the following Sudoku puzzle: {row['puzzle']}\n"
+
+
+# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's.
+D1_INSTRUCTIONS = (
+    "Please solve the following 4x4 Sudoku puzzle. The puzzle is provided as a 16-character string reading "
+    "left-to-right, top-to-bottom, where '0' represents empty cells.\n\n"
+    "Rules:\n- Fill empty cells with digits 1-4\n- Each row must contain digits 1-4 exactly once\n"
+    "- Each column must contain digits 1-4 exactly once\n- Each 2x2 box must contain digits 1-4 exactly once\n\n"
+    "Important: Your solution must be a COMPLETE 16-character string with only the digits 1-4, representing your "
+    "final solved grid.\n\nRespond in this exact format:\n"
+    + SKELETON.format(reasoning="Your step-by-step solving process", answer="[16-character solution string]")
+)
+
+# Ours: that SPG shows three worked examples is known here, but not which.
+SHOTS = (
+    ("1040040300204031", "1342241331244231"),
+    ("0003300442301002", "2413312442311342"),
+    ("0000130401022410", "4231132431422413"),
+)
+
+
+def _shots() -> str:
+    return "\n\n".join(
+        f"{d1_question({'puzzle': puzzle})}" + SKELETON.format(reasoning=_reasoning(puzzle, grid), answer=grid)
+        for puzzle, grid in SHOTS
+    )
+
+
+def _reasoning(puzzle: str, grid: str) -> str:
+    """Row by row, what is missing and how it is filled."""
+    lines = []
+    for start in range(0, CELLS, 4):
+        given, filled = puzzle[start : start + 4], grid[start : start + 4]
+        missing = ", ".join(digit for digit in "1234" if digit not in given) or "nothing"
+        lines.append(f"Row {start // 4 + 1} is {given} and misses {missing}: {filled}.")
+    return "\n".join(lines)
+
+
+PROTOCOLS = {
+    "unmask": Protocol(prompt, grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade),
+    "spg_3shot": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade),
+}
+
+
+def shaped(row: Row) -> Row:
+    puzzle, grid = row["puzzle"].replace(".", "0"), row["solution"]
+    if not PUZZLE.fullmatch(puzzle) or grid not in grids() or not answers(with_dots(puzzle), grid):
+        raise ValueError(f"{puzzle!r} is not a puzzle of 16 digits 0 to 4 that the grid {grid!r} solves")
+    return {**row, "puzzle": puzzle}
+
+
+def split(row: Row) -> str | None:
+    """The split all of whose grids fit the puzzle; None where grids of both do."""
+    fitting = fitting_grids(with_dots(row["puzzle"]))
+    fits = {grid for i, grid in enumerate(grids()) if fitting >> i & 1}
+    return next((name for name in ("train", "test") if fits <= set(split_grids(name))), None)
+
+
+SHAPE = Shape(
+    wanted={"puzzle": str, "solution": str},
+    row=shaped,
+    key=lambda row: row["solution"],
+    split=split,
+)
+
+
+def stored_row(line: Row) -> Row:
+    """The row that a stored generation answers: its `puzzle`, or one in the `question`; `ground_truth` is the grid."""
+    if "puzzle" not in line:
+        found = PUZZLE.search(line["question"])
+        if found is None:
+            raise ValueError('there is no "puzzle", and none of 16 digits in the "question"')
+        line = {**line, "puzzle": found.group()}
+    if not isinstance(line["puzzle"], str) or not isinstance(line["ground_truth"], str):
+        raise ValueError('"puzzle" and "ground_truth" must be texts of 16 digits')
+    return shaped({"puzzle": line["puzzle"], "solution": line["ground_truth"]})
+
+
+def task(
+    data: str = "",
+    test_data: str = "",
+    protocol: str = "unmask",
+    holes: Sequence[int] = (7, 12),
+    unique: bool = True,
+    partial: float = 0.0,
+    format: float = 0.0,
+) -> Task:
+    """Generated puzzles with holes[0] to holes[1] holes, or JSONL files with `puzzle` and `solution`.
+
+    The reward is 1 for a solution, else `partial` times the share of right holes; `format` of it is earned by the
+    tags instead.
+    """
+    partial = checked_partial("sudoku_text", partial)
+    generator = sudoku.task(holes=holes, unique=unique).rows
+
+    def generated(split: str, n: int, seed: int) -> list[Row]:
+        return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in generator(split, n, seed)]
+
+    return text_task(
+        name="sudoku_text",
+        summary="4 x 4 Sudoku in words, generated or from a file",
+        rows=puzzle_rows("sudoku_text", data, test_data, SHAPE, generated),
+        solution=lambda row: written_out(_reasoning(row["puzzle"], row["solution"]), row["solution"]),
+        protocol=chosen(PROTOCOLS, protocol),
+        format=format,
+        credit=lambda row, completion: partial * cells_right(row, completion),
+    )
