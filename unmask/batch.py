@@ -12,6 +12,7 @@ from unmask.method import Method
 from unmask.rollout import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task
+from unmask.tasks.own import OwnTask, part_means
 from unmask.tasks.task import Row
 from unmask.trace import Trace, joined, selected
 
@@ -146,7 +147,7 @@ def merged(batches: list[Batch]) -> Batch:
     )
 
 
-def batch_metrics(batch: Batch) -> dict[str, float]:
+def batch_metrics(batch: Batch, task: Task) -> dict[str, float]:
     """What the rollouts say, before anything is learnt from them."""
     found = {
         "train/reward": batch.reward,
@@ -158,6 +159,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         counted_BL = batch.trace.counted_BL
         found["train/sampled_logp"] = float(batch.trace.logp_BL[counted_BL].mean())
         found["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
+    if isinstance(task, OwnTask) and batch.texts:
+        found |= {f"train/part/{name}": mean for name, mean in part_means(task, batch.rows, batch.texts).items()}
     if batch.branches is not None and batch.branch_reward_B is not None and len(batch.branches):
         found["train/branch_reward"] = float(batch.branch_reward_B.mean())
         told = varied(batch.branch_reward_B, batch.branches.group_B)

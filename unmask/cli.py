@@ -106,7 +106,7 @@ def train(
     from unmask.run import Run, check_folder, fresh_folder
     from unmask.train import train as run_training
 
-    name = f"{config.task}-{config.build_method().name}-seed{config.seed}"
+    name = f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
     folder = out or fresh_folder(name)
     check_folder(folder)
     if os.environ.get("RANK", "0") != "0":  # one of several processes, and not the one that speaks
@@ -173,7 +173,8 @@ def _of_task(task: str | None, **options: Any) -> list[str]:
     given = {key: value for key, value in options.items() if value is not None}
     if given and task is None:
         raise ValueError(f"--{next(iter(given))} belongs to a task: name it with --task")
-    return [f"{task}.{key}={value}" for key, value in given.items()]
+    section = "own" if task is not None and task.endswith(".py") else task
+    return [f"{section}.{key}={value}" for key, value in given.items()]
 
 
 @app.command()

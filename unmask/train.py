@@ -105,7 +105,8 @@ def _trained(config: Config, setup: Setup, source: Source, run_folder: Callable[
         schedule.step()
         times = {"time/rollout": rolled - clock, "time/update": time.perf_counter() - rolled}
         memory = memory_metrics(setup)
-        record(step, {**batch_metrics(batch), **apart, **averaged(metrics), "train/lr": lr, **memory, **times})
+        told = {**batch_metrics(batch, source.task), **apart, **averaged(metrics)}
+        record(step, {**told, "train/lr": lr, **memory, **times})
         if run is not None:
             run.log_samples(step, samples_of(batch, config.group))
         if config.eval.every and step % config.eval.every == 0 and step < config.updates:

@@ -2,7 +2,19 @@
 
 from collections.abc import Callable
 
-from unmask.tasks import countdown, gsm8k, math500, sudoku, text_countdown, text_sudoku
+from unmask.tasks import (
+    arithmetic,
+    countdown,
+    gsm8k,
+    json_mini,
+    json_schema,
+    math500,
+    multiple_choice,
+    own,
+    sudoku,
+    text_countdown,
+    text_sudoku,
+)
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {
@@ -12,6 +24,11 @@ TASKS: dict[str, Callable[..., Task]] = {
     "math500": math500.task,
     "countdown_text": text_countdown.task,
     "sudoku_text": text_sudoku.task,
+    "json_schema": json_schema.task,
+    "json_mini": json_mini.task,
+    "arithmetic": arithmetic.task,
+    "multiple_choice": multiple_choice.task,
+    "own": own.task,
 }
 
 __all__ = ["TASKS", "Row", "Task", "countdown", "sudoku"]

@@ -1,0 +1,461 @@
+"""JSON schema adherence, checked against published instances and a validator written a second time."""
+
+import gzip
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unmask.tasks import json_schema
+from unmask.tasks.json_schema import agreement, found_in, score
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "json_schema"
+with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ROW = {"request": "Anna is 30.", "schema": PERSON, "reference": {"name": "Anna", "age": 30}}
+
+
+def valid(schema: Any, document: Any, formats: json_schema.Formats = "asserted") -> bool:
+    return score({"schema": schema}, json.dumps(document), formats).valid
+
+
+# -- the published instances
+
+
+@with_data
+def test_published_instances_are_judged_as_published():
+    seen: Counter[tuple[bool, bool]] = Counter()
+    changed = 0
+    with gzip.open(DATA / "jsonschemabench_subset.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    for row in rows:
+        for instance in row["tests"]:
+            judged = valid(row["schema"], instance["data"])
+            seen[instance["valid"], judged] += 1
+            if valid(row["schema"], instance["data"], "ignored") != judged:
+                assert row["needs_format"]
+                changed += 1
+    assert seen == {(True, True): 1574, (False, False): 2563}
+    assert changed >= 83  # every row that needs formats has an instance that shows it
+
+
+@with_data
+@pytest.mark.parametrize(("name", "test", "train"), [("bfcl_prompts", 201, 586), ("json_mode_eval", None, None)])
+def test_published_references_earn_the_reward(name: str, test: int | None, train: int | None):
+    task = json_schema.task(data=str(DATA / f"{name}.jsonl"))
+    total = 0
+    schemas = {}
+    for split, count in (("train", train), ("test", test)):
+        rows = task.rows(split, 10_000, 0) if split == "test" else task.rows(split, train or 80, 0)
+        rows = list({json.dumps(row, sort_keys=True): row for row in rows}.values())
+        assert count is None or len(rows) == count
+        total += len(rows)
+        schemas[split] = {json.dumps(row["schema"], sort_keys=True) for row in rows}
+        for row in rows:
+            if "reference" in row:
+                assert task.reward(row, task.solution(row)) == 1.0 and task.solved(row, task.solution(row))
+                assert task.reward(row, "") == 0.0
+            assert task.prompt(row).startswith(row["request"])
+    assert not schemas["train"] & schemas["test"]
+    assert name != "bfcl_prompts" or total == 787
+
+
+@with_data
+def test_one_of_several_calls_is_judged_by_the_schema_alone():
+    task = json_schema.task(data=str(DATA / "bfcl_prompts.jsonl"))
+    rows = task.rows("test", 1000, 0)
+    assert sum("reference" not in row for row in rows) == 37 + 29
+    assert all(
+        "reference" not in row
+        for row in json_schema.task(str(DATA / "bfcl_prompts.jsonl"), fields=False).rows("test", 99, 0)
+    )
+
+
+# -- against a validator of our own for a small part of the language
+
+NAMES = ("a", "b", "c")
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.sampled_from([0.5, 1.0, -2.0])
+    | st.sampled_from(["", "x", "xy", "é"])
+)
+documents = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
+    max_leaves=6,
+)
+simple = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "array", "string", "number", "integer", "boolean", "null"]),
+        "minimum": st.integers(-3, 3),
+        "maxLength": st.integers(0, 2),
+        "enum": st.lists(scalars, min_size=1, max_size=3),
+        "required": st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
+        "minItems": st.integers(0, 2),
+    },
+)
+schemas = st.recursive(
+    simple,
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["object", "array"]),
+            "properties": st.dictionaries(st.sampled_from(NAMES), inner, max_size=2),
+            "additionalProperties": st.booleans(),
+            "items": inner,
+            "not": inner,
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+        },
+    ),
+    max_leaves=4,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    return a == b
+
+
+def of_type(kind: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        "object": isinstance(value, dict),
+        "array": isinstance(value, list),
+        "string": isinstance(value, str),
+        "number": number,
+        "integer": number and value == int(value),
+        "boolean": isinstance(value, bool),
+        "null": value is None,
+    }[kind]
+
+
+def plainly_valid(schema: dict[str, Any], value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    checks = [
+        "type" not in schema or of_type(schema["type"], value),
+        "minimum" not in schema or not number or value >= schema["minimum"],
+        "maxLength" not in schema or not isinstance(value, str) or len(value) <= schema["maxLength"],
+        "enum" not in schema or any(same(value, choice) for choice in schema["enum"]),
+        "minItems" not in schema or not isinstance(value, list) or len(value) >= schema["minItems"],
+        "not" not in schema or not plainly_valid(schema["not"], value),
+        "anyOf" not in schema or any(plainly_valid(choice, value) for choice in schema["anyOf"]),
+    ]
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        checks += [name in value for name in schema.get("required", [])]
+        checks += [plainly_valid(properties[name], part) for name, part in value.items() if name in properties]
+        if schema.get("additionalProperties") is False:
+            checks.append(set(value) <= set(properties))
+    if isinstance(value, list) and "items" in schema:
+        checks += [plainly_valid(schema["items"], part) for part in value]
+    return all(checks)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    schemas, documents, st.sampled_from(["{}", "```json\n{}\n```", "```\n{}```", "Sure:\n```json\n{}\n```\nDone [1]."])
+)
+def test_documents_are_judged_as_by_a_validator_written_plainly(schema: Any, document: Any, around: str):
+    found = score({"schema": schema}, around.replace("{}", json.dumps(document)))
+    assert found.found is not None and found.found.value == document
+    assert found.valid == plainly_valid(schema, document)
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents, documents)
+def test_agreement_is_one_for_the_same_document_only(one: Any, other: Any):
+    assert agreement(one, one) == 1.0
+    assert 0.0 <= agreement(one, other) <= 1.0
+    if '""' not in json.dumps(one):
+        assert (agreement(one, other) == 1.0) == (
+            json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+        ) or one == other
+
+
+# -- what counts as an answer
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (" \n[1, 2]\n ", [1, 2]),
+        ("3", 3),
+        ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ('The answer is {"a": {"b": "}"}} and [2] is not.', {"a": {"b": "}"}}),
+        ('As in [the list]: {"a": 1}', {"a": 1}),
+        ('```python\n{"a": 0}\n```\n```JSON\n{"a": 1}\n```', {"a": 1}),
+        ('```json\n{"a": 1}', {"a": 1}),
+    ],
+)
+def test_answers_that_are_found(completion: str, value: Any):
+    found = found_in(completion)
+    assert found is not None and found.value == value
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "I do not know.",
+        '{"a": 1',  # cut off
+        '{"a": {"b": 1}',
+        '{"a": bad, "b": {"c": 1}}',  # broken outside, whole inside: no answer
+        "{'a': 1}",
+        '{"a": 1,}',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        "NaN",
+        '{"a": 1e999}',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": 1, "a": 2}',
+        '{"a": {"b": 1, "b": 1}}',
+        '{"a": 01}',
+        '{"a": "\n"}',
+        '{"a": "\\ud800"}',  # half a character
+        '{"\\udfff": 1}',
+        '{"a": "\ud800"}',
+        "[" * 10_000 + "]" * 10_000,
+        "[" * 65 + "]" * 65,
+        '{"a": "' + "x" * 20_000 + '"}',
+        '"' + '\\"' * 9_000,
+        '{"' + '\\"' * 9_000,
+        "{" + "[]" * 9_000,
+    ],
+)
+def test_what_is_no_answer(completion: str):
+    start = time.perf_counter()
+    assert found_in(completion) is None
+    task = json_schema.task(partial=0.9)
+    assert task.reward({"schema": {}}, completion) == 0.0 and not task.solved({"schema": {}}, completion)
+    assert time.perf_counter() - start < 1.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | st.text(alphabet='[]{}"\\`:, \n01nutrefals.-eE'))
+def test_arbitrary_text_never_raises_and_earns_nothing(text: str):
+    task = json_schema.task(partial=0.9)
+    assert task.reward(ROW, text) == 0.0
+    assert not task.solved(ROW, text)
+    assert task.graded(ROW, text)[:2] == (0.0, 1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.integers(-(10**401), 10**401) | st.floats(allow_nan=False, allow_infinity=False))
+def test_any_value_can_be_judged(text: str, number: float):
+    document = json.dumps({"name": text, "age": number})
+    assert 0.0 <= json_schema.task(partial=0.5).reward(ROW, document) < 0.5
+    assert score({"schema": True}, document).valid == (found_in(document) is not None)
+
+
+# -- rewards
+
+
+def test_reward_and_partial_credit():
+    full, some = json_schema.task(), json_schema.task(partial=0.6)
+    for completion, earned in (
+        ('{"age": 30, "name": "Anna"}', 1.0),
+        ('{"age": 30.0, "name": "Anna"}', 1.0),
+        ('{"name": "Anna"}', 0.6 * (1 + 1 + 1 / 2) / 3),
+        ('{"name": "Bert", "age": 1}', 0.6 * 2 / 3),
+        ('{"name": "Anna", "age": "30"}', 0.6 * (1 + 0 + 1 / 2) / 3),  # not valid
+        ('{"nom": "Anna"}', 0.0),  # unrelated
+        ("{}", 0.0),
+        ("[1]", 0.0),
+    ):
+        assert some.reward(ROW, completion) == pytest.approx(earned)
+        assert full.reward(ROW, completion) == (1.0 if earned == 1.0 else 0.0)
+        assert some.solved(ROW, completion) == (earned == 1.0)
+    assert some.graded(ROW, 'So: {"name":"Anna","age":30}') == (1.0, 1.0, '{"name":"Anna","age":30}')
+
+
+def test_an_empty_text_in_a_reference_may_be_left_out():
+    assert agreement({"f": {"a": 1, "unit": ""}}, {"f": {"a": 1}}) == 1.0
+    assert agreement({"f": {"unit": ""}}, {"f": {}}) == 1.0
+    assert agreement({"f": {"a": 1, "unit": ""}}, {"f": {"a": 1, "unit": "km"}}) == 0.5
+    assert agreement({"f": {"a": 1, "unit": ""}}, {"f": {}}) == 0.0
+    assert agreement({"a": True}, {"a": 1}) == 0.0
+    assert agreement([1, 2], [2, 1]) == 0.0
+
+
+def test_the_draft_is_the_one_the_schema_names():
+    old = "http://json-schema.org/draft-04/schema#"
+    assert not valid({"$schema": old, "type": "integer"}, 1.0)  # an integer by its value since draft 6
+    assert valid({"type": "integer"}, 1.0)
+    assert not valid({"$schema": old, "maximum": 1, "exclusiveMaximum": True}, 1)
+    assert not valid({"prefixItems": [{"type": "string"}]}, [1])  # of 2020-12
+    assert valid({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"type": "string"}]}, [1])
+
+
+def test_formats_are_asserted_or_ignored():
+    assert not valid({"format": "date"}, "tomorrow")
+    assert valid({"format": "date"}, "tomorrow", "ignored")
+
+
+# -- hostile schemas and answers
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", r"^(?:(a)|(?=a)a)*b$", r"^((?=a)a|a)*c\1$", "(x+x+)+y"])
+def test_pattern_bombs_are_bounded(pattern: str):
+    start = time.perf_counter()
+    bomb = {"items": {"pattern": pattern}, "minItems": 801}
+    assert not valid(bomb, ["a" * 20 + "!"] * 800)
+    assert not valid({"pattern": pattern}, "x" * 9_000 + "a" * 9_000 + "!")
+    assert time.perf_counter() - start < 5.0
+
+
+def test_a_pattern_that_gives_up_is_invalid_also_under_not():
+    assert not valid({"not": {"pattern": r"^(?:(a)|(?=a)a)*b$"}}, "a" * 40)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"items": {"$ref": "#"}, "uniqueItems": True},
+    ],
+)
+def test_schemas_that_refer_to_themselves_end(schema: Any):
+    deep: Any = 1
+    for _ in range(60):
+        deep = [deep]
+    assert valid(schema, deep)
+    assert valid(schema, list(range(3_000)))
+
+
+@pytest.mark.parametrize("kind", ["allOf", "anyOf", "oneOf"])
+def test_two_branches_at_every_level_do_not_double_the_work(kind: str):
+    both = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
+    sides = {
+        name: {"type": "object", "properties": {"x": {kind: both}}, limit: 5 * (limit != "minProperties")}
+        for name, limit in (("a", "maxProperties"), ("b", "minProperties"))
+    }
+    document: Any = 3
+    for _ in range(60):
+        document = {"x": document}
+    start = time.perf_counter()
+    assert not valid({"$defs": sides, "$ref": "#/$defs/a"}, document)
+    assert time.perf_counter() - start < 2.0
+
+
+class Counting(http.server.BaseHTTPRequestHandler):
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_nothing_is_ever_fetched(tmp_path: Path):
+    import jsonschema_rs
+
+    asked: list[str] = []
+    with http.server.HTTPServer(("127.0.0.1", 0), type("Handler", (Counting,), {"asked": asked})) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/schema.json"
+            (tmp_path / "schema.json").write_text("{}")
+            for reference in (url, f"file://{tmp_path}/schema.json"):
+                for schema in (
+                    {"$ref": reference},
+                    {"$schema": reference},
+                    {"properties": {"a": {"$dynamicRef": reference}}},
+                ):
+                    with pytest.raises(ValueError, match="schema cannot be used"):
+                        json_schema.validator(schema)
+            assert asked == []
+            jsonschema_rs.validator_for({"$ref": url})  # the server is there to be asked: without our settings it is
+            assert asked == ["/schema.json"]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# -- rows
+
+
+def test_rows_of_a_file(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    lines: list[dict[str, Any]] = [{"schema": {"const": i}, "request": f"Say {i}", "reference": i} for i in range(50)]
+    lines.append(
+        {
+            "schema": json.dumps(PERSON),
+            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Anna"}],
+        }
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = json_schema.task(data=str(path))
+    test, train = task.rows("test", 99, 0), task.rows("train", 40, 0)
+    assert not {json.dumps(row["schema"]) for row in test} & {json.dumps(row["schema"]) for row in train}
+    assert 4 <= len(test) <= 20 and task.rows("train", 10, 0) == train[:10]
+    for row in test + train:
+        if "reference" in row:
+            assert task.solved(row, task.solution(row))
+        else:
+            assert (
+                row["request"] == "Anna" and task.prompt(row).endswith(json.dumps(PERSON)) and task.solution(row) == ""
+            )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"schema": {"type": "objekt"}}, "row 1: the schema cannot be used"),
+        ({"schema": {"$ref": "https://example.org/x"}}, "row 1: the schema cannot be used"),
+        ({"schema": {"pattern": "((a{1000}){1000}){1000}"}}, "row 1: the schema cannot be used"),
+        ({"schema": "{not json"}, "row 1"),
+        ({"schema": {}, "request": 3}, "row 1: the request"),
+        ({"request": "x"}, "'schema' is missing"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match=told):
+        json_schema.task(data=str(path)).rows("train", 1, 0)
+
+
+def test_bad_options_are_named(tmp_path: Path):
+    with pytest.raises(ValueError, match="partial"):
+        json_schema.task(partial=1.0)
+    with pytest.raises(ValueError, match=r"there is no data file .*none\.jsonl"):
+        json_schema.task(data=str(tmp_path / "none.jsonl"))
+
+
+def test_a_missing_package_is_told():
+    code = (
+        "import sys; sys.modules['jsonschema_rs'] = None\n"
+        "from unmask.tasks import json_schema\n"
+        "json_schema.task()\n"
+        "try: json_schema.validator({})\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'unmask[json]'" in done.stdout

@@ -1,0 +1,248 @@
+"""Tasks in a file of the user's own: both forms of reward, several with weights, errors, and a training run."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from unmask.cli import main
+from unmask.config import parse_config
+from unmask.tasks import own
+from unmask.tasks.own import OwnTask, part_means
+
+PLAIN = """
+'''Say the digit again.
+
+More about it.'''
+length = 8
+
+def reward(prompt, completion, row):
+    assert prompt == row["prompt"]
+    return completion.count(row["answer"]) / 8
+"""
+ROWS = [{"prompt": f"{a}{b}=", "answer": str(b)} for a in range(10) for b in range(10)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def made(source: str, data: str = "rows.jsonl", **options: object) -> OwnTask:
+    Path("my_task.py").write_text(source)
+    task = own.task("my_task.py", data, **options)  # type: ignore[arg-type]
+    assert isinstance(task, OwnTask)
+    return task
+
+
+def test_a_reward_and_rows_from_a_file(folder: Path):
+    task = made(PLAIN)
+    assert (task.name, task.summary, task.length) == ("my_task", "Say the digit again.", 8)
+    test, train = task.rows("test", 99, 0), task.rows("train", 99, 0)
+    assert not {row["prompt"] for row in test} & {row["prompt"] for row in train}
+    row = {"prompt": "27=", "answer": "7"}
+    assert task.prompt(row) == "27=" and task.reward(row, "7x7") == 0.25
+    assert not task.solved(row, "7777777") and task.solved(row, "77777777")
+
+
+def test_rows_prompt_and_solved_of_the_file(folder: Path):
+    task = made(
+        """
+def rows():
+    return [{"n": n, "split": "test" if n % 2 else "train"} for n in range(10)]
+
+def prompt(row):
+    return f"{row['n']}="
+
+def reward(prompt, completion, row):
+    return 0.5 * (completion == prompt)
+
+def solved(prompt, completion, row):
+    return completion == prompt
+""",
+        data="",
+    )
+    assert {row["n"] for row in task.rows("test", 99, 0)} == {1, 3, 5, 7, 9}
+    assert {row["n"] for row in task.rows("train", 99, 0)} == {0, 2, 4, 6, 8}
+    assert task.prompt({"n": 3}) == "3=" and task.reward({"n": 3}, "3=") == 0.5 and task.solved({"n": 3}, "3=")
+
+
+TRL = """
+import re
+
+def accuracy_reward(completions, answer, **kwargs):
+    return [1.0 if completion == wanted else 0.0 for completion, wanted in zip(completions, answer)]
+
+def format_reward(prompts, completions, **columns):
+    assert len(prompts) == len(completions) == len(columns["answer"])
+    return [float(bool(re.fullmatch(r"\\d", completion))) for completion in completions]
+
+def length_reward(completions):
+    return [-len(completion) / 8 for completion in completions]
+
+rewards = [accuracy_reward, format_reward, length_reward]
+weights = {"format_reward": 0.5}
+"""
+
+
+def test_reward_functions_of_trl_as_they_are_with_weights(folder: Path):
+    row = {"prompt": "27=", "answer": "7"}
+    task = made(TRL)
+    assert task.weights == {"accuracy_reward": 1.0, "format_reward": 0.5, "length_reward": 1.0}
+    assert task.parts(row, "7") == {"accuracy_reward": 1.0, "format_reward": 1.0, "length_reward": -1 / 8}
+    assert task.reward(row, "7") == pytest.approx(1 + 0.5 - 1 / 8)
+    assert task.solved(row, "7") and not task.solved(row, "8")  # by the first reward
+    assert part_means(task, [row, row], ["7", "88"]) == {
+        "accuracy_reward": 0.5,
+        "format_reward": 0.5,
+        "length_reward": -3 / 16,
+    }
+    lighter = made(TRL, weights={"length_reward": 0.1, "format_reward": 0.0})
+    assert lighter.reward(row, "7") == pytest.approx(1 - 0.1 / 8)
+
+
+def test_conversations_as_trl_has_them(folder: Path):
+    task = made("""
+def reward(completions, answer, **kwargs):
+    return [float(completion[0]["content"] == wanted) for completion, wanted in zip(completions, answer)]
+""")
+    row = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "27="}], "answer": "7"}
+    assert task.prompt(row) == "Be brief.\n\n27=" and task.reward(row, "7") == 1.0 and task.reward(row, "8") == 0.0
+
+
+def test_numbers_of_any_library_are_numbers(folder: Path):
+    source = "import numpy, torch\nvalue = {}\ndef reward(completion): return value\n"
+    for value in ("True", "1", "numpy.float32(1)", "torch.tensor(1.0)"):
+        Path("my_task.py").unlink(missing_ok=True)
+        assert made(source.format(value)).reward(ROWS[0], "") == 1.0
+    many = "import torch\ndef reward(completions, **_): return torch.ones(len(completions))\n"
+    assert made(many).reward(ROWS[0], "") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("def reward(prompt, completion, row): return row['nothing']", "reward raised KeyError"),
+        ("def reward(prompt, completion, row): return None", "reward returned None"),
+        ("def reward(prompt, completion, row): return float('nan')", "reward returned nan"),
+        ("def reward(prompt, completion, row): return float('inf')", "reward returned inf"),
+        ("def reward(prompt, completion, row): return '1.0'", "reward returned '1.0'"),
+        ("def reward(prompt, completion, row): return [1.0]", "reward returned"),
+        ("def reward(completions, **_): return []", "for a list of 1 completion"),
+        ("def reward(completions, **_): return [1.0, 2.0]", "for a list of 1 completion"),
+        ("def reward(completions, **_): return 1.0", "for a list of 1 completion"),
+        ("def reward(completions, **_): return [None]", "reward returned None"),
+        ("def reward(completions, completion_ids): return [1.0]", "wants 'completion_ids'"),
+    ],
+)
+def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, told: str):
+    task = made(body)
+    with pytest.raises(ValueError, match=told) as raised:
+        task.reward({"prompt": "1=", "id": "row-17"}, "x")
+    assert "my_task.py" in str(raised.value) and "row-17" in str(raised.value)
+    with pytest.raises(ValueError, match="'prompt': '1='"):
+        task.reward({"prompt": "1="}, "x")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("length = 8", "there is no reward"),
+        ("reward = 3", "must be a function"),
+        ("def reward(x): return 1", "is no reward"),
+        ("def reward(completion, gold): return 1", "is no reward"),
+        ("def f(completion): pass\nrewards = [f, f]", "same name"),
+        ("def reward(completion): pass\nrewards = [reward]", "both a reward and rewards"),
+        ("rewards = []", "list or dictionary of functions"),
+        ("async def reward(completions): return [1.0]", "asynchronous"),
+        ("length = 0\ndef reward(completion): return 1", "length"),
+        ("weights = {'other': 1}\ndef reward(completion): return 1", "weight for 'other'"),
+        ("weights = {'reward': 'x'}\ndef reward(completion): return 1", "weight of reward"),
+        ("def reward(:", "cannot be run: SyntaxError"),
+        ("import nothing_of_this_name", "cannot be run: ModuleNotFoundError"),
+        ("raise SystemExit(1)", "cannot be run: SystemExit"),
+    ],
+)
+def test_a_file_that_is_no_task_is_named(folder: Path, source: str, told: str):
+    with pytest.raises(ValueError, match=told) as raised:
+        made(source)
+    assert "my_task.py" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("def rows(): return []", "no rows"),
+        ("def rows(): return [1]", "row 1 of rows"),
+        ("def rows(): return [{'question': 1}]", "no text 'prompt'"),
+        ("def rows(): return 1 / 0", "rows raised ZeroDivisionError"),
+        ("", "define rows"),
+    ],
+)
+def test_bad_rows_of_the_file_are_named(folder: Path, rows: str, told: str):
+    task = made(f"def reward(completion): return 1\n{rows}", data="")
+    with pytest.raises(ValueError, match=told) as raised:
+        task.rows("train", 1, 0)
+    assert "my_task.py" in str(raised.value)
+
+
+def test_files_that_are_missing(folder: Path):
+    with pytest.raises(ValueError, match=r"there is no file none\.py"):
+        own.task("none.py")
+    with pytest.raises(ValueError, match=r"there is no data file none\.jsonl"):
+        made(PLAIN, data="none.jsonl")
+    with pytest.raises(ValueError, match=r"--task my_task\.py"):
+        own.task().rows("train", 1, 0)
+
+
+def test_a_configuration_names_the_file_as_its_task(folder: Path):
+    Path("my_task.py").write_text(PLAIN)
+    config = parse_config({"task": "my_task.py", "own": {"data": "rows.jsonl"}})
+    dumped = config.dump()
+    assert dumped["task"] == "own"
+    assert dumped["own"] == {"file": "my_task.py", "data": "rows.jsonl", "test_data": "", "weights": None}
+    assert parse_config(dumped).build_task().name == "my_task"
+    for bad, told in (({"task": "none.py"}, "none.py"), ({"task": "my_task.py", "own": {"dta": ""}}, "own.dta")):
+        with pytest.raises(ValueError, match=told):
+            parse_config(bad)
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+SHORT = ["updates=3", "prompts=2", "group=4", "eval.prompts=4", "eval.samples=2"]
+
+
+def test_training_and_evaluating_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "my_task.py").write_text(PLAIN)
+    code = called(monkeypatch, "train", "--task", "my_task.py", "--data", "rows.jsonl", "--out", "run", *SHORT)
+    assert code == 0
+    metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert sum("train/reward" in line for line in metrics) == 3
+    assert all(line["train/part/reward"] == line["train/reward"] for line in metrics if "train/reward" in line)
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    assert all(s["reward"] == s["completion"].count(s["row"]["answer"]) / 8 for s in samples)
+    capsys.readouterr()
+    assert called(monkeypatch, "eval", "run", "--problems", "4", "--samples", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "my_task"
+    assert called(monkeypatch, "eval", "run", "--task", "sudoku", "--problems", "4", "--samples", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "sudoku"
+
+
+def test_a_reward_that_fails_stops_the_run_with_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "my_task.py").write_text("length = 8\ndef reward(completion): return float('nan')\n")
+    assert called(monkeypatch, "train", "--task", "my_task.py", "own.data=rows.jsonl", "--out", "run", *SHORT) == 2
+    told = capsys.readouterr().err
+    assert "my_task.py: reward returned nan" in told and len(told.strip().splitlines()) == 1
+    assert not Path("run").exists()

@@ -1,0 +1,277 @@
+"""JSON that follows a schema: the prompt is a request and a JSON schema, the completion a JSON value.
+
+The answer is the first fenced block of JSON, or else the first balanced object or array, or the whole completion. It is
+read strictly: no NaN or Infinity, no number beyond what a double or 400 digits hold, and an object that names a key
+twice is no answer (taking the last would let a model write two). Broken JSON is not searched for parts that are whole.
+
+What the model writes is untrusted, and a schema may be hostile: completions are cut at 20,000 characters and 64
+levels, patterns run on a linear engine or, where they look around, with a bounded number of steps (giving up is
+invalid, also under `not`), and a `$ref` to another document is never fetched: such a schema is refused.
+"""
+
+import json
+import math
+import re
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from unmask.tasks.data import hub_rows
+from unmask.tasks.sources import Shape, hashed_split, set_rows
+from unmask.tasks.task import Grade, Row, Task, checked_partial
+
+LONGEST = 20_000
+DEEPEST = 64
+DIGITS = 400
+PATTERN_STEPS = 100_000
+PATTERN_BYTES = 10_000_000
+BLANK = " \t\n\r"  # what JSON calls white space
+
+HUB = "NousResearch/json-mode-eval"
+ONE_OF_SEVERAL = ("BFCL_parallel", "BFCL_parallel_multiple")
+"""Groups of BFCL whose request is for several calls and whose reference is one of them: judged by the schema alone."""
+
+OPENING = re.compile(r"[\[{]")
+# A string ends at its quote or with the text: so that no character is looked at twice.
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+Formats = Literal["asserted", "ignored"]
+
+
+class Found(NamedTuple):
+    """A JSON value and the text it was read from."""
+
+    text: str
+    value: Any
+
+
+class Score(NamedTuple):
+    """What a completion is worth; all of it or, for partial credit, the parts."""
+
+    found: Found | None
+    valid: bool = False
+    agreement: float | None = None
+    """With the reference; None where there is none."""
+
+    @property
+    def right(self) -> bool:
+        return self.valid and self.agreement in (None, 1.0)
+
+
+def parsed(text: str) -> Any:
+    """A JSON value, strictly read; ValueError for what is not one."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key is named twice")
+        return dict(pairs)
+
+    def whole(digits: str) -> int:
+        if len(digits) > DIGITS:
+            raise ValueError(f"a number of more than {DIGITS} digits")
+        return int(digits)
+
+    def real(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise ValueError(f"{digits} is beyond a double")
+        return value
+
+    def refused(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_float=real, parse_constant=refused)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text: an error here
+        return value
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def found_in(completion: str) -> Found | None:
+    """The answer in a completion; None where there is none."""
+    text = _fenced(completion[:LONGEST]).strip(BLANK)
+    if text and not OPENING.match(text):
+        try:
+            return Found(text, parsed(text))
+        except ValueError:
+            pass  # prose; the answer may be in it
+    place = 0
+    while opening := OPENING.search(text, place):
+        end = _closing(text, opening.start())
+        if end is None:
+            return None
+        piece, place = text[opening.start() : end], end
+        try:
+            return Found(piece, parsed(piece))
+        except ValueError:
+            continue
+    return None
+
+
+def _fenced(text: str) -> str:
+    """The inside of the first fenced block that is of JSON or does not say; the text itself where there is none."""
+    for block in text.split("```")[1::2]:
+        language, newline, inside = block.partition("\n")
+        if newline and language.strip().lower() in ("", "json"):
+            return inside
+    return text
+
+
+def _closing(text: str, start: int) -> int | None:
+    """The place after the bracket that closes the one at start; None if none does or it is too deep."""
+    depth = 0
+    for token in TOKEN.finditer(text, start):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+        if depth > DEEPEST:
+            return None
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _validator(schema: str, formats: Formats) -> Any:
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise ValueError("JSON schemas are checked by the package jsonschema-rs: pip install 'unmask[json]'") from None
+    engines = (
+        jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES),
+        jsonschema_rs.FancyRegexOptions(backtrack_limit=PATTERN_STEPS, size_limit=PATTERN_BYTES),
+    )
+    told = ""
+    for engine in engines:
+        try:
+            return jsonschema_rs.validator_for(
+                json.loads(schema), validate_formats=formats == "asserted", pattern_options=engine, offline=True
+            )
+        except (ValueError, jsonschema_rs.ReferencingError) as error:
+            told = str(error).split("\n")[0]
+    raise ValueError(f"the schema cannot be used: {told}")
+
+
+def validator(schema: Any, formats: Formats = "asserted") -> Any:
+    """The compiled schema, of the draft that its `$schema` names or 2020-12; ValueError where it is none."""
+    return _validator(json.dumps(schema), formats)
+
+
+def leaves(document: Any) -> dict[tuple[str | int, ...], Any]:
+    """The values of a document that hold no others, empty objects and arrays included, by their path."""
+    found: dict[tuple[str | int, ...], Any] = {}
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if value and isinstance(value, dict | list):
+            inside = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [((*path, key), part) for key, part in inside]
+        else:
+            found[path] = value
+    return found
+
+
+def agreement(reference: Any, value: Any) -> float:
+    """The share of fields that are the same in both, of all fields in either; 1 means the documents are the same.
+
+    An empty text in the reference stands for something that may be left out; the schema says what may not.
+    """
+    wanted, given = leaves(reference), leaves(value)
+    spared = {path for path, leaf in wanted.items() if leaf == "" and path not in given}
+    above = {path[:length] for path in spared for length in range(len(path))}
+    spared |= {path for path, leaf in given.items() if leaf == {} and path in above}
+    paths = (wanted.keys() | given.keys()) - spared
+    agreeing = sum(path in wanted and path in given and _same(wanted[path], given[path]) for path in paths)
+    return agreeing / len(paths) if paths else 1.0
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def score(row: Row, completion: str, formats: Formats = "asserted") -> Score:
+    """How far a completion gets with a row's `schema` and, if it has one, `reference`."""
+    found = found_in(completion)
+    if found is None:
+        return Score(None)
+    valid = bool(validator(row["schema"], formats).is_valid(found.value))
+    return Score(found, valid, agreement(row["reference"], found.value) if "reference" in row else None)
+
+
+def credit(row: Row, scored: Score, partial: float) -> float:
+    """1 for what is right; else `partial` times the mean of being JSON, being valid and the agreement.
+
+    Partial credit is for an object with at least one of the properties of the schema: anything else is unrelated.
+    """
+    if scored.right:
+        return 1.0
+    if scored.found is None or not isinstance(row["schema"], dict) or not isinstance(scored.found.value, dict):
+        return 0.0
+    if scored.found.value.keys().isdisjoint(row["schema"].get("properties", ())):
+        return 0.0
+    parts = [1.0, float(scored.valid), *([] if scored.agreement is None else [scored.agreement])]
+    return partial * sum(parts) / len(parts)
+
+
+def _row(row: Row, formats: Formats, fields: bool) -> Row:
+    """A row of a file or of the hub as `request`, `schema` and `reference`."""
+    schema = parsed(row["schema"]) if isinstance(row["schema"], str) else row["schema"]
+    validator(schema, formats)
+    request = row.get("request", row.get("prompt", ""))
+    if isinstance(request, list) and all(isinstance(turn, dict) for turn in request):
+        # Messages, of which a system's turn holds the schema: our own prompt has it.
+        request = "\n\n".join(str(turn.get("content", "")) for turn in request if turn.get("role") == "user")
+    if not isinstance(request, str):
+        raise ValueError("the request is neither a text nor a list of messages")
+    kept: Row = {key: row[key] for key in ("id", "split") if key in row}
+    if fields and "reference" in row and row.get("group") not in ONE_OF_SEVERAL:
+        kept["reference"] = row["reference"]
+    return {**kept, "request": request, "schema": schema}
+
+
+def _hub(split: str) -> list[Row]:
+    """The hub has one split: a part of it is held out."""
+    rows = hub_rows(HUB, None, "train")
+    return [{**r, "reference": parsed(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]
+
+
+def task(
+    data: str = "", test_data: str = "", formats: Formats = "asserted", fields: bool = True, partial: float = 0.0
+) -> Task:
+    """Rows with a `schema`, a `request` (or `prompt`) and, where there is one, a `reference`.
+
+    formats: whether `format` is asserted or ignored. fields: whether an answer must agree with the reference.
+    A right answer earns 1, others up to `partial`. A row's `split` says where it belongs, or else its schema does.
+    """
+    partial = checked_partial("json_schema", partial)
+    shape = Shape(
+        wanted={"schema": (dict, str, bool)},
+        row=lambda row: _row(row, formats, fields),
+        key=_schema_text,
+        split=lambda row: row.get("split") or hashed_split(_schema_text(row)),
+    )
+
+    def grade(row: Row, completion: str) -> Grade:
+        scored = score(row, completion, formats)
+        return Grade(float(scored.right), 1.0, scored.found.text if scored.found else "")
+
+    return Task(
+        name="json_schema",
+        summary="A JSON value that follows the schema in the prompt",
+        length=256,
+        rows=set_rows("json_schema", data, test_data, shape, _hub),
+        prompt=prompt,
+        solution=lambda row: json.dumps(row["reference"]) if "reference" in row else "",
+        reward=lambda row, completion: credit(row, score(row, completion, formats), partial),
+        solved=lambda row, completion: score(row, completion, formats).right,
+        text=True,
+        grade=grade,
+    )
+
+
+def _schema_text(row: Row) -> str:
+    return json.dumps(row["schema"], sort_keys=True)
+
+
+def prompt(row: Row) -> str:
+    schema = json.dumps(row["schema"], ensure_ascii=False)
+    wanted = "Answer with one JSON value that follows this JSON schema, and with nothing else:"
+    return "\n\n".join(part for part in (row["request"], f"{wanted}\n{schema}") if part)
