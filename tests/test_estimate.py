@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -400,6 +401,44 @@ def test_a_dry_run_prints_and_leaves_nothing(unmask, untouched: None, tmp_path: 
     assert any("tokenizer is not here" in note for note in found["notes"])
     code, out, _ = unmask("train", "--dry-run", *large, "--hardware", "4090")
     assert code == 0 and "MEMORY DOES NOT SUFFICE" in out and "does not" not in out.split("H200")[-1]
+
+
+LOST = {
+    "no package": None,
+    "no connection": ConnectionError("offline"),
+    "no such set": FileNotFoundError("not on\nthe hub"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+@pytest.mark.parametrize("task", ["gsm8k", "math500"])
+def test_without_the_hub_a_prompt_has_200_tokens(
+    task: str, lost: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise lost or AssertionError
+
+    package = lost and SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", package)  # None: not installed
+    found = estimate(llada(task=task, **{task: {"protocol": "d1"}}))
+    assert found.prompt == 200
+    (note,) = [note for note in found.notes if "hub" in note]
+    assert note == (
+        f"the rows of {task} cannot be had from the hub: prompts are assumed to have 200 tokens; "
+        f"{task}.data=FILE.jsonl would tell"
+    )
+
+
+def test_a_file_tells_the_prompt_and_its_faults_are_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{i} + 1 = ?" + " and" * (i == 7) * 300, "answer": f"#### {i + 1}"} for i in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    config = llada(task="gsm8k", prompts=40, gsm8k={"protocol": "d1", "data": str(path)})
+    found = estimate(config)
+    assert 300 < found.prompt < 420 and any("a token a word, digit or sign" in note for note in found.notes)
+    path.write_text('{"question": "1 + 1 = ?"}')
+    with pytest.raises(ValueError, match="'answer' is missing"):
+        estimate(llada(task="gsm8k", gsm8k={"data": str(path)}))
 
 
 def test_a_folder_needs_its_config_alone(unmask, untouched: None, tmp_path: Path) -> None:

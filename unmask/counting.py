@@ -4,6 +4,7 @@ A stand-in that notes what it is asked and answers nothing goes through the real
 traces, so a new method is counted without being known here.
 """
 
+import re
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,6 +30,11 @@ from unmask.update import update
 
 TEMPLATE = 16
 """Tokens that a chat template adds to a prompt, about."""
+ASSUMED = 200
+"""Tokens of a prompt whose row cannot be had, template included."""
+PIECES = re.compile(r"[^\W\d_]+|[^\s]")  # words, digits and signs
+NO_HUB = "read from the hub"
+"""What tasks.data.hub_rows says where it has no rows."""
 
 
 @dataclass
@@ -148,10 +154,21 @@ def _first_batch(config: Config) -> int:
 
 
 def prompt_tokens(config: Config, task: Task, found: Outline) -> tuple[int, list[str]]:
-    """The longest prompt of the first batch and of the evaluation."""
-    rows = task.rows("train", config.prompts, _first_batch(config)) + task.rows("test", config.eval.prompts, 0)
+    """The longest prompt of the first batch and of the evaluation, and what had to be assumed about it."""
+    try:
+        rows = task.rows("train", config.prompts, _first_batch(config)) + task.rows("test", config.eval.prompts, 0)
+    except ValueError as error:
+        if NO_HUB not in str(error):
+            raise
+        told = f"prompts are assumed to have {ASSUMED} tokens; {task.name}.data=FILE.jsonl would tell"
+        return ASSUMED, [f"the rows of {task.name} cannot be had from the hub: {told}"]
     if found.tokenizer is not None:
-        told: Any = found  # whose tokenizer is all that is asked for
-        return max(len(prompt_ids(told, task, row)) for row in rows), []
-    longest = max(len(task.prompt(row)) for row in rows) + len(task.prefill) + TEMPLATE
-    return longest, [f"the tokenizer is not here: a prompt is taken to be a token a character, and {TEMPLATE} more"]
+        known: Any = found  # whose tokenizer is all that is asked for
+        return max(len(prompt_ids(known, task, row)) for row in rows), []
+    size, unit = (_pieces, "word, digit or sign") if task.text else (len, "character")
+    longest = max(size(task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
+    return longest, [f"the tokenizer is not here: a prompt is taken to be a token a {unit}, and {TEMPLATE} more"]
+
+
+def _pieces(text: str) -> int:
+    return len(PIECES.findall(text))
