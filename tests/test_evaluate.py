@@ -2,11 +2,12 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from unmask.evaluate import Decoding, evaluate, mean_share, pass_at, wilson
+from unmask.evaluate import Decoding, evaluate, judged, mean_share, pass_at, wilson
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, Task
 
@@ -89,3 +90,12 @@ def test_evaluation_of_a_known_policy_gives_its_known_rates() -> None:
 def test_no_problems_is_an_error() -> None:
     with pytest.raises(ValueError, match="no problems"):
         evaluate(_Fixed("q", 0.5), TASKS["sudoku"](), [], Decoding(2, 2, 2))
+
+
+def test_work_that_can_be_done_ahead_is_done_once_for_all_completions() -> None:
+    called, task = [], replace(_letter_task("q"), ahead=lambda rows, texts: called.append((rows, texts)))
+    rows = task.rows("test", 3, 0)
+    reward_B, solved_B = judged(task, rows, ["q", "x", "q"])
+    assert called == [(rows, ["q", "x", "q"])]
+    plain = judged(replace(task, ahead=None), rows, ["q", "x", "q"])
+    assert torch.equal(reward_B, plain[0]) and torch.equal(solved_B, plain[1])

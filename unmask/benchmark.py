@@ -102,6 +102,8 @@ def lines(
             ended_BL = (trace.tokens_BL == trace.eos_id) & trace.canvas_BL
             counts += (trace.filled_BL & (ended_BL.long().cumsum(-1) == 0)).sum(-1).tolist()
         seconds = (time.perf_counter() - start) / len(rows)
+        if task.ahead is not None:
+            task.ahead(list(rows), texts)
         grades: list[Grade] = [task.graded(row, text) for row, text in zip(rows, texts, strict=True)]
         about = card(policy, task, protocol, rows, how, device, batch.most)
         found = Graded(score(grades), len(grades), tuple(grades))

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from unmask import sandbox
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -54,6 +56,7 @@ def examine() -> list[Finding]:
     weights = SHIPPED / "model.safetensors"
     size = f"{weights.stat().st_size / 2**20:.1f} MB" if weights.is_file() else f"not at {SHIPPED}; reinstall"
     findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}"))
+    findings.append(Finding("bubblewrap", not sandbox.problem(), False, f"runs programs: {sandbox.description()}"))
     findings.append(Finding("cores", True, False, f"{os.cpu_count()}"))
     free = shutil.disk_usage(".").free / 2**30
     findings.append(Finding("disk", free > 1, False, f"{free:.0f} GB free here; a run folder takes a few MB"))

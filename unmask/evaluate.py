@@ -121,6 +121,8 @@ def complete(
 def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Reward and verdict of every completion, (B,) each; a reward that raises or is no finite number is an error."""
     values, verdicts = [], []
+    if task.ahead is not None:
+        task.ahead(list(rows), list(texts))
     for row, text in zip(rows, texts, strict=True):
         try:
             value, verdict = float(task.reward(row, text)), bool(task.solved(row, text))

@@ -46,6 +46,9 @@ class Task:
     grade: Callable[[Row, str], Grade] | None = None
     """How a named protocol scores a completion; None: one point if it is solved."""
 
+    ahead: Callable[[list[Row], list[str]], object] | None = None
+    """Does the work of many rewards at once, side by side, so that each is then quick; None: nothing to gain."""
+
     def graded(self, row: Row, completion: str) -> Grade:
         if self.grade is not None:
             return self.grade(row, completion)

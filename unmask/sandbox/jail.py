@@ -1,0 +1,133 @@
+"""The sandbox itself: a bubblewrap command, and whether it works here.
+
+Inside there is a Python with its standard library, read-only, and /dev/null: no file of the user, nothing writable, no
+/proc, no network, no other process. Started by root, it runs as nobody.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from unmask.sandbox.filter import seccomp_program
+
+MEMORY = 1 << 30  # bytes of address space
+THREADS = 16  # of one sandbox, bubblewrap's own process included
+FILES = 64  # open at a time
+
+# setpriv, and not the user= of Popen, with which Python copies the page tables of a large process
+TO_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+AS_NOBODY = TO_NOBODY if os.geteuid() == 0 else ()
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "LC_ALL": "C.UTF-8"}  # a seed: the same verdict again
+HERE = Path(__file__).parent
+
+
+def interpreters() -> Iterator[Path]:
+    """The Pythons that may run programs: this one, without its packages, or the system's where nobody cannot see it."""
+    own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for found in dict.fromkeys([own, Path("/usr/bin/python3")]):
+        if found.exists():
+            yield found.resolve()
+
+
+@cache
+def confinement(interpreter: Path) -> tuple[str, ...]:
+    """bubblewrap's arguments around a command of this interpreter, but for the filter."""
+    prefix = interpreter.parent.parent
+    folders = [Path("/usr/lib"), Path("/usr/lib64"), prefix / "lib", prefix / "lib64"]
+    view: list[str] = []
+    for path in (Path("/lib"), Path("/lib64")):
+        if path.is_symlink():
+            view += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            folders.append(path)
+    seen = [path for path in dict.fromkeys(folders) if path.is_dir() and not path.is_symlink()]
+    for path in [*seen, interpreter]:
+        view += ["--ro-bind", str(path), str(path)]
+    # installed packages may hold a data set with its answers
+    packages = [p for path in seen for kind in ("site", "dist") for p in path.glob(f"python3*/{kind}-packages")]
+    for path in packages:
+        view += ["--tmpfs", str(path), "--remount-ro", str(path)]
+    settings = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
+    return (
+        *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"),
+        *view,
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev-bind", "/dev/null", "/dev/null"),
+        *("--chdir", "/", "--remount-ro", "/"),
+        *settings,
+    )
+
+
+COMPILES = """
+import binascii, marshal, sys
+texts = [marshal.dumps(compile(text, "sandbox", "exec")) for text in sys.argv[1:]]
+print(*(binascii.b2a_base64(text, newline=False).decode() for text in texts))
+"""
+BEGINS = """
+import binascii, marshal, sys
+exec(marshal.loads(binascii.a2b_base64(sys.argv[1])))
+"""
+
+
+@cache
+def inner_code(interpreter: Path, role: str) -> list[str]:
+    """The files that run inside, compiled by the interpreter that runs them: a third of the time to start is saved,
+    and in there they cannot be seen as files."""
+    texts = [(HERE / f"{name}.py").read_text() for name in ("start", "wire", role)]
+    command = [*AS_NOBODY, str(interpreter), "-S", "-s", "-c", COMPILES, *texts]
+    told = subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT)
+    return told.stdout.split()
+
+
+def start(
+    interpreter: Path,
+    role: str,
+    cpu: int,
+    stdin: int,
+    stdout: int,
+    fds: Sequence[int] = (),
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+) -> "subprocess.Popen[bytes]":
+    """A sandbox with a role in it. Killing it kills all that is in it; so does the end of the thread that began it."""
+    rules = os.memfd_create("seccomp")
+    try:
+        os.write(rules, seccomp_program(platform.machine()))
+        os.lseek(rules, 0, os.SEEK_SET)
+        command = [
+            *AS_NOBODY,
+            *("bwrap", *confinement(interpreter), "--seccomp", str(rules), "--"),
+            *(str(interpreter), "-S", "-s", "-c", BEGINS, *inner_code(interpreter, role)),
+            *map(str, (MEMORY, THREADS, FILES, cpu, *fds)),
+        ]
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(rules, *fds))
+    finally:
+        os.close(rules)
+
+
+def missing() -> str:
+    """What has to be installed first, in a sentence; empty where nothing has."""
+    if sys.platform != "linux":
+        return f"the sandbox is made by bubblewrap, which there is for Linux only, not for {sys.platform}"
+    if shutil.which("bwrap") is None:
+        return (
+            "programs are run in a sandbox made by bubblewrap, and bwrap is not installed: "
+            "apt-get install bubblewrap, or dnf install bubblewrap"
+        )
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        return "root runs programs as nobody by setpriv, which is not installed: apt-get install util-linux"
+    try:
+        seccomp_program(platform.machine())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def release() -> str:
+    return subprocess.run(["bwrap", "--version"], capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,201 @@
+"""The judge: executes the tests, in a sandbox in which no line of the program ever runs.
+
+Where a test names something of the program it holds a `Remote`, which asks the worker. Arguments go out, and what comes
+back has been rebuilt from bytes as exact built-in types: there is no `__eq__` to lie, nothing patched, no frame to look
+into. A test has passed when its code ran to the end and every answer was of the protocol.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+from unmask.sandbox.wire import MUTABLE, TOLD, Foul, packed, receive, send, unpacked
+
+TYPE_CHECKING = False  # loading `typing` takes longer than most programs
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+
+class ProgramError(Exception):
+    """The program did what a test cannot name."""
+
+
+class Link:
+    """The judge's end of the pipes to the worker. Once it is foul it stays so, whatever a test catches."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source, self.sink = source, sink
+        self.foul = ""
+        self.holding = 0
+        self.waiting: list[tuple[Any, Any]] = []
+
+    def ask(self, *request: Any) -> Any:
+        if self.foul:
+            raise Foul(self.foul)
+        data = packed(request, _number)
+        try:
+            send(self.sink, data)
+            answer = receive(self.source)
+            if answer[:1] == b"=":
+                return unpacked(answer[1:], lambda number, name: Remote(self, number, name))
+            told = unpacked(answer[1:], lambda number, name: None)
+            if answer[:1] != b"!" or type(told) is not tuple or [type(part) for part in told] != [str, str]:
+                raise Foul("the program's answer is not of the protocol")
+        except OSError:
+            self.foul = "the program ended its process"
+            raise Foul(self.foul) from None
+        except Foul as foul:
+            self.foul = str(foul)
+            raise
+        raise _raised(*told)
+
+    def exactly(self, kind: type, *request: Any) -> Any:
+        answer = self.ask(*request)
+        if type(answer) is not kind:
+            raise ProgramError(f"the program gave a {type(answer).__name__} where a {kind.__name__} belongs")
+        return answer
+
+    def call(self, function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = self.exactly(tuple, "call", function, args, kwargs)
+        if len(answer) != 2 or type(answer[1]) is not list:
+            raise ProgramError("the program's answer is not of the protocol")
+        given = [*args, *kwargs.values()]
+        for position, new in answer[1]:
+            if type(given[position]) in MUTABLE and type(given[position]) is type(new):
+                self.waiting.append((given[position], new))
+        if not self.holding:
+            self.release()
+        return answer[0]
+
+    def release(self) -> None:
+        """Let the program's changes to its arguments be seen."""
+        for old, new in self.waiting:
+            old.clear()
+            (old.update if isinstance(old, dict | set) else old.extend)(new)
+        self.waiting.clear()
+
+    def __enter__(self) -> None:
+        """While an assertion is evaluated, arguments stay as they were given: in `f(x) == sorted(x)` the program must
+        not be able to empty x and return nothing."""
+        self.holding += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.holding -= 1
+        if not self.holding:
+            self.release()
+
+
+def _number(value: Any) -> tuple[int, str]:
+    if type(value) is not Remote:
+        raise TypeError(f"a test can hand plain data to the program, not a {type(value).__name__}")
+    return value._number, ""
+
+
+def _raised(name: str, told: str) -> Exception:
+    """The program's exception, as the built-in type that a test may expect. An end of iteration would make
+    `all(map(...))` stop early and be true, and a failed assertion is the test's to declare: neither is passed on."""
+    kind = getattr(builtins, name, None)
+    error: Exception
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, KEPT_BACK):
+        try:
+            error = kind(told)
+        except TypeError:
+            error = ProgramError(told)  # some kinds want more to be made
+    else:
+        error = ProgramError(told)
+    error.by_program = name  # type: ignore[attr-defined]
+    return error
+
+
+KEPT_BACK = (StopIteration, StopAsyncIteration, AssertionError)
+
+
+class Remote:
+    """An object of the program that is not plain data, such as a function. It can be called, read and iterated over.
+    To compare it would be to ask the program whether it is right, so that fails the test."""
+
+    __slots__ = ("_link", "_name", "_number")
+
+    def __init__(self, link: Link, number: int, name: str) -> None:
+        for key, value in (("_link", link), ("_name", name), ("_number", number)):
+            object.__setattr__(self, key, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._link.call(self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._link.ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._link.ask("assign", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._link.ask("item", self, key)
+
+    def __len__(self) -> int:
+        return self._link.exactly(int, "length", self)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._link.exactly(Remote, "iterate", self)
+        while item := self._link.exactly(tuple, "next", iterator):
+            yield item[0]
+
+    def __next__(self) -> Any:
+        for item in self._link.exactly(tuple, "next", self):
+            return item
+        raise StopIteration
+
+    def __bool__(self) -> bool:
+        return self._link.exactly(bool, "truth", self)
+
+    def __str__(self) -> str:
+        return self._link.exactly(str, "text", self)
+
+    def _incomparable(self, other: object) -> bool:
+        raise TypeError(f"the program gave a {self._name}, which is not plain data and cannot be compared")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _incomparable
+    __hash__ = None  # type: ignore[assignment]
+
+
+def begin(jobs: int, verdicts: int, source: int, sink: int) -> None:
+    """Tell `begin N`, then `end N passed`, `end N failed` or `end N over` with the reason, for every test until the
+    link is over; N is -1 for loading the program."""
+
+    def tell(*words: object) -> None:
+        send(verdicts, " ".join(map(str, words)).encode("ascii", "backslashreplace"))
+
+    program, setup, tests = unpacked(receive(jobs), lambda number, name: None)
+    link = Link(source, sink)
+    link.ask("truth", 1)  # the worker is there: what ends it from here on is the program
+    tell("begin", -1)
+    tell("end", -1, _verdict(link, link.ask, "load", program))
+    for index, (test, names) in enumerate(tests):
+        if not link.foul:
+            tell("begin", index)
+            tell("end", index, _verdict(link, _execute, link, setup, names, test))
+
+
+def _execute(link: Link, setup: str, names: dict[str, str], test: str) -> None:
+    space: dict[str, Any] = {"__name__": "test", "__held__": link}
+    for name, theirs in names.items():
+        if not link.exactly(bool, "defines", theirs):
+            raise ProgramError(f"the program does not define {theirs}")
+        space[name] = link.ask("get", theirs)
+    for text in (setup, test):
+        exec(compile(text, "test", "exec"), space)
+
+
+def _verdict(link: Link, act: Callable[..., object], *args: Any) -> str:
+    """A foul is a failure, whatever the test made of it."""
+    told = "passed"
+    try:
+        act(*args)
+    except BaseException as error:
+        by = getattr(error, "by_program", None)
+        named = f"the program raised {by}" if by else type(error).__name__
+        told = f"failed {named}: {str(error)[:TOLD]}".rstrip(": ")
+    return f"over {link.foul}" if link.foul else told

@@ -1,0 +1,58 @@
+"""Tests as text, made ready for the judge: which names they take from the program, and their assertions guarded."""
+
+import ast
+import builtins
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from threading import Lock
+
+WARNING = Lock()  # whether warnings are shown is one setting for all threads
+
+
+@lru_cache(maxsize=4096)
+def prepared(test: str) -> str:
+    """The test with every assertion under the judge's hold, which keeps arguments as given until it is decided."""
+    return ast.unparse(ast.fix_missing_locations(_Holding().visit(parsed(test))))
+
+
+class _Holding(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        hold = ast.withitem(ast.Name("__held__", ast.Load()))
+        return ast.With(items=[hold], body=[node])
+
+
+def parsed(test: str) -> ast.Module:
+    """Its syntax; warnings about it, such as of "\\w", are not its reader's concern."""
+    try:
+        with WARNING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"a test is not Python: {error}: {test[:100]!r}") from None
+
+
+@lru_cache(maxsize=4096)
+def names_read(*texts: str) -> tuple[str, ...]:
+    """All names that occur in texts, in their order."""
+    nodes = [node for text in texts for node in ast.walk(parsed(text))]
+    return tuple(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
+
+
+@lru_cache(maxsize=4096)
+def names_wanted(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
+    """The names that tests read and nothing but the program can give them: not bound in them, and not built in."""
+    nodes = [node for text in (setup, *tests) for node in ast.walk(parsed(text))]
+    bound = set(dir(builtins))
+    for node in nodes:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return tuple(name for name in names_read(setup, *tests) if name not in bound)

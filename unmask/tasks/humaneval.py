@@ -1,0 +1,139 @@
+"""HumanEval (arXiv:2107.03374): complete a Python function from its signature and docstring.
+
+A row is {prompt, entry_point, canonical_solution, test}; `test` defines check(candidate). Its assertions are taken
+apart, so that each is a test with a verdict; `assert True`, of which there are some, is none. What a test uses besides
+the candidate comes from the reference and not from the program: the program under test could otherwise bring its own
+`encode_cyclic` or `poly` (problems 32, 38 and 50), and three of the assertions of problem 33 would compare the
+candidate with itself.
+"""
+
+import ast
+from collections.abc import Sequence
+from functools import cache
+
+from unmask.sandbox import Job
+from unmask.sandbox.tests import names_wanted, parsed
+from unmask.tasks.data import Wanted, hub_rows
+from unmask.tasks.programs import (
+    Protocol,
+    checked_timeout,
+    chosen,
+    continuation,
+    defines,
+    fenced_block,
+    program_of,
+    program_task,
+    read,
+    seeded,
+)
+from unmask.tasks.sources import Shape, hashed_split, set_rows
+from unmask.tasks.task import Row, Task
+
+HUB = "openai/openai_humaneval"
+WANTED: Wanted = {"prompt": str, "entry_point": str, "canonical_solution": str, "test": str}
+CANDIDATE = "candidate"
+
+
+def task(
+    data: str = "", test_data: str = "", protocol: str = "unmask", partial: bool = False, timeout: float = 5.0
+) -> Task:
+    """Functions to complete, run in the sandbox. `timeout` is the seconds of a test; `partial` rewards the share of
+    tests that pass. On the hub there are test rows only: to train, give rows of the same shape as `data`."""
+    seconds = checked_timeout(timeout)
+    shape = Shape(WANTED, _checked, lambda row: row["prompt"], lambda row: hashed_split(row["prompt"]))
+    return program_task(
+        name="humaneval",
+        summary="HumanEval: complete a Python function; graded by its tests in the sandbox",
+        length=512,
+        rows=set_rows("humaneval", data, test_data, shape, _hub),
+        protocol=chosen(PROTOCOLS, protocol),
+        tests=lambda row, program: job(row, program, seconds),
+        partial=partial,
+    )
+
+
+def _hub(split: str) -> Sequence[Row]:
+    if split == "train":
+        raise ValueError("humaneval: it is for evaluation; to train, give rows as humaneval.data, or train on mbpp")
+    return hub_rows(HUB, None, "test")
+
+
+def _checked(row: Row) -> Row:
+    check_tests(row["test"])
+    if not defines(row["prompt"], row["entry_point"]):
+        raise ValueError(f"its prompt does not begin the function {row['entry_point']}")
+    return row
+
+
+def job(row: Row, program: str, timeout: float) -> Job:
+    names = {CANDIDATE: row["entry_point"]}
+    setup, tests = check_tests(row["test"])
+    if set(names_wanted(setup, tests)) - {CANDIDATE}:  # helpers, from the reference
+        setup = f"{row['prompt']}{row['canonical_solution']}\n{setup}"
+    return Job(program, tests, names, seeded(setup, tests), timeout)
+
+
+@cache
+def check_tests(source: str) -> tuple[str, tuple[str, ...]]:
+    """(set-up, tests) of a text that defines check(candidate): every assertion, after the statements before it that
+    assert nothing."""
+    module = parsed(source)
+    checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    if not checks or [argument.arg for argument in checks[-1].args.args] != [CANDIDATE]:
+        raise ValueError("its test does not define check(candidate)")
+    before: list[ast.stmt] = []
+    tests = []
+    for statement in checks[-1].body:
+        asserted = [node.test for node in ast.walk(statement) if isinstance(node, ast.Assert)]
+        if not asserted:
+            before.append(statement)
+        elif not all(isinstance(test, ast.Constant) for test in asserted):
+            tests.append("\n".join(map(ast.unparse, [*before, statement])))
+    if not tests:
+        raise ValueError("its check asserts nothing")
+    setup = [ast.unparse(node) for node in module.body if node not in checks]
+    return "\n".join(setup), tuple(tests)
+
+
+def _preamble(row: Row) -> str:
+    """What a prompt gives before the function: imports and helpers, which an answer need not repeat."""
+    return row["prompt"][: row["prompt"].rindex(f"def {row['entry_point']}")]
+
+
+def _answered(row: Row, completion: str) -> str:
+    """The function whole, with what came before it in the prompt; or only its body, in a block or as it is."""
+    name, text = row["entry_point"], read(completion)
+    block = fenced_block(text, name)
+    if block is None and not defines(text, name):
+        return _continued(row, completion)
+    program = block if block is not None else program_of(completion, name)
+    return f"{_preamble(row)}\n{program}" if defines(program, name) else _with_body(row, program)
+
+
+def _continued(row: Row, completion: str) -> str:
+    return _with_body(row, continuation(read(completion)))
+
+
+def _with_body(row: Row, body: str) -> str:
+    """The function with this body; empty where it is none: any other text after the prompt would leave a function
+    that returns None, which some tests expect."""
+    first = next((line for line in body.splitlines() if line.strip()), "")
+    return row["prompt"] + body if first.startswith((" ", "\t")) else ""
+
+
+PROTOCOLS = {
+    "unmask": Protocol(
+        prompt=lambda row: (
+            "Complete the following Python function. Answer with the whole function in one block of code.\n\n"
+            f"```python\n{row['prompt'].rstrip()}\n```"
+        ),
+        program=_answered,
+        solution=lambda row: f"```python\n{row['prompt']}{row['canonical_solution'].rstrip()}\n```",
+    ),
+    # as in the paper, for models that continue a text
+    "continuation": Protocol(
+        prompt=lambda row: row["prompt"],
+        program=_continued,
+        solution=lambda row: row["canonical_solution"],
+    ),
+}
