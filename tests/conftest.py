@@ -1,7 +1,10 @@
 """What every test runs under. The environment is set before torch, transformers or matplotlib is imported."""
 
 import os
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: more threads only cost
@@ -12,3 +15,20 @@ os.environ["MPLBACKEND"] = "Agg"  # no test opens a window
 # Derandomized: the same commit gives the same verdict.
 settings.register_profile("unmask", deadline=None, derandomize=True)
 settings.load_profile("unmask")
+
+
+@pytest.fixture
+def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """The command, called in an empty folder: its exit code, and what it said to either side."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        from unmask.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call

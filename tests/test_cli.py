@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from unmask.cli import main
 from unmask.methods import BASES, PLUGINS
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape
@@ -21,20 +20,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=64), seed=1), folder)
     return str(folder)
-
-
-@pytest.fixture
-def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
 
 
 def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model: str, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import torch
 
 from unmask import batch as batch_module
 from unmask import train as train_module
-from unmask.cli import main
 from unmask.config import Config, parse_config
 from unmask.counting import Tally
 from unmask.estimate import (
@@ -358,20 +357,6 @@ def test_the_demo_takes_what_was_measured_on_a_cpu() -> None:
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

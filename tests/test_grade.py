@@ -4,12 +4,10 @@ import gzip
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from unmask.cli import main
 from unmask.evaluate import wilson
 from unmask.grade import graded, score, task_of
 from unmask.tasks.task import Grade
@@ -19,18 +17,6 @@ LINES = [
     {"generation": "\\boxed{1,000}", "ground_truth": "1,000", "id": "b"},
     {"generation": "no idea", "ground_truth": "so it is\n#### 5", "id": "c"},
 ]
-
-
-@pytest.fixture
-def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
 
 
 def written(path: Path, lines: list[dict]) -> str:

@@ -148,7 +148,7 @@ def test_files_of_the_machine_cannot_be_seen(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("secret")
     secret.chmod(0o644)
-    paths = ["/etc/passwd", str(Path.home()), str(HERE), str(secret), "/proc/1/environ", "/sys", "/root", "/work"]
+    paths = ["/etc/passwd", str(Path.home()), str(HERE), str(secret), "/proc/1/environ", "/sys"]
     assert eval(outcomes(*(f"open({path!r}).read()" for path in paths))) == ["FileNotFoundError"] * len(paths)
     view = outcomes("sorted(os.listdir('/'))", "os.listdir('/dev')", "os.environ.get('HOME')")
     assert "work" not in view and "home" not in view and "['null']" in view and "None" in view
