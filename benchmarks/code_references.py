@@ -45,7 +45,7 @@ def mutated(code: str, rng: random.Random) -> str | None:
         elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in OPERATORS:
             places.append(lambda node=node: setattr(node, "op", OPERATORS[type(node.op)]()))
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-            places.append(lambda node=node: node.ops.__setitem__(0, OPERATORS[type(node.ops[0])]()))  # type: ignore
+            places.append(lambda node=node: node.ops.__setitem__(0, OPERATORS[type(node.ops[0])]()))  # type: ignore[misc]  # a list's method, called for its effect
     if not places:
         return None
     rng.choice(places)()
