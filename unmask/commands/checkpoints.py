@@ -1,0 +1,41 @@
+"""unmask merge and unmask pretrain"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.commands.arguments import RunOrModel
+
+
+def merge(
+    run_or_model: RunOrModel,
+    out: Annotated[Path, typer.Option(help="Where to write the checkpoint.")],
+) -> None:
+    """Write a run's or an adapter's model as a plain checkpoint, under the names its family's own tools know."""
+    from unmask.models import load_model, save
+    from unmask.models.lora import adapted
+    from unmask.models.lora import merge as merge_adapter
+    from unmask.run import check_folder, checkpoint_of
+
+    check_folder(out)
+    policy = load_model(checkpoint_of(run_or_model))
+    if adapted(policy):
+        merge_adapter(policy)
+    save(policy, out)
+    typer.echo(f"checkpoint in {out}")
+
+
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="e.g. configs/pretrain_tiny.yaml")],
+    out: Annotated[Path, typer.Option(help="Where to write the model.")],
+) -> None:
+    """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
+    from unmask.display import pretraining_display
+    from unmask.pretrain import pretrain as run_pretraining
+    from unmask.pretrain import read_pretrain_config
+
+    settings = read_pretrain_config(config)
+    with pretraining_display(settings.steps) as report:
+        run_pretraining(settings, out, report)
+    typer.echo(f"model in {out}")

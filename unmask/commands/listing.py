@@ -1,0 +1,58 @@
+"""unmask methods, unmask tasks and unmask doctor"""
+
+import json
+from typing import Any
+
+import typer
+
+from unmask.commands.arguments import AsJson
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the base methods and the plug-ins."""
+    from unmask.config import option_help
+    from unmask.methods import BASES, PLUGINS
+
+    catalogue = [("base", name, f) for name, f in BASES.items()] + [("plug-in", n, f) for n, f in PLUGINS.items()]
+    if as_json:
+        rows = [{"name": n, "kind": kind, "summary": _line(f), "options": option_help(f)} for kind, n, f in catalogue]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for kind, name, factory in catalogue:
+        typer.echo(f"{name:14} {kind:8} {_line(factory)}")
+
+
+def tasks(as_json: AsJson = False) -> None:
+    """List the tasks."""
+    from unmask.config import option_help
+    from unmask.tasks import TASKS
+
+    built = {name: (factory(), option_help(factory)) for name, factory in TASKS.items()}
+    if as_json:
+        rows = [
+            {"name": name, "summary": task.summary, "length": task.length, "options": options}
+            for name, (task, options) in built.items()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for name, (task, _) in built.items():
+        typer.echo(f"{name:14} {task.summary}")
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, and what is missing for which feature."""
+    from unmask.doctor import examine
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            state = "ok" if finding.ok else "missing" if finding.needed else "none"
+            typer.echo(f"{state:8}{finding.what:14} {finding.detail}")
+    if any(finding.needed and not finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _line(factory: Any) -> str:
+    return (factory.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,86 @@
+"""unmask sample and unmask generate"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unmask.commands.arguments import Overrides, RunOrModel, TaskOption, load
+
+if TYPE_CHECKING:
+    from unmask.evaluate import Decoding
+    from unmask.models import Model
+    from unmask.rows import Rows
+
+
+def sample(
+    run_or_model: RunOrModel,
+    prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. a task's own.")],
+    overrides: Overrides = None,
+    task: TaskOption = None,
+    steps: Annotated[bool, typer.Option("--steps", help="Print the canvas after each denoising step.")] = False,
+    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+) -> None:
+    """Complete one prompt."""
+    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
+    from unmask.display import canvases
+
+    (trace,) = _traces(policy, [prompt], decoding, [seed], device, batch)
+    if steps:
+        for line in canvases(policy, trace, decoding.length):
+            typer.echo(line)
+    typer.echo(policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist()))
+
+
+def generate(
+    run_or_model: RunOrModel,
+    prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
+    overrides: Overrides = None,
+    task: TaskOption = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
+    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the first line; line i has seed + i.")] = 0,
+) -> None:
+    """Complete every prompt of a file; each line comes back with its "completion"."""
+    from unmask.prompts import entries, read_prompts
+
+    rows = read_prompts(prompts)
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
+    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
+    numbers = [seed + i for i in range(len(rows))]
+    made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
+    written = [entry for trace in made for entry in entries(policy, trace, decoding.length, traces)]
+    lines = [
+        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
+    ]
+    if out is None:
+        typer.echo("\n".join(lines))
+    else:
+        out.write_text("".join(line + "\n" for line in lines))
+        typer.echo(f"{len(lines)} completions in {out}")
+
+
+def _decoding(
+    run_or_model: str, overrides: list[str], greedy: bool, task: str | None
+) -> "tuple[Decoding, Model, str, Rows]":
+    from unmask.config import device_of
+    from unmask.setup import decoding_of, rollout_rows
+
+    config, policy = load(run_or_model, overrides, task)
+    decoding = decoding_of(config, config.build_task())
+    return (decoding.greedy() if greedy else decoding), policy, device_of(config), rollout_rows(config, policy)
+
+
+def _traces(
+    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "Rows"
+) -> Any:
+    import torch
+
+    from unmask.evaluate import complete
+
+    ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
+    return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)

@@ -1,0 +1,75 @@
+"""unmask train"""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.commands.arguments import DataOption, of_task
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="A configuration; overrides, e.g. daca.strata=8."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
+    model: Annotated[str | None, typer.Option(help="tiny, a folder with a checkpoint, or a hub id.")] = None,
+    method: Annotated[str | None, typer.Option(help="The base method (unmask methods).")] = None,
+    plugins: Annotated[
+        list[str] | None, typer.Option("--with", help="A plug-in on the base: daca, sml, dps, dispo. Repeatable.")
+    ] = None,
+    data: DataOption = None,
+    full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
+    hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
+) -> None:
+    """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.
+
+    Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
+    """
+    from unmask.config import DEMO, read_config
+
+    path, overrides = _split(arguments or [])
+    plugins = [name for text in plugins for name in text.split(",")] if plugins is not None else None
+    names_method = method is not None or any(override.startswith("method=") for override in overrides)
+    if names_method and plugins is None and path is None:
+        plugins = []
+    overrides = [*of_task(task, data=data), *overrides]
+    named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
+    if (as_json or hardware is not None) and not dry_run:
+        raise ValueError("--json and --hardware belong to --dry-run")
+    if dry_run:
+        from unmask.estimate import estimate, lines
+
+        config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
+        found = estimate(config, hardware)
+        typer.echo(json.dumps(found.data(), indent=2) if as_json else "\n".join(lines(found, config)))
+        return
+    config = read_config(path or DEMO, overrides, **named)
+
+    from unmask.display import show_result, training_display
+    from unmask.run import Run, check_folder, fresh_folder
+    from unmask.train import train as run_training
+
+    name = f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
+    folder = out or fresh_folder(name)
+    check_folder(folder)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes, and not the one that speaks
+        run_training(config, lambda: Run(folder, config.dump()))
+        return
+    with training_display(config, name) as report:
+        result = run_training(config, lambda: Run(folder, config.dump()), report)
+    show_result(config, name, result)
+
+
+def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The configuration file, if the first argument is one, and the overrides."""
+    if arguments and ("=" not in arguments[0] or Path(arguments[0]).is_file()):
+        return Path(arguments[0]), arguments[1:]
+    return None, arguments
