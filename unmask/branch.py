@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unmask.law import uniforms, widened
+from unmask.engine import Engine
+from unmask.law import drawn, kept_ids, law_of, plain_law, uniforms, widened
 from unmask.shapes import GIVEN
-from unmask.trace import Rule, Trace, joined, selected
+from unmask.trace import Trace, selected
 
 STREAM = 2
 """The stream of a row's noise that branches draw from; the sampler has 0 and 1."""
@@ -39,55 +40,55 @@ def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
     return step_B.clamp(max=steps - 1)
 
 
-def joined_fillings(trace: Trace, fillings: list[Trace], counted: Rule) -> Trace:
-    """The branches in the order of their source rows, the rows that ended before their step left out."""
-    if not fillings:
-        nobody = selected(trace, torch.zeros_like(trace.group_B, dtype=torch.bool))
-        seen = {name: value for name, value in nobody.seen.items() if name == "kept"}
-        return replace(nobody, steps=1, seen=seen)
-    branches = joined(fillings)
-    branches = selected(branches, ~branches.seen["ended"])
-    branches = selected(branches, branches.group_B.argsort(stable=True))
-    seen = {name: value for name, value in branches.seen.items() if name != "ended"}
-    branches = replace(branches, seen=seen)
-    return replace(branches, counted_BL=counted(branches))
+def fillings(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, count: int) -> Trace:
+    """`count` one-step traces from each row's state, which fill all that it has masked; all rows in one whole pass.
 
+    Rows that had ended by then are left out. A branch's group is the row of the engine's trace that it left.
+    """
+    row_R, start, width = (~ended_B).nonzero().squeeze(1), engine.start, state_BL.shape[1]
+    rows = torch.arange(len(seed_B), device=row_R.device)
+    source = selected(replace(engine.trace, tokens_BL=state_BL, group_B=rows, seen={}), row_R)
+    masked_RL = source.tokens_BL == source.mask_id
+    masked_RL[:, :start] = False
+    at_Q = masked_RL.flatten().nonzero().squeeze(1)
+    token_ZQ, logp_ZQ, kept_QK = _drawn(replace(engine, trace=source, memories={}), seed_B[row_R], at_Q, count)
 
-def by_filling(
-    tokens: list[list[Tensor]], logps: list[list[Tensor]], kept: list[list[Tensor]]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The pieces put together: (Z, Q) tokens and log-probabilities, (Q, K) kept ids."""
-    token_ZQ, logp_ZQ = (
-        torch.stack([torch.cat(parts) for parts in zip(*found, strict=True)]) for found in (tokens, logps)
-    )
-    if not kept[0]:
-        return token_ZQ, logp_ZQ, None
-    widest = max(ids.shape[-1] for (ids,) in kept)
-    return token_ZQ, logp_ZQ, torch.cat([widened(ids, widest) for (ids,) in kept])
-
-
-def one_shot_traces(
-    trace: Trace,
-    row_R: Tensor,
-    ended_R: Tensor,
-    column_C: Tensor,
-    token_ZQ: Tensor,
-    logp_ZQ: Tensor,
-    kept_QK: Tensor | None,
-) -> Trace:
-    """Z one-step traces from the present state of each row, that fill all it has masked."""
-    fillings, shape = len(token_ZQ), (len(row_R), len(column_C))
-    source_R = row_R.repeat(fillings)
-    masked_RC = trace.tokens_BL[row_R][:, column_C] == trace.mask_id
-    masked_ZC = masked_RC.repeat(fillings, 1)
-    twigs = selected(replace(trace, seen={}), source_R)
-    step_BL = torch.full_like(twigs.step_BL, GIVEN)
-    step_BL[:, column_C] = torch.where(masked_ZC, 0, GIVEN)
-    tokens_BL, logp_BL = twigs.tokens_BL.clone(), torch.zeros_like(twigs.logp_BL)
-    tokens_BL[:, column_C] = torch.where(masked_ZC, token_ZQ.reshape(-1, shape[1]), tokens_BL[:, column_C])
-    logp_BL[:, column_C] = logp_ZQ.reshape(-1, shape[1]).to(logp_BL.dtype).masked_fill(~masked_ZC, 0.0)
-    seen = {"ended": ended_R.repeat(fillings)}
+    twigs = selected(source, torch.arange(len(row_R), device=row_R.device).repeat_interleave(count))
+    tokens_RZL, logp_RZL = (value.view(-1, count, width).clone() for value in (twigs.tokens_BL, twigs.logp_BL * 0))
+    row_Q, column_Q = at_Q // width, at_Q % width
+    tokens_RZL[row_Q, :, column_Q] = token_ZQ.T
+    logp_RZL[row_Q, :, column_Q] = logp_ZQ.T.to(logp_RZL.dtype)
+    seen = {}
     if kept_QK is not None:
-        kept_RCK = kept_QK.view(*shape, -1).masked_fill(~masked_RC[..., None], -1)
-        seen["kept"] = kept_RCK.repeat(fillings, 1, 1)
-    return replace(twigs, tokens_BL=tokens_BL, step_BL=step_BL, logp_BL=logp_BL, group_B=source_R, steps=1, seen=seen)
+        kept_RCK = torch.full((len(row_R), width - start, kept_QK.shape[-1]), -1, device=row_R.device)
+        kept_RCK[row_Q, column_Q - start] = kept_QK
+        seen["kept"] = kept_RCK.repeat_interleave(count, dim=0)
+    return replace(
+        twigs,
+        tokens_BL=tokens_RZL.flatten(0, 1),
+        logp_BL=logp_RZL.flatten(0, 1),
+        step_BL=torch.where(masked_RL, 0, GIVEN).repeat_interleave(count, dim=0),
+        steps=1,
+        seen=seen,
+    )
+
+
+def _drawn(engine: Engine, seed_R: Tensor, at_Q: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens at positions of the flattened canvases and their log-probabilities, (Z, Q), and kept ids, (Q, K)."""
+    trace, width = engine.trace, engine.trace.tokens_BL.shape[1]
+    hidden = engine.exact(torch.arange(len(trace), device=at_Q.device), at_Q) if len(at_Q) else []
+    # Columns are counted from the end of the canvas, so padding does not move a row's noise.
+    seed_Q, away_Q = seed_R[at_Q // width], width - at_Q % width
+    tokens, logps, kept = [at_Q.new_zeros(count, 0)], [trace.logp_BL.new_zeros(count, 0)], [at_Q.new_zeros(0, 0)]
+    for piece in engine.pieces(len(at_Q)):
+        plain_QV = plain_law(engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
+        law_QV, kept_QV = law_of(plain_QV, trace.law)
+        tokens.append(
+            torch.stack([drawn(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)])
+        )
+        logps.append(law_QV.gather(-1, tokens[-1].T).T)
+        if kept_QV is not None:
+            kept.append(kept_ids(kept_QV, trace.law.most_kept))
+    widest = max(ids.shape[-1] for ids in kept)
+    kept_QK = torch.cat([widened(ids, widest) for ids in kept]) if trace.law.truncated else None
+    return torch.cat(tokens, dim=1), torch.cat(logps, dim=1), kept_QK

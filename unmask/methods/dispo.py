@@ -6,8 +6,8 @@
     loss   = L_base + weight * L_step
 
 The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
-The fillings are drawn during the rollout, from one whole pass of the row at that state, cache or not. The paper writes
-a sequence ratio and builds on code that clips token by token; so do we. The exact form of its late bias is not printed;
+The fillings are drawn after the rollout, from one whole pass of the rows at their states, cache or not. The paper has a
+sequence ratio and builds on code that clips token by token; so do we. The exact form of its late bias is not printed;
 this one is ours. A branch step after its row has retired is dropped: the mean is over the states that remain.
 
 Exact when on-policy, for its own objective: the expectation is (Z - 1) / (Z L) grad J_step, with J_step the value of
