@@ -49,8 +49,7 @@ class Law:
 def plain_law(logits_QV: Tensor, mask_id: int) -> Tensor:
     """Log-probabilities at temperature 1, in at least fp32. MASK is not a word: it has probability zero."""
     logits_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
-    banned_V = torch.zeros(logits_QV.shape[-1], dtype=torch.bool, device=logits_QV.device)
-    banned_V[mask_id] = True
+    banned_V = torch.arange(logits_QV.shape[-1], device=logits_QV.device) == mask_id
     return logits_QV.masked_fill(banned_V, -torch.inf).log_softmax(-1)
 
 
@@ -70,7 +69,7 @@ def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
     before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
     kept_QV = before_QV < (law.top_p if law.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
     if law.top_k:
-        kept_QV[..., law.top_k :] = False
+        kept_QV[..., law.top_k :].fill_(False)  # assigned, it would wait for the device
     kept_QV &= sorted_QV > -torch.inf
     return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
 

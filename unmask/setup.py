@@ -48,11 +48,14 @@ def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
         if config.lora != LoraOptions() and (full or adapted(policy)):
             why = "all weights are trained" if full else "the adapter that is trained further has its own"
             raise ValueError(f"lora: has options, but {why}; leave them out")
+        if config.checkpointing:
+            decoder_of(policy, "checkpointing").checkpointing = True
         if full:
             if adapted(policy):
                 merge(policy)
             policy.requires_grad_(True)
-            reference = copy.deepcopy(policy).requires_grad_(False) if needs_reference else None
+            # Compiled layers round differently where nothing takes a gradient, so the reference's do too.
+            reference = copy.deepcopy(policy).requires_grad_(config.compile) if needs_reference else None
             if ranks.size > 1:
                 if config.compile:
                     raise ValueError("compile: not with full training in several processes, whose layers are sharded")
@@ -64,11 +67,11 @@ def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
                 unfreeze_adapter(policy)
             else:
                 add_adapter(policy, config.lora, config.seed)
-            reference = Unmoved(policy) if needs_reference else None
-        if config.checkpointing:
-            decoder_of(policy, "checkpointing").checkpointing = True
+            reference = Unmoved(policy, alike=config.compile) if needs_reference else None
         if config.compile:
-            decoder_of(policy, "compile").compile_layers()
+            for compiled in (policy, reference):
+                if compiled is not None and not isinstance(compiled, Unmoved):
+                    decoder_of(compiled, "compile").compile_layers()
         update_rows = Rows(config.rows or (8 if is_large(policy) else 512))
         yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
 

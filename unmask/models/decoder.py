@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unmask.meter import note_pass
 from unmask.models.policy import Memory, Tokenizer
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class Decoder(nn.Module):
         # A plain attribute: casting the module to bf16 would round a buffer.
         self.frequency_D: Tensor = lm.model.rotary_emb.inv_freq.detach().float().clone()
         self.layers: list[Callable[..., Tensor]] = list(lm.model.layers)
-        self.compiled: list[Callable[..., Tensor]] = self.layers
-        """What a rollout calls; see `compile_layers`."""
+        self.compiled = False
         self.rolling = False
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Under it passes are the compiled ones. They round differently: what enters a ratio is not asked here."""
+        """Under it compiled passes are those without gradient. What enters a ratio is not asked here."""
         before, self.rolling = self.rolling, True
         try:
             yield
@@ -73,11 +73,12 @@ class Decoder(nn.Module):
             self.rolling = before
 
     def compile_layers(self) -> None:
-        """Compile the layers for rollouts: faster on a large GPU, seconds to begin with."""
+        """Compile the layers: faster on a large GPU, seconds to begin with."""
         # One code object serves all layers; it is compiled anew for what a batch may be: padded or not, with memory or
         # without, of one row, with the adapter on or off.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
-        self.compiled = [torch.compile(layer.forward) for layer in self.lm.model.layers]
+        self.layers = [torch.compile(layer.forward) for layer in self.lm.model.layers]
+        self.compiled = True
 
     def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
@@ -108,16 +109,20 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The final hidden states at `at_Q`; only columns first..last - 1 are computed."""
         width = tokens_SL.shape[1]
+        note_pass(tokens_SL, last - first)
         x_SWD = self.lm.model.embed_tokens(tokens_SL[:, first:last])
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)
         column_W = torch.arange(first, last, device=tokens_SL.device) if memory is not None else None
-        for number, layer in enumerate(self.compiled if self.rolling else self.layers):
-            kept = (memory.keys[number], memory.values[number], column_W) if memory is not None else (None, None, None)
-            if self.checkpointing and torch.is_grad_enabled():
-                x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, *kept, use_reentrant=False)
-            else:
-                x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, *kept)
+        # Compiled, a layer rounds differently with and without gradient, so what may enter a ratio is asked with.
+        asked = self.compiled and not self.rolling and memory is None
+        with torch.set_grad_enabled(torch.is_grad_enabled() or asked):
+            for number, layer in enumerate(self.layers):
+                kept = (memory.keys[number], memory.values[number], column_W) if memory is not None else (None,) * 3
+                if self.checkpointing and torch.is_grad_enabled():
+                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, *kept, use_reentrant=False)
+                else:
+                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, *kept)
         row_Q, column_Q = at_Q // width, at_Q % width
         if self.facts.shift:
             column_Q = (column_Q - 1).clamp(min=0)  # no model says the first token: it is always given

@@ -100,12 +100,11 @@ def adapter_disabled(policy: Adaptable) -> Iterator[None]:
 
 
 @contextmanager
-def adapter_swapped(policy: Adaptable, other: list[Tensor]) -> Iterator[None]:
-    """Under it the adapter's weights are `other`, which meanwhile holds its own."""
-    factors = [f.weight for layer in _adapted(policy).values() for f in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
+def swapped(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
+    """Under it these weights are `other`, which meanwhile holds their own."""
 
     def swap() -> None:
-        for number, weight in enumerate(factors):
+        for number, weight in enumerate(weights):
             weight.data, other[number] = other[number], weight.data
 
     swap()
@@ -119,19 +118,21 @@ class Unmoved:
     """Implements Policy: an adapted policy as it was when this was made, without gradient, with the base's weights.
 
     With a fresh adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
+    `alike`: the adapter stays on, with B zero if it is fresh: compiled layers round differently with it switched off.
     """
 
-    def __init__(self, policy: Adaptable) -> None:
+    def __init__(self, policy: Adaptable, alike: bool = False) -> None:
         layers = _adapted(policy).values()
-        fresh = not any(layer.lora_B[ADAPTER].weight.any() for layer in layers)
-        factors = [f.weight for layer in layers for f in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
-        self.kept = None if fresh else [weight.detach().clone() for weight in factors]
+        a, b = ([getattr(layer, name)[ADAPTER].weight for layer in layers] for name in ("lora_A", "lora_B"))
+        fresh = not any(weight.any() for weight in b)
+        self.weights = b if fresh else a + b
+        self.kept = None if fresh and not alike else [weight.detach().clone() for weight in self.weights]
         self.policy = policy
         self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
         self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
 
     def _then(self) -> AbstractContextManager[None]:
-        return adapter_disabled(self.policy) if self.kept is None else adapter_swapped(self.policy, self.kept)
+        return adapter_disabled(self.policy) if self.kept is None else swapped(self.weights, self.kept)
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         with torch.no_grad(), self._then():
@@ -190,6 +191,8 @@ def base_of(folder: str | Path) -> str:
     base = _read_config(Path(folder)).base_model_name_or_path
     if not base:
         raise ValueError(f"{Path(folder) / CONFIG} does not name its base model (base_model_name_or_path).")
+    if (Path(base) / CONFIG).is_file():
+        raise ValueError(f"{Path(folder) / CONFIG} names an adapter as its base model: merge that one first.")
     return base
 
 

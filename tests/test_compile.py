@@ -1,0 +1,53 @@
+"""Compiled layers: what enters a ratio is asked by one and the same program, so that a policy that has not moved has
+ratio one and no divergence from where it began."""
+
+import shutil
+
+import pytest
+import torch
+
+from unmask.models import load_model
+from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU"),
+    pytest.mark.filterwarnings("ignore"),  # of torch's own modules, which compiling imports and calls
+]
+
+
+def asked(policy) -> tuple[torch.Tensor, None, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    tokens_SL = torch.randint(4, 60, (3, 24), generator=rng)
+    tokens_SL[:, 12:] = policy.mask_id
+    return tokens_SL, None, torch.arange(3)[:, None].mul(24).add(torch.arange(12, 24)).flatten()
+
+
+def test_old_answers_the_reference_and_new_answers_are_bit_for_bit_those_of_the_policy() -> None:
+    policy, plain = (load_model("tiny", dtype=torch.bfloat16) for _ in range(2))
+    for each in (policy, plain):
+        add_adapter(each, LoraOptions(rank=4), seed=0)
+    reference = Unmoved(policy, alike=True)
+    policy.compile_layers()
+    new_QV = policy(*asked(policy))
+    with torch.no_grad():
+        old_QV = policy(*asked(policy))
+    assert new_QV.requires_grad and not old_QV.requires_grad
+    assert torch.equal(old_QV, new_QV) and torch.equal(reference(*asked(policy)), new_QV)
+    with policy.rollout(), torch.no_grad():
+        rolled_QV = policy(*asked(policy))
+    far = (plain(*asked(plain)) - new_QV).abs().max()
+    assert far < 0.5 and (rolled_QV - new_QV).abs().max() < 0.5  # logits of some tens in bf16, on eight layers' way
+
+
+def test_gradients_are_those_of_the_layers_as_written() -> None:
+    policy, found = load_model("tiny"), []
+    add_adapter(policy, LoraOptions(rank=4), seed=0)
+    for compiled, checkpointing in ((False, False), (True, False), (True, True)):
+        policy.checkpointing = checkpointing
+        if compiled and not policy.compiled:
+            policy.compile_layers()
+        policy(*asked(policy)).log_softmax(-1)[:, 7].sum().backward()
+        found.append(torch.cat([weight.grad.flatten() for weight in trainable(policy)]))
+        policy.zero_grad()
+    scale = found[0].abs().max()
+    assert all((other - found[0]).abs().max() < 1e-5 * scale for other in found[1:])
