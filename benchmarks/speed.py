@@ -13,6 +13,7 @@ import json
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -31,9 +32,10 @@ from unmask.models.decoder import Facts
 from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 from unmask.parts import parts_of
+from unmask.probes import ask
 from unmask.rollout import Rollouts, _Walk, sample
 from unmask.rows import Rows
-from unmask.update import update
+from unmask.update import answers, update
 
 MASK, EOS = 126336, 126081
 SHAPE = {"length": 256, "steps": 128, "block": 32}
@@ -139,12 +141,24 @@ def llada(device: str, toy: bool) -> Released:
 # --- the baseline
 
 
+@contextmanager
+def as_written(policy: Released) -> Iterator[None]:
+    """Under it the layers are not compiled."""
+    layers, compiled = policy.layers, policy.compiled
+    policy.layers, policy.compiled = list(policy.lm.model.layers), False
+    try:
+        yield
+    finally:
+        policy.layers, policy.compiled = layers, compiled
+
+
 @torch.no_grad()
 def plain_step(bench: Bench, tokens_BL: Tensor, first: int, last: int, size: int, temperature: float = 1.0) -> None:
     """Not compiled; all logits; double-precision Gumbel noise over the vocabulary; softmax; top-k row by row."""
     policy = bench.policy
     every_Q = torch.arange(tokens_BL.numel(), device=tokens_BL.device)
-    hidden_QD = policy.hidden(tokens_BL, None, every_Q)
+    with as_written(policy):
+        hidden_QD = policy.hidden(tokens_BL, None, every_Q)
     logits_BLV = policy.lm.lm_head(hidden_QD).view(*tokens_BL.shape, -1)
     noisy = logits_BLV.to(torch.float64)
     noise = torch.rand_like(noisy)
@@ -254,24 +268,28 @@ def rollout(bench: Bench) -> None:
 
 
 def waiting(bench: Bench) -> None:
-    """A step that waited for the device would be an error here."""
+    """The places at which a step waits for the device, by torch's own watch; there should be none."""
     if bench.device == "cpu":
         return
     plain = _Walk.step
 
     def watched(walk: _Walk, *arguments: int) -> None:
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
             plain(walk, *arguments)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    for how in ({}, {"cache": Cache()}, {"law": Law(0.8, top_k=20)}):
+    for how in ({}, {"cache": Cache()}, {"law": Law(0.8, top_k=20)}, {"record": dps(diffu_grpo()).sampling["record"]}):
         bench.roll(4, **how)  # compiled by now, which does wait
         _Walk.step = watched
-        bench.roll(4, **how)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            bench.roll(4, **how)
         _Walk.step = plain
-        bench.note("waiting", waits=False, how={name: str(value) for name, value in how.items()})
+        places = {f"{Path(w.filename).name}:{w.lineno}" for w in said if "called a synchronizing" in str(w.message)}
+        told = {name: str(value) for name, value in how.items()}
+        bench.note("waiting", rows=4, steps=bench.shape["steps"], places=sorted(places), how=told)
 
 
 @contextmanager
@@ -321,8 +339,11 @@ class Trainer:
         bench.policy.checkpointing = checkpointing
         if not trainable(bench.policy):
             add_adapter(bench.policy, LoraOptions(rank=4 if bench.toy else 128), seed=0)
+        for name, weight in bench.policy.named_parameters():
+            if "lora_B" in name:
+                weight.data.zero_()  # fresh again: the reference of an adapter that has moved is a copy of all of it
         self.optimizer = torch.optim.AdamW(trainable(bench.policy), lr=1e-6, fused=bench.device == "cuda")
-        self.reference = Unmoved(bench.policy)
+        self.reference = Unmoved(bench.policy, alike=bench.policy.compiled)
 
     def learn(self, method: Any, rollouts: Rollouts, right_or_wrong: bool = False) -> None:
         """Rewards are all different, so that nothing is idle; or 0 and 1 alike often."""
@@ -370,6 +391,18 @@ def step(bench: Bench) -> None:
     bench.note("step", kind="plain loop + diffu_grpo update", total=baseline, reckoned="4 steps timed")
     bench.note("step", kind="daca, dual cache, against that", speedup=baseline / times["daca"])
     bench.note("step", kind="dispo's throughput against diffu_grpo's", ratio=times["diffu_grpo"] / times["dispo"])
+
+
+def agreement(bench: Bench) -> None:
+    """Before any step: log-probabilities of the old policy and of the reference against the policy's own."""
+    rows = 4 if bench.toy else 16
+    trainer = Trainer(bench, 16)
+    rollouts = bench.roll(rows, rows, cache=Cache(), group_B=torch.zeros_like(bench.seeds(rows)))
+    (probes,) = diffu_grpo().probe(rollouts.trace, torch.Generator().manual_seed(0), 1)
+    new_NL = ask(bench.policy, probes).detach()
+    for name, policy in (("old", bench.policy), ("reference", trainer.reference)):
+        apart_NL = (answers(policy, probes, trainer.rows) - new_NL).abs()
+        bench.note("agreement", of=name, compiled=bench.policy.compiled, largest=float(apart_NL.max()))
 
 
 def memory(bench: Bench) -> None:
@@ -429,32 +462,32 @@ def growth(bench: Bench) -> None:
             return bench.roll(small, small, **s, cache=Cache(), group_B=torch.zeros_like(bench.seeds(small)),
                               **method.sampling)
 
-        seconds = bench.seconds(roll, warm=False)
-        rollouts = roll()
-        learnt = bench.seconds(lambda r=rollouts: trainer.learn(daca(diffu_grpo(), strata=4), r), warm=False)
+        rolled: list[Rollouts] = []
+        seconds = bench.seconds(lambda r=roll, out=rolled: out.append(r()), warm=length in lengths[:2])
+        learnt = bench.seconds(lambda r=rolled[-1]: trainer.learn(daca(diffu_grpo(), strata=4), r))
         bench.note("growth", by="length", **one, rows=small, rollout=seconds, update=learnt)
     sizes = (2, 4) if bench.toy else (4, 16, 64)
     for rows in sizes:
         group = torch.zeros_like(bench.seeds(rows))
         method = daca(diffu_grpo(), strata=4)
-        rolled: list[Rollouts] = []
+        rolled = []
 
         def roll_group(r: int = rows, g: Tensor = group, m: Any = method, out: list[Rollouts] = rolled) -> None:
             out.append(bench.roll(r, r, cache=Cache(), group_B=g, **m.sampling))
 
         seconds = bench.seconds(roll_group, warm=False)
-        learnt = bench.seconds(lambda r=rolled, m=method: trainer.learn(m, r[0]), warm=False)
+        learnt = bench.seconds(lambda r=rolled, m=method: trainer.learn(m, r[0]))
         bench.note("growth", by="group", group=rows, rollout=seconds, update=learnt)
     rollouts = bench.roll(small, small, cache=Cache(), group_B=torch.zeros_like(bench.seeds(small)),
                           **daca(diffu_grpo()).sampling)
     for strata in (1, 2, 4) if bench.toy else (1, 2, 4, 8, 16):
         method = daca(diffu_grpo(), strata=strata)
-        learnt = bench.seconds(lambda m=method, r=rollouts: trainer.learn(m, r), warm=False)
+        learnt = bench.seconds(lambda m=method, r=rollouts: trainer.learn(m, r))
         bench.note("growth", by="strata", strata=strata, rows=small, update=learnt)
 
 
 # The first five without an adapter, the others with one.
-SECTIONS = {f.__name__: f for f in (peak, trunk, rollout, early, waiting, memory, step, methods, growth)}
+SECTIONS = {f.__name__: f for f in (peak, trunk, rollout, early, waiting, agreement, memory, step, methods, growth)}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ traces, so a new method is counted without being known here.
 import re
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,10 +51,28 @@ class Tally:
     """Canvases in the largest pass."""
     asked: int = 0
     """Positions in the pass that asks at most of them."""
+    sizes: dict[int, float] = field(default_factory=dict)
+    """Passes by the canvases in them."""
 
-    def times(self, factor: float, most: int | None = None) -> "Tally":
+    def add(self, states: int, columns: int, positions: int) -> None:
+        """One pass more."""
+        self.states, self.columns = self.states + states, self.columns + states * columns
+        self.positions, self.asked = self.positions + positions, max(self.asked, positions)
+        self.most, self.sizes[states] = max(self.most, states), self.sizes.get(states, 0) + 1
+
+    def times(self, factor: float) -> "Tally":
         states, columns, positions = (round(factor * count) for count in (self.states, self.columns, self.positions))
-        return Tally(states, columns, positions, self.most if most is None else most, self.asked)
+        sizes = {size: factor * passes for size, passes in self.sizes.items()}
+        return replace(self, states=states, columns=columns, positions=positions, sizes=sizes)
+
+    def together(self, factor: float, most: int) -> "Tally":
+        """The same with `most` canvases in every pass."""
+        found = self.times(factor)
+        if not found.states:
+            return found
+        return replace(
+            found, most=most, asked=round(self.asked * most / self.most), sizes={most: found.states / most}
+        )
 
 
 class StandIn(nn.Module):
@@ -70,10 +88,7 @@ class StandIn(nn.Module):
         self.noted: dict[str, Tally] = defaultdict(Tally)
 
     def note(self, kind: str, states: int, columns: int, at_Q: Tensor) -> Tensor:
-        tally = self.noted["gradient" if torch.is_grad_enabled() else kind]
-        tally.states, tally.columns = tally.states + states, tally.columns + states * columns
-        tally.positions, tally.asked = tally.positions + len(at_Q), max(tally.asked, len(at_Q))
-        tally.most = max(tally.most, states)
+        self.noted["gradient" if torch.is_grad_enabled() else kind].add(states, columns, len(at_Q))
         return self.weight.expand(len(at_Q), 1)
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
@@ -137,14 +152,14 @@ def counted(
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
     widest = {"rollout": min(everything, roll_rows), "evaluation": min(solved, roll_rows)}
     return {
-        "rollout, whole": sampler.noted["whole"].times(scale, widest["rollout"]),
-        "rollout, window": sampler.noted["window"].times(scale, widest["rollout"]),
-        "cache check": replayer.noted["whole"].times(replays, roll_rows),
+        "rollout, whole": sampler.noted["whole"].together(scale, widest["rollout"]),
+        "rollout, window": sampler.noted["window"].together(scale, widest["rollout"]),
+        "cache check": replayer.noted["whole"].together(replays, roll_rows),
         "update, no gradient": policy.noted["whole"].times(scale),
         "update, reference": reference.noted["whole"].times(scale),
         "update, gradient": policy.noted["gradient"].times(scale),
-        "evaluation, whole": examinee.noted["whole"].times(solved, widest["evaluation"]),
-        "evaluation, window": examinee.noted["window"].times(solved, widest["evaluation"]),
+        "evaluation, whole": examinee.noted["whole"].together(solved, widest["evaluation"]),
+        "evaluation, window": examinee.noted["window"].together(solved, widest["evaluation"]),
     }
 
 
@@ -166,7 +181,7 @@ def prompt_tokens(config: Config, task: Task, found: Outline) -> tuple[int, list
         known: Any = found  # whose tokenizer is all that is asked for
         return max(len(prompt_ids(known, task, row)) for row in rows), []
     size, unit = (_pieces, "word, digit or sign") if task.text else (len, "character")
-    longest = max(size(task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
+    longest = max(size(task.system + task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
     return longest, [f"the tokenizer is not here: a prompt is taken to be a token a {unit}, and {TEMPLATE} more"]
 
 

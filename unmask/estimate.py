@@ -6,7 +6,7 @@ operations over a measured rate, memory is what is allocated at once; docs/dry_r
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from unmask.batch import RESAMPLES
 from unmask.config import Config
 from unmask.counting import Tally, counted, prompt_tokens
-from unmask.doctor import cpu_memory, cpu_rate, gpu_at_hand
+from unmask.hardware import NAMES, Hardware, hardware_of
 from unmask.models.load import Outline, outline
 from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
 from unmask.models.policy import PIECE
@@ -25,84 +25,6 @@ from unmask.run import checkpoint_of
 from unmask.setup import LARGE, decoder_of, decoding_of
 
 GIB = 2**30
-
-# --- what was measured ----------------------------------------------------------------------------------------------
-# benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes the figures.
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The part of a large matrix product's rate that a pass reaches, and what a sampler does beside its passes."""
-
-    whole: float
-    window: float
-    gradient: float
-    vocabulary: float = 320.0
-    """Bytes of memory traffic a logit that is drawn from; row "early", dual cache, less its passes."""
-
-
-EAGER = Shares(whole=0.600, window=0.501, gradient=0.473)  # rows "trunk", not compiled; "methods", wd1
-COMPILED = replace(EAGER, whole=0.801, window=0.754)  # rows "trunk", compiled: rollouts only
-# The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
-CPU = Shares(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0)
-H200_RATE = 785e12  # rows "peak": 784, 785 and 794
-SHEET = H200_RATE / 989e12
-"""What the H200 reaches of its data sheet; other GPUs are taken to reach as much of theirs."""
-
-
-@dataclass(frozen=True)
-class Hardware:
-    name: str
-    rate: float
-    """Operations a second of a large matrix product in the type of the weights."""
-    bandwidth: float
-    """Bytes of memory a second."""
-    memory: float
-    """GiB."""
-    shares: Shares
-    """Of rollouts."""
-    plain: Shares
-    """Of updates."""
-    source: str
-
-
-# Dense bf16 and plain fp32 TFLOP/s, TB/s and GiB of the data sheets.
-GPUS = {
-    "h200": ("NVIDIA H200", 989, 67, 4.8, 140),
-    "h100": ("NVIDIA H100 80GB", 989, 67, 3.35, 80),
-    "a100-80": ("NVIDIA A100 80GB", 312, 19.5, 2.04, 80),
-    "4090": ("NVIDIA GeForce RTX 4090", 165, 82.6, 1.01, 24),
-}
-NAMES = (*GPUS, "cpu")
-
-
-def gpu(key: str, network: "Network", compiled: bool) -> Hardware:
-    name, half, single, bandwidth, memory = GPUS[key]
-    rate = SHEET * 1e12 * (half if network.item == 2 else single)
-    known = key == "h200" and network.item == 2
-    source = "rates measured" if known else "rates from its data sheet, of which the H200 reached so much"
-    return Hardware(name, rate, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, EAGER, source)
-
-
-def cpu(network: "Network") -> Hardware:
-    deep, wide = min(1024, network.width), min(1024, network.inner)
-    rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
-    source = f"{rate / 1e9:.0f} GFLOP/s timed, {torch.get_num_threads()} threads"
-    return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, CPU, source)
-
-
-def hardware_of(name: str | None, network: "Network", compiled: bool, tiny: bool) -> Hardware | str:
-    """By name; None: what is at hand, the GPU but for the embedded model. A sentence where nothing is known of it."""
-    if name in GPUS:
-        return gpu(name, network, compiled)
-    found = None if tiny or name == "cpu" else gpu_at_hand()
-    if found is None:
-        return cpu(network)
-    for key, word in (("h200", "H200"), ("h100", "H100"), ("a100-80", "A100.*80"), ("4090", "4090")):
-        if re.search(word, found[0]):
-            return replace(gpu(key, network, compiled), name=found[0], memory=found[1])
-    return f"{found[0]}, {found[1]:.0f} GiB: no figures for it here; name one that is like it with --hardware"
-
 
 # --- the network ----------------------------------------------------------------------------------------------------
 
@@ -124,6 +46,8 @@ class Network:
     """Weights of the layers' matrices, each used once a column."""
     adapter: int
     """Weights of the adapter; 0: all weights are trained."""
+    adapter_b: int
+    """Of these the ones of B, which a fresh adapter has at zero."""
 
     @property
     def trained(self) -> int:
@@ -136,6 +60,7 @@ def network_of(config: Config, found: Outline) -> Network:
     policy: Any = SimpleNamespace(lm=found.lm, names=found.family.names)
     channels = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     linears = _linears(policy)
+    a, b = (0, 0) if full else _adapter_weights(config, found, policy, linears)
     return Network(
         parameters=found.parameters,
         item=(getattr(torch, config.dtype) if config.dtype else found.dtype).itemsize,
@@ -146,11 +71,15 @@ def network_of(config: Config, found: Outline) -> Network:
         queries=channels * shape.num_attention_heads,
         keys=channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
         linear=sum(linears[path].weight.numel() for path in _targeted(policy, "all")),
-        adapter=0 if full else _adapter_weights(config, found, policy, linears),
+        adapter=a + b,
+        adapter_b=b,
     )
 
 
-def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> int:
+def _adapter_weights(
+    config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]
+) -> tuple[int, int]:
+    """Those of A and of B."""
     if found.adapter is None:
         paths, rank = _targeted(policy, config.lora.targets), config.lora.rank
     else:
@@ -158,7 +87,8 @@ def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mappi
         named, rank = stated.target_modules, stated.r
         pattern = named if isinstance(named, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in named)
         paths = [path for path in linears if any(re.fullmatch(pattern, n) for n in (path, policy.names.own(path)))]
-    return sum(rank * (linears[path].in_features + linears[path].out_features) for path in paths)
+    a, b = (sum(getattr(linears[path], side) for path in paths) for side in ("in_features", "out_features"))
+    return rank * a, rank * b
 
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
@@ -184,20 +114,24 @@ def operations(network: Network, kind: str, tally: Tally, seen: int, checkpointi
 
 
 def seconds(network: Network, on: Hardware, kind: str, tally: Tally, seen: int, checkpointing: bool = False) -> float:
-    """Operations over the rate they reach, or reading the weights once a pass, whichever takes longer."""
+    """Pass by pass, whichever takes longer: operations over the rate they reach, reading the weights, or launching.
+
+    A pass with gradient is launched three times: forward, and a way back of two.
+    """
     if not tally.states:
         return 0.0
     drawn = kind.startswith(("rollout", "evaluation"))
-    shares = on.shares if drawn else on.plain
-    share = {"gradient": shares.gradient, "window": shares.window}.get(kind.split(", ")[-1], shares.whole)
-    done = operations(network, kind, tally, seen, checkpointing) / (on.rate * share)
-    read = network.item * network.parameters * tally.states / tally.most / on.bandwidth
-    logits = tally.positions * network.vocabulary * on.shares.vocabulary / on.bandwidth if drawn else 0.0
-    return max(done, read) + logits
+    shares, last = on.shares, kind.split(", ")[-1]
+    share = {"gradient": shares.gradient, "window": shares.window}.get(last, shares.whole)
+    state = operations(network, kind, tally, seen, checkpointing) / (on.rate * share) / tally.states
+    launched = shares.launch * network.layers * (3 if last == "gradient" else 1) if network.adapter else 0.0
+    least = max(network.item * network.parameters / on.bandwidth, launched)
+    logits = tally.positions * network.vocabulary * shares.vocabulary / on.bandwidth if drawn else 0.0
+    return sum(passes * max(size * state, least) for size, passes in tally.sizes.items()) + logits
 
 
 def memory(
-    config: Config, network: Network, passes: Mapping[str, Tally], width: int, block: int, copied: int = 0
+    config: Config, network: Network, passes: Mapping[str, Tally], width: int, copied: int = 0
 ) -> dict[str, dict[str, float]]:
     """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has its own."""
     item, inner, deep = network.item, network.inner, network.width
@@ -209,33 +143,47 @@ def memory(
         "fp32 copies": wide if item < 4 and not network.adapter else 0,
         "Adam": 2 * wide,
     }
-    rows = max(passes["rollout, whole"].most, passes["evaluation, whole"].most)
-    cached = config.rollout.cache != "none"
-    # Of a layer: what is alive at once in its feed-forward half; and all that the way back reads again: both norms'
-    # inputs in fp32 and outputs, queries, keys, values and what attention made of them, four feed-forward states.
-    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)
-    kept = 8 * deep + item * (2 * deep + 2 * network.queries + 2 * network.keys + 4 * inner)
-    columns, casts = passes["update, gradient"].most * width, item * network.adapter if item < 4 else 0
+    drawn = [passes["rollout, whole"], passes["evaluation, whole"]]
+    rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
+    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)  # of a layer, at once in its feed-forward half
+    casts, kept = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
+    column = kept * network.layers
     if config.checkpointing:
-        activations = columns * (item * deep * network.layers + kept) + casts / network.layers
-    else:
-        activations = columns * kept * network.layers + casts
+        column, casts = item * deep * network.layers + kept, casts / network.layers
     rollout = {
         **fixed,
         "gradients": 0,
         "KV cache": rows * width * 2 * network.keys * network.layers * item if cached else 0,
         "activations": rows * width * alive,
-        "logits": _logits(network, rows * block),
+        "logits": _logits(network, max(tally.asked for tally in drawn)),
     }
-    update = {
-        **rollout,
-        "gradients": wide,
-        "KV cache": 0,
-        "activations": activations,
-        "logits": _logits(network, passes["update, gradient"].asked),
-    }
-    found = {"rollout": rollout, "update": update}
+    # Compiled, passes without gradient are asked as those with, and keep as much for as long as they last.
+    held = "update" if config.compile else "update, gradient"
+    updates = [
+        {
+            **rollout,
+            "gradients": wide if kind == "update, gradient" else 0,
+            "KV cache": 0,
+            "activations": tally.most * width * column + casts,
+            "logits": _logits(network, tally.asked),
+        }
+        for kind, tally in passes.items()
+        if kind.startswith(held)
+    ]
+    found = {"rollout": rollout, "update": max(updates, key=lambda parts: sum(parts.values()))}
     return {name: {part: size / GIB for part, size in parts.items()} for name, parts in found.items()}
+
+
+def kept_bytes(network: Network, compiled: bool) -> int:
+    """Of a layer, for each column, all that the way back reads again.
+
+    Queries, keys, values and what attention made of them, the four states of the feed-forward half, and of both norms
+    the output, the input in fp32 and, if they are trained, what they scale. Compiled: of the four states one is
+    computed again, and of the norms there are inputs, as they come, and outputs.
+    """
+    item, states = network.item, 3 if compiled else 4
+    norm = 2 * item if compiled else max(4, item) + (item if network.adapter else 2 * item)
+    return 2 * network.width * norm + item * (2 * network.queries + 2 * network.keys + states * network.inner)
 
 
 def _logits(network: Network, positions: float) -> float:
@@ -310,9 +258,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     rows = config.rollout.rows or (32 if large else 512), config.rows or (8 if large else 512)
     passes = counted(config, method, decoding, found, prompt, rows)
     width = prompt + decoding.length
-    own = 0 if network.adapter and found.adapter is None else network.trained  # a fresh adapter's reference is its base
-    copied = own if method.needs_reference else 0
-    sizes = memory(config, network, passes, width, decoding.block, copied)
+    copied = _copied(config, found, network) if method.needs_reference else 0
+    sizes = memory(config, network, passes, width, copied)
     sizes = {name: {**parts, "peak": peak(parts, name == "rollout")} for name, parts in sizes.items()}
     tiny = isinstance(found.tokenizer, CharacterTokenizer)
     evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
@@ -322,7 +269,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         if isinstance(on, str):
             notes.append(on)
         elif on.name not in times:
-            times[on.name] = _time(config, network, on, passes, width, evaluations)
+            times[on.name] = _time(config, network, on, passes, width, evaluations, copied)
     return Estimate(
         name=f"{config.task}-{method.name}-seed{config.seed}",
         model=config.model,
@@ -341,10 +288,28 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     )
 
 
+def _copied(config: Config, found: Outline, network: Network) -> int:
+    """Weights of which the reference has its own: a fresh adapter's is the base, or compiled a copy of B."""
+    if not network.adapter or found.adapter is not None:
+        return network.trained
+    return network.adapter_b if config.compile else 0
+
+
 def _time(
-    config: Config, network: Network, on: Hardware, passes: Mapping[str, Tally], width: int, evaluations: int
+    config: Config,
+    network: Network,
+    on: Hardware,
+    passes: Mapping[str, Tally],
+    width: int,
+    evaluations: int,
+    copied: int = 0,
 ) -> Time:
-    spent = {kind: seconds(network, on, kind, tally, width, config.checkpointing) for kind, tally in passes.items()}
+    # A reference with weights of its own is the policy's equal: it goes through an adapter too.
+    like = {"update, reference": "update, no gradient"} if copied else {}
+    spent = {
+        kind: seconds(network, on, like.get(kind, kind), tally, width, config.checkpointing)
+        for kind, tally in passes.items()
+    }
     rollout = spent["rollout, whole"] + spent["rollout, window"]
     learning = sum(spent[kind] for kind in spent if kind.startswith(("cache check", "update")))
     evaluation = spent["evaluation, whole"] + spent["evaluation, window"]

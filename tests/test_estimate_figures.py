@@ -1,0 +1,280 @@
+"""Seconds and memory of a dry run are those that the benchmark measured."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimates import LLADA, llada
+from unmask.config import Config, parse_config
+from unmask.counting import Tally
+from unmask.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
+from unmask.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
+from unmask.models import tiny_policy
+from unmask.models.load import outline
+from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.tiny import TinyShape
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+SPEED, DEMO = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed", "demo"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU at hand is not what this is about."""
+    monkeypatch.setattr("unmask.hardware.cpu_rate", lambda *_: 1e11)
+
+
+def rows_of(section: str) -> list[dict[str, Any]]:
+    return [row for run in SPEED for row in run.get(section, ())]
+
+
+def measured(section: str, **wanted: Any) -> dict[str, Any]:
+    """The one row of the benchmark that says so."""
+    (row,) = [row for row in rows_of(section) if all(row.get(key) == value for key, value in wanted.items())]
+    return row
+
+
+# --- operations and constants ---------------------------------------------------------------------------------------
+
+
+def test_operations_by_hand() -> None:
+    network, tally = network_of(llada(), outline(LLADA)), Tally(states=3, columns=3 * 456, positions=100, most=3)
+    layer = 4 * 4096**2 + 3 * 4096 * 12288
+    low = 128 * (4 * 8192 + 3 * 16384)
+    column = 32 * (2 * layer + 4 * 456 * 4096)
+    head = 2 * 4096 * 126464
+    reference = 1368 * column + 100 * head
+    assert operations(network, "update, reference", tally, 456) == reference
+    policy = reference + 1368 * 32 * 2 * low
+    assert operations(network, "update, no gradient", tally, 456) == policy
+    # Back: every matrix once for the frozen, twice for the adapter; attention twice.
+    back = 1368 * 32 * (2 * layer + 2 * 4 * 456 * 4096 + 2 * 2 * low) + 100 * head
+    assert operations(network, "update, gradient", tally, 456) == policy + back
+    again = policy + back + 1368 * (column + 32 * 2 * low)
+    assert operations(network, "update, gradient", tally, 456, checkpointing=True) == again
+    pieces = replace(tally, positions=3000)  # three states ask more than a piece holds
+    once, twice = (operations(network, kind, pieces, 456) for kind in ("update, no gradient", "update, gradient"))
+    assert twice == once + back + 2900 * head + 3000 * head
+    full = replace(network, adapter=0)
+    assert operations(full, "update, gradient", tally, 456) == 3 * reference
+
+
+def test_a_pass_takes_as_long_as_the_slowest_of_products_weights_and_launches() -> None:
+    network, kind = network_of(llada(), outline(LLADA)), "update, no gradient"
+    on = gpu("h200", network, compiled=True)
+
+    def spent(*sizes: int, kind: str = kind) -> float:
+        tally = Tally()
+        for size in sizes:
+            tally.add(size, 456, size)
+        return seconds(network, on, kind, tally, 456)
+
+    products = operations(network, kind, Tally(8, 8 * 456, 8, 8), 456) / (H200_RATE * COMPILED.whole)
+    launches = 32 * COMPILED.launch
+    assert spent(8) == pytest.approx(products) and products > launches
+    assert spent(1) == pytest.approx(launches) and products / 8 < launches
+    assert spent(8, 1, 8) == pytest.approx(2 * products + launches)  # what one pass leaves another cannot use
+    assert spent(1, kind="update, gradient") == pytest.approx(3 * launches)
+    on = replace(on, shares=replace(COMPILED, launch=0.0), bandwidth=1e12)
+    assert spent(1) == pytest.approx(2 * 8_015_581_184 / 1e12)
+
+
+def test_the_constants_are_those_of_the_benchmark() -> None:
+    """Each recomputed from the row that the code names."""
+    for compiled, shares in ((False, EAGER), (True, COMPILED)):
+        for kind in ("whole", "window"):
+            row = measured("trunk", kind=kind, compiled=compiled)
+            assert getattr(shares, kind) == pytest.approx(row["share_of_peak"], abs=1e-3)
+    assert measured("peak")["tflops"] == pytest.approx(H200_RATE / 1e12, rel=1e-3)
+    network = network_of(llada(), outline(LLADA))
+    learnt = operations(network, "update, gradient", Tally(16, 16 * 456, 16 * 256, 16), 456)
+    for shares, section in ((COMPILED, "methods"), (EAGER, "methods_as_written")):
+        rate = learnt / measured(section, method="wd1")["seconds"]
+        assert rate / H200_RATE == pytest.approx(shares.gradient, abs=1e-3)
+
+    def left(network: Any, rows: int, taken: float) -> tuple[float, int]:
+        """Seconds of a dual-cache rollout of 8 blocks of 16 steps beside its whole passes; logits drawn from."""
+        first, later = rows * 8 * 32, rows * 8 * sum(range(2, 32, 2))
+        whole = Tally(rows * 8, rows * 8 * 456, first, rows, sizes={rows: 8})
+        on = gpu("h200", network, compiled=True)
+        on = replace(on, shares=replace(COMPILED, vocabulary=0.0))
+        return taken - seconds(network, on, "rollout, whole", whole, 456), (first + later) * 126464
+
+    bare = replace(network, adapter=0)
+    rest, logits = left(bare, 32, measured("early", kind="dual cache")["full_length"])
+    window = Tally(32 * 120, 32 * 120 * 32, 32 * 8 * sum(range(2, 32, 2)), 32)
+    rest -= operations(bare, "rollout, window", window, 456) / (H200_RATE * COMPILED.window)
+    assert rest * 4.8e12 / logits == pytest.approx(COMPILED.vocabulary, rel=0.01)
+    rest, logits = left(network, 8, measured("growth", by="length", length=256)["rollout"])
+    rest -= logits * COMPILED.vocabulary / 4.8e12
+    assert rest / 120 / 32 == pytest.approx(COMPILED.launch, rel=0.01)
+
+
+# --- the other rows -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "cache", "kind"),
+    [(32, "none", "exact"), (32, "prefix", "prefix cache"), (32, "dual", "dual cache"), (128, "dual", "dual cache")],
+)
+def test_a_rollout_takes_what_was_measured(rows: int, cache: str, kind: str) -> None:
+    """The benchmark's have no adapter."""
+    found = estimate(llada(prompts=rows // 8, group=8, rollout={"cache": cache, "rows": rows}), "h200", prompt=200)
+    network, kinds = replace(found.network, adapter=0), ("rollout, whole", "rollout, window")
+    on = gpu("h200", network, compiled=True)
+    taken = sum(seconds(network, on, kind, found.passes[kind], found.prompt + found.length) for kind in kinds)
+    assert taken == pytest.approx(measured("rollout", kind=kind, rows=rows)["seconds"], rel=0.08)
+
+
+def plugged(method: str) -> dict[str, Any]:
+    return {"with": [] if method == "diffu_grpo" else [method]}
+
+
+@pytest.mark.parametrize("method", ["diffu_grpo", "daca", "dispo"])
+def test_a_training_step_takes_what_was_measured(method: str) -> None:
+    config = llada(**plugged(method), prompts=8, group=8, rows=16, rollout={"rows": 64})
+    time = estimate(config, "h200", prompt=200).times[-1]
+    row = measured("step", method=method)
+    assert time.hardware == "NVIDIA H200" and time.source == "rates measured"
+    assert time.rollout_s == pytest.approx(row["rollout"], rel=0.08)
+    assert time.update_s == pytest.approx(row["update"], rel=0.08)
+
+
+SHELF = [row["method"] for row in rows_of("methods")]
+
+
+@pytest.mark.parametrize("method", SHELF)
+def test_an_update_of_every_method_takes_what_was_measured(method: str) -> None:
+    """Compiled; and as written, when passes with gradient were not compiled, though those without were even then."""
+    base, *plugins = method.split(" + ")
+    more = {"agrpo": {"draws": 24}} if base == "agrpo" else {}
+    config = llada(method=base, **{"with": plugins}, prompts=2, group=8, rows=16, **more)
+    found, row, before = (
+        estimate(config, "h200", prompt=200),
+        measured("methods", method=method),
+        measured("methods_as_written", method=method),
+    )
+    assert found.times[-1].update_s == pytest.approx(row["seconds"], rel=0.08)
+    passes, network = found.passes, found.network
+    assert row["states"]["with gradient"] == passes["update, gradient"].states
+    assert row["states"]["forward"] == passes["update, no gradient"].states + passes["update, reference"].states
+    on, written = gpu("h200", network, compiled=False), uncompiled(config)
+    assert _time(written, network, on, passes, 456, 0).update_s == pytest.approx(before["seconds"], rel=0.12)
+    if method != SHELF[0]:  # before whose first step the optimiser had no state
+        assert found.memory_gib["update"]["peak"] == pytest.approx(row["peak_gib"], rel=0.05)
+        sizes = memory(written, network, passes, 456)["update"]
+        assert peak(sizes, rollout=False) == pytest.approx(before["peak_gib"], rel=0.05)
+
+
+def uncompiled(config: Config) -> Config:
+    return config.model_copy(update={"compile": False})
+
+
+@pytest.mark.parametrize("row", rows_of("growth"), ids=lambda row: f"{row['by']} {row[row['by']]}")
+def test_growth_is_what_was_measured(row: dict[str, Any]) -> None:
+    """One update is left out: it took 2.16 s, and 1.66 s when it was measured again (strata 4)."""
+    length, group, strata = row.get("length", 256), row.get("group", 8), row.get("strata", 4)
+    rollout = {"rows": group, "length": length, "steps": length // 2}
+    config = llada(**plugged("daca"), daca={"strata": strata}, prompts=1, group=group, rows=8, rollout=rollout)
+    time = estimate(config, "h200", prompt=200).times[-1]
+    if "rollout" in row:
+        assert time.rollout_s == pytest.approx(row["rollout"], rel=0.16)
+    if row.get("length") != 256:
+        assert time.update_s == pytest.approx(row["update"], rel=0.16)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["diffu_grpo", "daca"])
+def test_the_memory_of_training_is_what_was_measured(method: str) -> None:
+    config = llada(**plugged(method), prompts=1, group=8, rows=1, checkpointing=True)
+    sizes = estimate(config, "h200", prompt=200).memory_gib
+    expected = measured("memory", method=method)["peak_gib"]
+    assert max(parts["peak"] for parts in sizes.values()) == pytest.approx(expected, rel=0.01)
+    assert sizes["rollout"]["weights"] == pytest.approx(14.93, abs=0.01)
+    assert sizes["rollout"]["KV cache"] == pytest.approx(8 * 456 * 512 / 2**20)  # 512 KiB a token
+    assert sizes["update"]["Adam"] == 2 * sizes["update"]["gradients"] == 2 * sizes["update"]["adapter"]
+    assert sizes["update"]["reference"] == 128 * 32 * (4 * 4096 + 2 * 12288 + 4096) * 4 / 2**30  # a copy of B
+
+
+def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compiled() -> None:
+    found = estimate(llada(rows=8), "h200", prompt=200)
+    network = found.network
+    cases = ("diffu_grpo", False, 0), ("wd1", True, 0), ("diffu_grpo", True, network.adapter_b)
+    for method, compiled, copied in cases:
+        sizes = estimate(llada(method=method, compile=compiled, rows=8), "h200", prompt=200).memory_gib
+        assert sizes["rollout"]["reference"] == sizes["update"]["reference"] == 4 * copied / 2**30
+    # It goes through the adapter then, which costs what it costs the policy.
+    passes = {kind: Tally() for kind in found.passes} | {"update, reference": Tally(8, 8 * 456, 8, 8, sizes={8: 1})}
+    on = gpu("h200", network, compiled=True)
+    off, copy = (_time(llada(), network, on, passes, 456, 0, copied).update_s for copied in (0, network.adapter_b))
+    assert copy - off == pytest.approx(2 * 8 * 456 * network.adapter / (H200_RATE * COMPILED.whole))
+
+
+def test_compiled_passes_without_gradient_are_held_as_those_with() -> None:
+    """A pass of 8 with gradient has room for one trace of 5 states; the reference is asked 8 states at a time."""
+    config, network = llada(**plugged("daca"), rows=8), network_of(llada(), outline(LLADA))
+    passes = estimate(config, "h200", prompt=200).passes
+    written, compiled = (memory(one, network, passes, 456)["update"] for one in (uncompiled(config), config))
+    casts = 2 * network.adapter
+    assert written["gradients"] == 4 * network.adapter / 2**30
+    assert written["activations"] * 2**30 == 5 * 456 * 32 * kept_bytes(network, False) + casts
+    assert compiled["gradients"] == 0  # they are not there yet
+    assert compiled["activations"] * 2**30 == 8 * 456 * 32 * kept_bytes(network, True) + casts
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own modules, which compiling imports
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_layer_keeps_what_is_counted(compiled: bool, adapted: bool) -> None:
+    """What torch saves for the way back through one layer, weights aside and all that is narrower than a layer."""
+    shape = TinyShape(width=64, layers=1, heads=2, hidden=192)
+    policy = tiny_policy(shape, seed=0).to(torch.bfloat16)
+    if adapted:
+        add_adapter(policy, LoraOptions(rank=2), seed=0)
+    policy.lm.model.embed_tokens.register_forward_hook(lambda *found: found[-1].detach().requires_grad_())
+    if compiled:
+        policy.layers = [torch.compile(layer.forward, backend="aot_eager_decomp_partition") for layer in policy.layers]
+    weights = {weight.untyped_storage().data_ptr() for weight in policy.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights and saved.numel() >= 3 * 50 * shape.width:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        hidden = policy.hidden(torch.full((3, 50), 5), None, torch.tensor([0]))
+    network = replace(
+        network_of(llada(), outline(LLADA)), width=64, inner=192, queries=64, keys=64, item=2, adapter=int(adapted)
+    )
+    assert hidden.requires_grad and sum(kept.values()) == 3 * 50 * kept_bytes(network, compiled)
+
+
+def test_all_weights_in_half_precision_have_fp32_copies_and_a_reference() -> None:
+    found = estimate(llada(full=True), "a100-80", prompt=200)
+    sizes, (time,) = found.memory_gib["update"], found.times[-1:]
+    once = sizes["weights"]
+    assert sizes["adapter"] == 0 and sizes["reference"] == once
+    assert sizes["fp32 copies"] == sizes["gradients"] == sizes["Adam"] / 2 == 2 * once
+    plain = estimate(llada(full=True, dtype="float32", method="wd1"), prompt=200).memory_gib["update"]
+    assert plain["weights"] == plain["gradients"] == plain["Adam"] / 2 == 2 * once
+    assert plain["reference"] == plain["fp32 copies"] == 0
+    assert time.hardware == "NVIDIA A100 80GB" and sizes["peak"] > time.memory_gib and "data sheet" in time.source
+
+
+def test_the_demo_takes_what_was_measured_on_a_cpu() -> None:
+    """Within a factor of two: 90 to 140 GFLOP/s were timed on the core that ran it."""
+    network = estimate(parse_config({"device": "cpu"})).network
+    config = parse_config({"with": ["daca"], "device": "cpu"})
+    found = estimate(config)
+    on = Hardware("CPU", 115e9, 1e10, 8.0, CPU, "")
+    hours = _time(config, network, on, found.passes, found.prompt + found.length, found.evaluations).run_h
+    for run in DEMO["demo"].values():
+        assert run["seconds"] / 2 < 3600 * hours < 2 * run["seconds"]

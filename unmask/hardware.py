@@ -1,0 +1,90 @@
+"""What hardware reaches, as far as it was measured: docs/dry_run.md says which row each figure is from.
+
+The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes
+the figures.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from unmask.doctor import cpu_memory, cpu_rate, gpu_at_hand
+
+if TYPE_CHECKING:
+    from unmask.estimate import Network
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The part of a large matrix product's rate that a pass reaches, and what there is beside the products."""
+
+    whole: float
+    window: float
+    gradient: float
+    vocabulary: float = 354.0
+    """Bytes of memory traffic a logit that is drawn from; row "early", dual cache, less its passes."""
+    launch: float = 1.25e-3
+    """Seconds that a layer of a pass takes however little it has to do, with an adapter beside its matrices; row
+    "growth", length 256, less its whole passes and its sampling."""
+
+
+EAGER = Shares(whole=0.605, window=0.538, gradient=0.481)  # rows "trunk", not compiled; "methods_as_written", wd1
+COMPILED = Shares(whole=0.810, window=0.775, gradient=0.683)  # rows "trunk", compiled; "methods", wd1
+# The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
+CPU = Shares(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0)
+H200_RATE = 772e12  # row "peak"
+SHEET = H200_RATE / 989e12
+"""What the H200 reaches of its data sheet; other GPUs are taken to reach as much of theirs."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    name: str
+    rate: float
+    """Operations a second of a large matrix product in the type of the weights."""
+    bandwidth: float
+    """Bytes of memory a second."""
+    memory: float
+    """GiB."""
+    shares: Shares
+    source: str
+
+
+# Dense bf16 and plain fp32 TFLOP/s, TB/s and GiB of the data sheets.
+GPUS = {
+    "h200": ("NVIDIA H200", 989, 67, 4.8, 140),
+    "h100": ("NVIDIA H100 80GB", 989, 67, 3.35, 80),
+    "a100-80": ("NVIDIA A100 80GB", 312, 19.5, 2.04, 80),
+    "4090": ("NVIDIA GeForce RTX 4090", 165, 82.6, 1.01, 24),
+}
+NAMES = (*GPUS, "cpu")
+
+
+def gpu(key: str, network: "Network", compiled: bool) -> Hardware:
+    name, half, single, bandwidth, memory = GPUS[key]
+    rate = SHEET * 1e12 * (half if network.item == 2 else single)
+    known = key == "h200" and network.item == 2
+    source = "rates measured" if known else "rates from its data sheet, of which the H200 reached so much"
+    return Hardware(name, rate, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, source)
+
+
+def cpu(network: "Network") -> Hardware:
+    deep, wide = min(1024, network.width), min(1024, network.inner)
+    rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
+    source = f"{rate / 1e9:.0f} GFLOP/s timed, {torch.get_num_threads()} threads"
+    return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, source)
+
+
+def hardware_of(name: str | None, network: "Network", compiled: bool, tiny: bool) -> Hardware | str:
+    """By name; None: what is at hand, the GPU but for the embedded model. A sentence where nothing is known of it."""
+    if name in GPUS:
+        return gpu(name, network, compiled)
+    found = None if tiny or name == "cpu" else gpu_at_hand()
+    if found is None:
+        return cpu(network)
+    for key, word in (("h200", "H200"), ("h100", "H100"), ("a100-80", "A100.*80"), ("4090", "4090")):
+        if re.search(word, found[0]):
+            return replace(gpu(key, network, compiled), name=found[0], memory=found[1])
+    return f"{found[0]}, {found[1]:.0f} GiB: no figures for it here; name one that is like it with --hardware"
