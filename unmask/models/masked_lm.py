@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from unmask.meter import note_pass
 from unmask.models.checkpoint import Kept, Origin
 from unmask.models.decoder import Facts
 from unmask.models.policy import Tokenizer
@@ -36,6 +37,7 @@ class MaskedLM(Kept, nn.Module):
         """The states that the matrix over the vocabulary reads, the prediction head's own layer included."""
         if tokens_SL.shape[1] > self.max_length:
             raise ValueError(f"This model takes at most {self.max_length} tokens, not {tokens_SL.shape[1]}.")
+        note_pass(tokens_SL, tokens_SL.shape[1])
         position_SL = None if attended_SL is None else (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
         return self._transform(self._states(tokens_SL, attended_SL, position_SL).flatten(0, 1)[at_Q])
 

@@ -1,0 +1,221 @@
+"""The meter against a model that counts for itself: canvases through its first layer, and gradients back out of it."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
+from unmask import train as train_module
+from unmask.compare_cells import cost_of
+from unmask.config import Config, parse_config
+from unmask.meter import Meter, metered, note_pass
+from unmask.methods import BASES
+from unmask.models import load_model, save, tiny_policy
+from unmask.models.tiny import TinyShape
+from unmask.ranks import Ranks
+from unmask.run import Run, read_metrics
+from unmask.tasks import TASKS, Task
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=64), seed=1), folder)
+    return str(folder)
+
+
+def toy_task() -> Task:
+    """Eight characters; the reward is a hash of them. The first prompt of a batch earns nothing: its group is idle."""
+
+    def reward(row: dict[str, Any], text: str) -> float:
+        return (sum(map(ord, text)) % 5) / 4 if row["i"] else 0.0
+
+    return Task(
+        name="toy",
+        summary="a hash",
+        length=8,
+        rows=lambda split, n, seed: [{"i": i, "seed": seed} for i in range(n)],
+        prompt=lambda row: "ab"[: 1 + row["i"] % 2] + str(row["seed"] % 10),
+        solution=lambda row: "a" * 8,
+        reward=reward,
+        solved=lambda row, text: reward(row, text) == 1,
+    )
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "toy", toy_task)
+    monkeypatch.setattr(Run, "draw", lambda run: None)  # which takes longer than the run
+
+
+class Counting:
+    """Counts what goes through the first layer of every model that is loaded, and what comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forward = self.backward = 0.0
+        self.evaluating = False
+        monkeypatch.setattr("unmask.setup.load_model", self.load)
+        for name in ("evaluate", "scorer_gap"):  # what is measured is no part of what it costs to learn
+            monkeypatch.setattr(train_module, name, self.uncounted(getattr(train_module, name)))
+
+    def uncounted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any, **more: Any) -> Any:
+            self.evaluating = True
+            try:
+                return plain(*arguments, **more)
+            finally:
+                self.evaluating = False
+
+        return measured
+
+    def __deepcopy__(self, memo: Any) -> "Counting":
+        """The reference is a copy of the policy, hook and all, and is to count here too."""
+        return self
+
+    def load(self, *arguments: Any, **more: Any) -> Any:
+        policy = load_model(*arguments, **more)
+        policy.lm.model.layers[0].register_forward_hook(self.seen)
+        return policy
+
+    def seen(self, layer: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        if self.evaluating:
+            return
+        rows, columns, _ = output.shape
+        memory = inputs[4] if len(inputs) > 4 else None
+        share = rows * columns / (columns if memory is None else memory.shape[2])
+        self.forward += share
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self.returned(share))
+
+    def returned(self, share: float) -> None:
+        self.backward += share
+
+    @property
+    def total(self) -> float:
+        """The way back costs two forwards."""
+        return self.forward + 2 * self.backward
+
+
+def config_for(model: str, **data: Any) -> Config:
+    base = {"model": model, "task": "toy", "updates": 2, "prompts": 3, "group": 3}
+    return parse_config({**base, "eval": {"prompts": 2, "samples": 1, "every": 1}, **data})
+
+
+def trained(config: Config, folder: Path) -> list[dict[str, float]]:
+    train_module.train(config, lambda: Run(folder, config.dump()))
+    return read_metrics(folder)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    f"{method}+{'+'.join(plugins)}": {"method": method, "with": plugins}
+    for method, plugins in itertools.product(BASES, ([], ["daca"], ["dispo"], ["daca", "dispo"]))
+}
+CASES |= {
+    "inner updates": {"method": "unigrpo", "inner": 3},
+    "more views than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "rows": 3},
+    "an adapter": {"method": "diffu_grpo", "full": False, "lora": {"rank": 2}},
+    "groups drawn again": {"method": "agrpo", "idle_groups": "resample"},
+    "a tenth of the columns": {"method": "wd1", "rollout": {"block": 4, "cache": "dual", "mismatch": 0.5}},
+    "a prefix cache": {"method": "wd1", "with": ["dispo"], "rollout": {"block": 4, "cache": "prefix", "refresh": 2}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_charged_for_what_its_model_did(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    counting = Counting(monkeypatch)
+    rows = trained(config_for(small, **CASES[case]), tmp_path / "run")
+    charged = [row["cost/forwards"] for row in rows if "cost/forwards" in row]
+    exact = "rollout" not in CASES[case]  # shares of a canvas are rounded
+    assert len(charged) == 2 and 0 < charged[0] < charged[1] and counting.backward > 0
+    assert charged[-1] == (counting.total if exact else pytest.approx(counting.total, rel=1e-12))
+
+
+@pytest.mark.parametrize("case", ["diffu_grpo+daca", "coupled_grpo+dispo", "spg+daca+dispo", "a prefix cache"])
+def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    config = config_for(small, updates=1, **CASES[case])
+    plain = train_module.collect
+
+    def collect(source: Any, step: int) -> Any:
+        """The batch with rewards that differ."""
+        batch, twigs = plain(source, step), None
+        if batch.branch_reward_B is not None:
+            twigs = torch.arange(len(batch.branch_reward_B), dtype=torch.float64)
+        return replace(batch, reward_B=torch.arange(len(batch.reward_B), dtype=torch.float64), branch_reward_B=twigs)
+
+    monkeypatch.setattr(train_module, "collect", collect)
+    policy_head = type(load_model(small)).head
+    monkeypatch.setattr(
+        "unmask.models.decoder.Decoder.head",
+        lambda policy, hidden_QD: policy_head(policy, hidden_QD)
+        - 1e4 * (torch.arange(policy.vocabulary) == policy.eos_id),
+    )
+    charged = trained(config, tmp_path / "run")[1]["cost/forwards"]
+    assert charged == pytest.approx(cost_of(config).update, rel=1e-12)
+
+
+def test_an_evaluation_is_reckoned_as_it_is_made(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_for(small, updates=1)
+    meter, plain = Meter(), train_module.evaluate
+
+    def evaluate(*arguments: Any, **more: Any) -> Any:
+        with metered(meter):
+            return plain(*arguments, **more)
+
+    monkeypatch.setattr(train_module, "evaluate", evaluate)
+    trained(config, tmp_path / "run")
+    assert 0 < meter.forwards <= 2 * cost_of(config).evaluation == 2 * 2 * (1 + 1) * 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [bert, modernbert])
+def test_encoders_are_counted(tmp_path: Path, make: Any) -> None:
+    policy, meter = load_model(make(tmp_path)), Meter()
+    seen: list[torch.Size] = []
+    policy.lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    with metered(meter):
+        policy.hidden(torch.tensor([TOKENS, TOKENS[::-1], TOKENS]) % 32, None, torch.arange(5))
+    assert [shape[:2] for shape in seen] == [(3, 13)] and meter.forwards == 3.0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("fields", "columns"), [(DREAM, 5), (A2D, 4)])
+def test_a_shifted_model_is_charged_for_the_column_before_its_window(
+    tmp_path: Path, fields: dict[str, Any], columns: int
+) -> None:
+    """The logits of a Dream model stand one place earlier, so a window of four columns takes five."""
+    policy, seen = loaded(qwen(tmp_path, fields)[0]), list[int]()
+    tokens_SL, at_Q, meter = torch.tensor([TOKENS[:12], TOKENS[1:13]]), torch.tensor([4, 7, 16]), Meter()
+    _, memory = policy.remember(tokens_SL, None, at_Q)
+    policy.lm.model.layers[0].register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
+    with metered(meter):
+        policy.hidden_window(memory, tokens_SL, 4, 8, at_Q)
+    assert seen == [columns] and meter.forwards == pytest.approx(2 * columns / 12, rel=1e-12)
+
+
+def test_meters_nest_and_count_on() -> None:
+    canvas_SL, outer, inner = torch.zeros(3, 8), Meter(100.0), Meter()
+    note_pass(canvas_SL, 8)  # nobody is counting
+    with torch.no_grad(), metered(outer):
+        note_pass(canvas_SL, 8)
+        with metered(None):
+            note_pass(canvas_SL, 8)
+        with metered(inner):
+            note_pass(canvas_SL, 2)
+        with torch.enable_grad():
+            note_pass(canvas_SL, 8)
+    assert (outer.forwards, inner.forwards) == (100 + 3 + 9, 0.75)
+    assert outer.total() == 112.0
+
+
+def test_processes_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "summed", lambda self, value: value + 2.5)  # what another process has counted
+    assert Meter(4.0).total(Ranks(0, 2)) == 6.5
