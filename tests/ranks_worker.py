@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_alone import SILENT, left_alone
+from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
 
 import unmask.evaluate
@@ -26,103 +28,20 @@ import unmask.train
 import unmask.update
 from unmask.config import Config, parse_config
 from unmask.law import Law
-from unmask.models import Tiny, load_model, save, tiny_policy
+from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
 from unmask.models.policy import Policy
-from unmask.models.tiny import EOS, TinyShape
 from unmask.probes import Probes, ask, fully_masked, speechless
 from unmask.ranks import Ranks, shard, whole
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
-from unmask.run import Run
+from unmask.run import Run, read_metrics
 from unmask.setup import prepared
-from unmask.tasks import TASKS, Task
+from unmask.tasks import TASKS
 from unmask.trace import Trace, joined, selected
 
 PATIENCE = 120
 """Seconds for everything; twenty or so are enough on one core."""
-
-
-def toy_task(dull: int = 0, quiet: int = -1, raises: int = -1) -> Task:
-    """Six characters after prompts of different lengths; the reward is a hash of what they say.
-
-    Prompts below `dull`, and all of update `quiet`, earn 0.5 whatever they say; the reward of prompt `raises` raises.
-    """
-
-    def reward(row: dict[str, Any], text: str) -> float:
-        if row["i"] == raises:
-            raise RuntimeError("the grader is ill")
-        idle = row["i"] < dull or (row["number"] // 5) % 2**24 == quiet
-        return 0.5 if idle else (sum(map(ord, text)) % 7) / 6
-
-    return Task(
-        name="toy",
-        summary="a hash",
-        length=6,
-        rows=lambda split, n, seed: [{"i": i, "number": seed} for i in range(n)],
-        prompt=lambda row: "abcd"[: 1 + row["i"] % 4] + str(row["number"] % 10),
-        solution=lambda row: "aaaaaa",
-        reward=reward,
-        solved=lambda row, text: reward(row, text) == 1,
-    )
-
-
-def toy_model() -> Tiny:
-    """Small, untrained, and fond of end tokens: every state has a constant component that their logit reads."""
-    policy = tiny_policy(TinyShape(width=16, layers=2, heads=2, hidden=20, max_length=32), seed=1)
-    with torch.no_grad():
-        policy.lm.model.embed_tokens.weight[:, 0] = 1.0
-        policy.lm.lm_head.weight[EOS, 0] = 0.8
-    return policy
-
-
-# Nine rollouts and at most four states a pass: processes differ in how many passes their share takes.
-LORA = {"rank": 3, "alpha": 6, "targets": ["q_proj", "down_proj"]}
-COMMON: dict[str, Any] = {
-    "task": "toy",
-    "updates": 2,  # the second has a reference, and with inner 2 an old policy, that is not the policy itself
-    "prompts": 3,
-    "group": 3,
-    "inner": 2,
-    "rows": 4,
-    "optimizer": {"lr": 0.01},
-    "eval": {"prompts": 2, "samples": 1},
-    "save_every": 1,
-}
-DUAL = {"block": 3, "steps": 4, "cache": "dual", "correction": 1.5}
-TOP = {"top_p": 0.7}
-DACA = {"with": ["daca", "dispo"], "daca": {"strata": 3}, "dispo": {"kl": 0.1}}
-SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner": 1}
-QUIET = {"method": "agrpo", "agrpo": {"choice": True}, "updates": 3, "inner": 1, "rows": 9, "toy": {"quiet": 2}}
-FEW = {"prompts": 2, "group": 2, "inner": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
-SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip", "resample"))
-
-CASES: dict[str, dict[str, Any]] = {
-    "lora-daca": {**DACA, "rollout": {"top_k": 5, "block": 3, "steps": 4}},
-    "full-daca": {**DACA, "rows": 5, "rollout": {**TOP, "steps": 3}},
-    "lora-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "steps": "entropy"}, "rollout": DUAL, "with": ["dispo"]},
-    "full-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "draws": 3}, "rows": 2, "rollout": DUAL | TOP, **SKIP},
-    "lora-espo": {"method": "espo", "inner": 1, "rows": 5, "rollout": {"rows": 2}, **RESAMPLE},
-    "full-espo": {"method": "espo", "rows": 5, **RESAMPLE},
-    "lora-spg": {**SPG, "rollout": {"cache": "prefix", "block": 2, "mismatch": 0.5}},
-    "full-spg": {**SPG, "checkpointing": True, "rollout": {**TOP, "block": 2}},
-    "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
-    "full-quiet": QUIET,
-    # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
-    "lora-oom": {"inner": 1},
-    # Two states, so that among three processes one has none; in fp32, the type of a real run.
-    "lora-few": FEW,
-    "full-few": FEW,
-}
-SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "full-agrpo", "lora-few", "full-few"]}
-"""What so many processes are asked to do."""
-
-
-def case_config(name: str, model: str) -> Config:
-    """fp64 where nothing is said against it: then other orders of summation do not hide a mistake, or look like one."""
-    kind = {"full": True} if name.startswith("full") else {"full": False, "lora": LORA}
-    config = parse_config({**COMMON, "model": model, **kind, **CASES[name]})
-    return config if name.endswith("few") else config.model_copy(update={"dtype": "float64"})
 
 
 def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -317,6 +236,62 @@ def check_compile(ranks: Ranks, folder: Path) -> None:
         assert "compile: not with full training in several processes" in str(error)
 
 
+def check_resume(ranks: Ranks, folder: Path) -> None:
+    """Cut off before the third of three updates and gone on with: the same log and the same weights, bit for bit."""
+    plain = unmask.train.collect
+
+    def cut(source: Any, step: int) -> Any:
+        if step == 3:
+            raise KeyboardInterrupt
+        return plain(source, step)
+
+    for more in ({"lora": LORA, "full": False, "with": ["dispo"]}, {"full": True, "method": "agrpo"}):
+        config = parse_config({**COMMON, **more, "model": str(folder / "model"), "updates": 3})
+        runs = [folder / f"{name}-{'full' if more['full'] else 'lora'}-{ranks.size}" for name in ("whole", "cut")]
+        unmask.train.train(config, lambda out=runs[0], c=config: Run(out, c.dump()))
+        unmask.train.collect = cut
+        try:
+            unmask.train.train(config, lambda out=runs[1], c=config: Run(out, c.dump()))
+            raise AssertionError("not cut off")
+        except KeyboardInterrupt:
+            unmask.train.collect = plain
+        unmask.train.resume(runs[1])
+        if ranks.first:
+            logs = [read_metrics(out) for out in runs]
+            metrics = [[{key: v for key, v in row.items() if "time/" not in key} for row in log] for log in logs]
+            assert len(metrics[0]) == 5 and metrics[0] == metrics[1]
+            one, other = (dict(load_model(out / "checkpoint").named_parameters()) for out in runs)
+            assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def check_skips(ranks: Ranks, folder: Path) -> None:
+    """What is not finite on one process is skipped by all, who go on together; the second in a row stops them alike."""
+    plain, step = unmask.train.collect, [0]
+
+    def ill(policy: Policy, probes: Probes) -> Tensor:
+        return ask(policy, probes) * (torch.nan if step[0] > 1 and torch.is_grad_enabled() else 1.0)
+
+    def collect(source: Any, number: int) -> Any:
+        step[0] = number
+        return plain(source, number)
+
+    unmask.train.collect = collect
+    unmask.update.ask = ill if ranks.rank == ranks.size - 1 else ask
+    for kind in (False, True):
+        how = {"full": kind, "updates": 9, "inner": 1, "optimizer": {"lr": 0.01, "patience": 2}}
+        config = parse_config({**COMMON, **how, "model": str(folder / "model")})
+        out = folder / f"skips-{ranks.size}-{kind}"
+        try:
+            unmask.train.train(config, lambda out=out, c=config: Run(out, c.dump()))
+            raise AssertionError("not stopped")
+        except ValueError as error:
+            assert "2 updates in a row were skipped, the last because the gradient is not finite" in str(error)
+        if ranks.first:
+            assert [row.get("train/skipped") for row in read_metrics(out)] == [None, 0, 1, 2]
+            assert (out / "broken" / "3" / "batch.json").is_file()
+    unmask.train.collect, unmask.update.ask = plain, ask
+
+
 CHECKS = {name.removeprefix("check_"): check for name, check in vars().copy().items() if name.startswith("check_")}
 
 
@@ -377,6 +352,7 @@ def main(folder: Path) -> None:
     add_adapter(toy_model(), case_config("lora-few", "tiny").lora, 0)  # imports peft
     jobs: list[tuple[Any, ...]] = [(work, rank, size, folder) for size in SIZES for rank in range(size)]
     jobs += [(launched, name, folder) for name in LAUNCHES]
+    jobs += [(left_alone, name, folder) for name in SILENT]
     deadline, children = time.monotonic() + PATIENCE, {}
     for job, *given in jobs:
         child = os.fork()

@@ -67,9 +67,5 @@ def test_gradients_of_many_passes_are_added_up_in_fp32() -> None:
 
 def test_the_trainer_takes_it_for_half_precision_weights_only() -> None:
     config = parse_config({"optimizer": {"lr": 0.5, "schedule": "linear"}, "updates": 4})
-    half, rates = optimizer_of(tiny_policy().bfloat16(), config)
-    assert isinstance(half, MasterAdamW)
-    half.step()
-    rates.step()
-    assert half.inner.param_groups[0]["lr"] == 0.5 * 0.75
+    assert isinstance(optimizer_of(tiny_policy().bfloat16(), config)[0], MasterAdamW)
     assert isinstance(optimizer_of(tiny_policy(), config)[0], torch.optim.AdamW)

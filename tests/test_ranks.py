@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_worker import CASES, CHECKS, COMMON, PATIENCE, QUICK, SIZES, cramped, toy_model, toy_task
+from ranks_alone import LONGEST, SILENT
+from ranks_cases import CASES, COMMON, SIZES, toy_model, toy_task
+from ranks_worker import CHECKS, PATIENCE, QUICK, cramped
 from typer.testing import CliRunner
 
 import unmask.setup
@@ -24,12 +26,13 @@ from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_
 from unmask.models.masked_lm import Bert
 from unmask.models.tiny import CharacterTokenizer
 from unmask.probes import ask, fully_masked
-from unmask.ranks import ALONE, Ranks
+from unmask.ranks import ALONE, Ranks, waited_for
 from unmask.rollout import row_seeds, sample
 from unmask.rows import Rows
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
 from unmask.shapes import NEVER
+from unmask.state import newest
 from unmask.tasks import TASKS
 from unmask.train import train
 from unmask.update import answers
@@ -95,7 +98,8 @@ def close(one: Any, other: Any, tolerance: float, where: str = "") -> None:
 def logged(folder: Path) -> list[dict[str, float]]:
     """The metrics that are not those of one process alone."""
     rows = read_metrics(folder)
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
+    # Passes too: who has less to ask asks nothing beside the others, and a share may fit where the whole did not.
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/", "cost/"))} for row in rows]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -229,8 +233,26 @@ def check_run(folder: Path, said: str) -> None:
 def test_an_error_on_one_process_ends_all(world: Path) -> None:
     said = (world / "ill.txt").read_text()
     assert (world / "ill.code").read_text() == "1"
-    assert "unmask: the reward of task 'toy' raised RuntimeError: the grader is ill" in said
+    assert "unmask: the reward of task 'toy' failed: RuntimeError: the grader is ill" in said
     assert "main FAILED" in said  # the launcher's own report; it names whoever it saw first
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) -> None:
+    """At once where the other is gone; after the timeout where it is there and silent."""
+    said = (world / f"{name}-0.txt").read_text()
+    code, seconds = (world / f"{name}.alone").read_text().split()
+    assert int(code) == 2, said
+    assert "unmask: another process has gone, or has not answered for 8 s (UNMASK_TIMEOUT), so this one stops" in said
+    assert float(seconds) < LONGEST + 30 and (float(seconds) > LONGEST - 1 or name == "killed")
+    assert newest(world / name / "run" / "state")[0].step == 1  # from which the run goes on
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("UNMASK_TIMEOUT", text)
+    with pytest.raises(ValueError, match=f"UNMASK_TIMEOUT: expected a number of seconds, got '{text}'"):
+        waited_for()
 
 
 # --- setup --------------------------------------------------------------------------------------------------

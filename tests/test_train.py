@@ -149,7 +149,11 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
     assert "eval/solved_greedy" in rows[3] and "eval/pass@2" in rows[-1]
     assert rows[1]["train/ratio"] == pytest.approx(1)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"config.yaml", "versions.json", "metrics.jsonl", "samples.jsonl", "checkpoint", "curves.png"}
+    written = {"config.yaml", "versions.json", "metrics.jsonl", "samples.jsonl", "finished.json", "curves.png"}
+    assert names == written | {"checkpoint"}
+    finished = json.loads((folder / "finished.json").read_text())
+    assert finished["before"] == {k: v for k, v in rows[0].items() if k.startswith("eval/")}
+    assert finished["after"] == {k: v for k, v in rows[-1].items() if k.startswith("eval/")}
     assert {path.name for path in (folder / "checkpoint").iterdir()} == {"config.json", "model.safetensors"}
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert sample["reward"] == _value(sample["completion"]) and sample["step"] == 1
@@ -196,7 +200,7 @@ def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, monkeypatch, value: float) -> None:
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(broken=value))
-    with pytest.raises(ValueError, match=r"the reward of task 'toy' is (nan|inf) for completion"):
+    with pytest.raises(ValueError, match=r"the reward of task 'toy' failed: the reward returned (nan|inf)"):
         run(config_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -205,7 +209,7 @@ def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, mo
 def test_a_reward_that_raises_is_named_with_the_completion(model, tmp_path: Path, monkeypatch, guilty: str) -> None:
     broken = replace(toy_task(), **{guilty: lambda row, text: 1 / 0})
     monkeypatch.setitem(TASKS, "toy", lambda: broken)
-    with pytest.raises(ValueError, match="the reward of task 'toy' raised ZeroDivisionError: division by zero"):
+    with pytest.raises(ValueError, match="the reward of task 'toy' failed: ZeroDivisionError: division by zero"):
         run(config_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -278,22 +282,18 @@ def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str
 )
 def test_the_learning_rate_warms_up_and_follows_its_schedule(model: str, schedule: str, expected: list[float]) -> None:
     settings = {"schedule": schedule, "warmup": 2, "lr": 2.0}
-    optimizer, rates = optimizer_of(tiny_policy(SMALL), config_for(model, updates=6, optimizer=settings))
-    seen = []
-    for _ in range(6):
-        seen.append(rates.get_last_lr()[0] / 2)
-        optimizer.step()
-        rates.step()
-    assert seen == pytest.approx(expected)
+    _, rate = optimizer_of(tiny_policy(SMALL), config_for(model, updates=6, optimizer=settings))
+    assert [rate(step) / 2 for step in range(1, 7)] == pytest.approx(expected)
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_step(model: str, tmp_path: Path, monkeypatch) -> None:
-    config = config_for(model, method="agrpo")
+    config = config_for(model, method="agrpo", optimizer={"patience": 1})
     broken = replace(config.build_method(), credit=lambda trace: torch.full_like(trace.logp_BL, math.nan))
     monkeypatch.setattr(Config, "build_method", lambda self: broken)
     with pytest.raises(ValueError, match=r"the gradient is not finite \(ratio 1, clipped 0, loss nan"):
         run(config, tmp_path / "run")
-    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0]
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1]
+    assert torch.equal(weights(tmp_path / "run"), torch.cat([p.flatten() for p in load_model(model).parameters()]))
 
 
 def test_branch_metrics_keep_their_name_where_every_group_is_idle(model: str, tmp_path: Path, monkeypatch) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from unmask.advantage import varied
 from unmask.config import Config
-from unmask.evaluate import Decoding, completions, judged, prompt_ids
+from unmask.evaluate import Decoding, completions, prompt_ids
+from unmask.judge import Failure, judged
 from unmask.method import Method
 from unmask.rollout import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task
-from unmask.tasks.own import OwnTask, part_means
 from unmask.tasks.task import Row
 from unmask.trace import Trace, joined, selected
 
@@ -35,6 +35,12 @@ class Batch:
     idle: int
     """Groups whose rewards were all alike."""
     groups: int
+    parts: dict[str, float]
+    """The mean of each part of the reward, over all that was sampled."""
+    failures: list[Failure]
+    """Completions whose reward failed, branches included."""
+    signs: dict[str, float]
+    """What the rollouts look like, over all that was sampled (`signs_of`), and the prompts that were too long."""
 
     @property
     def trace(self) -> Trace:
@@ -43,6 +49,10 @@ class Batch:
     @property
     def branches(self) -> Trace | None:
         return self.rollouts.branches
+
+
+class TooLong(ValueError):
+    """Too few prompts of an update leave room for a completion."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +90,20 @@ def collect(source: Source, step: int) -> Batch:
 
 
 def rewarded(source: Source, step: int, attempt: int) -> Batch:
-    """Sample a group for every prompt of this step and score it, branches included."""
+    """Sample a group for every prompt of this step and score it, branches included. No prompt is ever cut short: one
+    that leaves no room for a completion is left out, and counted."""
     policy, device, ranks = source.setup.policy, source.setup.device, source.setup.ranks
     task, config, length = source.task, source.config, source.decoding.length
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
-    rows = [row for row in task.rows("train", config.prompts, number) for _ in range(config.group)]
-    prompts = [prompt_ids(policy, task, row) for row in rows]
+    drawn = [(row, prompt_ids(policy, task, row)) for row in task.rows("train", config.prompts, number)]
+    fitting = [(row, ids) for row, ids in drawn if len(ids) + length <= policy.max_length]
+    rows = [row for row, _ in fitting for _ in range(config.group)]
+    prompts = [ids for _, ids in fitting for _ in range(config.group)]
+    if len(rows) < ranks.size:
+        raise TooLong(
+            f"{len(drawn) - len(fitting)} of the {len(drawn)} prompts of update {step} are too long for the model's "
+            f"limit of {policy.max_length} tokens with a completion of {length}: shorten them, or rollout.length"
+        )
     mine = ranks.share(len(rows))
     trace, branches = source.decoding.sample(
         policy,
@@ -97,28 +115,44 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
     )
 
     width = max(len(prompt) for prompt in prompts) + length
-    reward_B, solved_B = judged(task, rows[mine.start : mine.stop], completions(policy, trace, length))
-    reward_B, solved_B = ranks.gathered(reward_B.to(device)), ranks.gathered(solved_B.to(device))
-    branch_reward_B = None
+    how = config.reward, ranks, device
+    earned = judged(task, rows[mine.start : mine.stop], completions(policy, trace, length), *how)
+    branch_reward_B, failures = None, earned.failures
     if branches is not None:
         sources = [rows[mine.start + i] for i in branches.group_B.tolist()]
-        branch_reward_B = judged(task, sources, completions(policy, branches, length))[0]
-        branch_reward_B = ranks.gathered(branch_reward_B.to(device))
+        fillings = judged(task, sources, completions(policy, branches, length), *how)
+        branch_reward_B, failures = fillings.reward_B, failures + fillings.failures
         branches = ranks.gathered_trace(replace(branches, group_B=branches.group_B + mine.start), width)
     trace = ranks.gathered_trace(trace, width)
     groups = len(trace.group_B.unique())
-    live = len(trace.group_B[varied(reward_B, trace.group_B)].unique())
+    live = len(trace.group_B[varied(earned.reward_B, trace.group_B)].unique())
     return Batch(
         Rollouts(trace, branches),
-        reward_B,
+        earned.reward_B,
         rows,
         completions(policy, trace, length),
         branch_reward_B,
-        reward=float(reward_B.mean()),
-        solved=float(solved_B.double().mean()),
+        reward=float(earned.reward_B.mean()),
+        solved=float(earned.solved_B.double().mean()),
         idle=groups - live,
         groups=groups,
+        parts={name: float(part_B.mean()) for name, part_B in earned.parts.items()},
+        failures=failures,
+        signs={"long_prompts": 1 - len(fitting) / len(drawn), **signs_of(trace)},
     )
+
+
+def signs_of(trace: Trace) -> dict[str, float]:
+    """What shows that rollouts go wrong: completions of end tokens alone (`empty`), end tokens among what the later
+    half of the steps wrote (`late_ends`), and minus the log-probability of a completion (`nats`), near 0 where the
+    policy always says the same."""
+    ends_BL = trace.tokens_BL == trace.eos_id
+    late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
+    found = {
+        "empty": float((ends_BL | ~trace.filled_BL).all(-1).double().mean()),
+        "nats": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
+    }
+    return found | ({"late_ends": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
 
 
 def merged(batches: list[Batch]) -> Batch:
@@ -144,23 +178,31 @@ def merged(batches: list[Batch]) -> Batch:
         solved=sum(b.solved for b in batches) / len(batches),
         idle=sum(b.idle for b in batches),
         groups=sum(b.groups for b in batches),
+        parts={name: sum(b.parts[name] for b in batches) / len(batches) for name in batches[0].parts},
+        failures=[failure for b in batches for failure in b.failures],
+        signs={
+            name: sum(b.signs[name] for b in batches) / len(batches)
+            for name in batches[0].signs
+            if all(name in b.signs for b in batches)
+        },
     )
 
 
-def batch_metrics(batch: Batch, task: Task) -> dict[str, float]:
+def batch_metrics(batch: Batch) -> dict[str, float]:
     """What the rollouts say, before anything is learnt from them."""
     found = {
         "train/reward": batch.reward,
         "train/solved": batch.solved,
         "train/idle_groups": batch.idle / batch.groups,
         "train/traces": float(len(batch.trace)),
+        "train/reward_errors": float(len(batch.failures)),
+        **{f"train/part/{name}": mean for name, mean in batch.parts.items()},
+        **{f"train/{name}": value for name, value in batch.signs.items()},
     }
     if len(batch.trace):
         counted_BL = batch.trace.counted_BL
         found["train/sampled_logp"] = float(batch.trace.logp_BL[counted_BL].mean())
         found["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
-    if isinstance(task, OwnTask) and batch.texts:
-        found |= {f"train/part/{name}": mean for name, mean in part_means(task, batch.rows, batch.texts).items()}
     if batch.branches is not None and batch.branch_reward_B is not None and len(batch.branches):
         found["train/branch_reward"] = float(batch.branch_reward_B.mean())
         told = varied(batch.branch_reward_B, batch.branches.group_B)

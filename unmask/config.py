@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from unmask.advantage import ADVANTAGES
@@ -30,9 +29,11 @@ from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.models.lora import LoraOptions
 from unmask.objective import KLS, NORMALISERS
 from unmask.order import ORDERS, level
-from unmask.sections import EvalConfig, OptimizerConfig, RolloutConfig, Strict
+from unmask.parsing import number_or_not, parsed_yaml, shown
+from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
+from unmask.tasks.validation import validating
 
 DEMO = Path(__file__).parent / "assets" / "demo.yaml"
 
@@ -48,21 +49,16 @@ CHOICES: dict[str, Mapping[str, Any]] = {
 """Options that name a formula, by the name of the argument."""
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("input should be a number, not true or false")
-    return value
-
-
-Seed = Annotated[int, BeforeValidator(_number)]
-
-
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _plugins(value: Any) -> list[Any]:
+    return value if isinstance(value := _listed(value), list) else []
+
+
 class Config(Strict):
-    model: str = "tiny"
+    model: str = Field("tiny", min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """The type of the weights; as the checkpoint says if not given."""
@@ -72,17 +68,17 @@ class Config(Strict):
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """Compile the model's layers for rollouts: seconds to begin with, then faster on a large GPU."""
+    """Compile the model's layers: seconds to begin with, then faster on a large GPU."""
     task: str = "sudoku"
     method: str = "diffu_grpo"
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
-    seed: Seed = Field(0, ge=0, lt=2**32)
+    seed: int = Field(0, ge=0, lt=2**32)
     updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner` optimiser steps."""
-    prompts: int = Field(12, ge=1)
+    prompts: int = Field(12, ge=1, lt=2**20)
     """Prompts in a batch."""
-    group: int = Field(8, ge=2)
+    group: int = Field(8, ge=2, lt=2**16)
     """Rollouts of each prompt."""
     inner: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
@@ -93,11 +89,12 @@ class Config(Strict):
     """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
-    save_every: int = Field(0, ge=0)
-    """Updates between checkpoints; 0 saves the last only."""
+    save_every: int = Field(50, ge=0)
+    """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
     rollout: RolloutConfig = RolloutConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     eval: EvalConfig = EvalConfig()
+    reward: RewardConfig = RewardConfig()
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
 
@@ -113,7 +110,8 @@ class Config(Strict):
         return {self.task: TASKS[self.task], self.method: BASES[self.method], **plugins}
 
     def build_task(self) -> Task:
-        return _built(TASKS[self.task], self.task, self.options)
+        task: Task = _built(TASKS[self.task], self.task, self.options)
+        return validating(task) if self.eval.split == "validation" else task
 
     def build_method(self) -> Method:
         base = _built(BASES[self.method], self.method, self.options)
@@ -129,17 +127,17 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
     sections, replaced = set(data), set()
     for override in overrides:
         key, equals, value = override.partition("=")
-        if not equals:
+        if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
-        _assign(data, key, _parsed_yaml(value, key))
+        _assign(data, key, parsed_yaml(value, key))
         sections.discard(key.split(".")[0])
         replaced.add(key)
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(chosen)
     if (chosen.keys() | replaced) & {"task", "method", "with"}:
         # A file may hold options of what has just been replaced; options set beside the replacement stay and count.
-        used = {data.get("task"), data.get("method"), *(_listed(data.get("with")) or ())}
-        data = {key: value for key, value in data.items() if key not in (sections & _catalogue()) - used}
+        used = [data.get("task"), data.get("method"), *(_plugins(data.get("with")))]
+        data = {key: value for key, value in data.items() if key in used or key not in sections & _catalogue()}
     return parse_config(data)
 
 
@@ -155,7 +153,9 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     rest = {key: value for key, value in data.items() if key not in catalogue}
     for name, section in options.items():
         if not isinstance(section, dict):
-            raise ValueError(f"{name}: expected options such as {name}.key=value, got {section!r}")
+            raise ValueError(f"{name}: expected options such as {name}.key=value, got {shown(section)}")
+        if strange := next((key for key in section if not isinstance(key, str)), None):
+            raise ValueError(f"{name}.{strange}: keys must be text")
     try:
         config = Config(**rest, options=options)
     except ValidationError as error:
@@ -178,19 +178,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"there is no configuration file {path}")
     try:
-        data = _parsed_yaml(path.read_text(), str(path))
+        data = parsed_yaml(path.read_text(), str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text: {error}") from None
     if not isinstance(data or {}, dict):
         raise ValueError(f"{path} must hold keys and values, not a {type(data).__name__}")
     return data or {}
-
-
-def _parsed_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
 
 
 def _assign(data: dict[str, Any], key: str, value: Any) -> None:
@@ -216,7 +209,7 @@ def _known(key: str, name: str, catalogue: Mapping[str, Any]) -> None:
 def _sentence(error: ValidationError) -> str:
     """The first problem pydantic found, in one line that names the key."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # but pydantic's own words
     if first["type"] == "extra_forbidden":
         parent: Any = Config if len(first["loc"]) == 1 else Config.model_fields[str(first["loc"][0])].annotation
         names = [field.alias or name for name, field in parent.model_fields.items() if name != "options"]
@@ -225,7 +218,16 @@ def _sentence(error: ValidationError) -> str:
             if len(first["loc"]) == 1 and key in inner.model_fields:
                 return f"{key}: unknown key; did you mean {section}.{key}?"
         return f"{key}: unknown key; {_closest(str(first['loc'][-1]), names)}"
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    return f"{key}: {_told(first)}, got {shown(first['input'])}"
+
+
+def _told(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "model_type":
+        return f"expected keys such as {problem['loc'][-1]}.key=value"
+    if problem["type"] == "tuple_type":
+        return "expected a list"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _check_sections(config: Config) -> None:
@@ -251,6 +253,8 @@ def _check_combination(config: Config) -> None:
         raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
     if config.optimizer.warmup > config.updates:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
+    if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
+        raise ValueError("eval.every: how often to evaluate must be given where a run may end early")
     try:
         if config.rollout.threshold is None:
             SCHEDULES[config.rollout.schedule](length, steps, block)
@@ -291,9 +295,10 @@ def _check_device(name: str) -> None:
         if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):  # without a context on it
             raise RuntimeError(f"there are {torch.cuda.device_count()} GPUs")
         if device.type != "cuda":
-            torch.empty(0, device=device)
+            torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        told = str(error).splitlines()[0].partition(". ")[0]
+        raise ValueError(f"device: {name!r} cannot be used here: {told}") from None
 
 
 def device_of(config: Config) -> str:
@@ -318,7 +323,7 @@ def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[st
         return factory(*args, **arguments)
     except ValueError as error:
         told = str(error)
-        raise ValueError(told if told.startswith(f"{name}:") else f"{name}: {told}") from None
+        raise ValueError(told if told.startswith((f"{name}:", f"{name}.")) else f"{name}: {told}") from None
 
 
 def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -329,14 +334,16 @@ def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dic
         if key not in parameters:
             raise ValueError(f"{name}.{key}: unknown option; {_closest(key, parameters)}")
         if key in CHOICES:
-            _known(f"{name}.{key}", str(value), CHOICES[key])
-            arguments[key] = CHOICES[key][str(value)]
+            _known(f"{name}.{key}", value if isinstance(value, str) else shown(value), CHOICES[key])
+            arguments[key] = CHOICES[key][value]
             continue
         try:
+            number_or_not(value, parameters[key].annotation)
             arguments[key] = TypeAdapter(parameters[key].annotation).validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise ValueError(f"{name}.{key}: {message[0].lower()}{message[1:]}, got {value!r}") from None
+            raise ValueError(f"{name}.{key}: {_told(error.errors()[0])}, got {shown(value)}") from None
+        except ValueError as error:
+            raise ValueError(f"{name}.{key}: {error}, got {shown(value)}") from None
     return arguments
 
 

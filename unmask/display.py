@@ -1,5 +1,7 @@
 """What a person sees: the live panel of a training run, tables, canvases."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,11 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from unmask.trace import Trace, state_before
+from unmask.watch import sentences
 
 if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.evaluate import Evaluation
     from unmask.models import Model
+    from unmask.tasks import Task
     from unmask.train import Report, Result
 
 console = Console()
@@ -40,6 +44,7 @@ def training_display(config: "Config", name: str) -> "Iterator[Report]":
     job = bar.add_task("evaluating", total=config.updates, **shown)
 
     begun: list[bool] = []
+    warned: dict[str, float] = {}
 
     def report(step: int, metrics: dict[str, float]) -> None:
         if not begun:
@@ -53,6 +58,9 @@ def training_display(config: "Config", name: str) -> "Iterator[Report]":
         if not console.is_terminal and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
             text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
             _line(f"update {step:4d}/{config.updates}  {text}")
+        for sentence in sentences(warned, metrics):
+            print(f"update {step}: {sentence}", file=sys.stderr, flush=True)
+        warned.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
 
     try:
         yield report
@@ -104,17 +112,19 @@ def show_result(config: "Config", name: str, result: "Result") -> None:
     console.print(table)
     assert result.run is not None  # only the first process shows a result
     folder = result.run.folder
+    if result.ended:
+        _line(f"{result.ended}. The weights are those of the best evaluation.")
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
     _line("Try next:")
-    _line(f"  unmask eval {folder}")
-    _line(f'  unmask sample {folder} "{_example(config)}" --steps')
-    _line("  unmask train --method agrpo --with dispo")
-    _line("  unmask methods")
+    for command in next_commands(config.build_task(), str(folder)):
+        _line(f"  {command}")
 
 
-def _example(config: "Config") -> str:
-    task = config.build_task()
-    return task.prompt(task.rows("test", 1, 0)[0])
+def next_commands(task: "Task", folder: str) -> list[str]:
+    """What to try after a run; a prompt of several lines is nothing to copy into a command."""
+    prompt = task.prompt(task.rows("test", 1, 0)[0])
+    sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps"] if len(prompt.splitlines()) == 1 else []
+    return [f"unmask eval {folder}", *sample, "unmask train --method agrpo --with dispo", "unmask methods"]
 
 
 def show_evaluation(title: str, found: "Evaluation") -> None:

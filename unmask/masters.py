@@ -33,9 +33,13 @@ class MasterAdamW:
         for tensor in (*self.weights, *self.masters):
             tensor.grad = None
 
-    @torch.no_grad()
     def step(self) -> None:
         self.inner.step()
+        self.round_weights()
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Make the weights what the copies are."""
         for master, weight in zip(self.masters, self.weights, strict=True):
             weight.copy_(master)
 

@@ -4,17 +4,21 @@ A cached pass takes keys and values from an earlier canvas, so a token is drawn 
 visited states without a cache gives its log-probability under the policy itself.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from unmask.models.policy import Policy
-from unmask.probes import every_step
+from unmask.models.policy import CachingPolicy, Policy
+from unmask.probes import every_step, visited
 from unmask.ranks import ALONE, Ranks
 from unmask.rows import Rows
 from unmask.trace import Trace, selected
 from unmask.update import answers
+
+CHECKED = 8
+"""Traces of a batch whose sampled log-probabilities are compared with the scorer's."""
 
 
 def replayed(policy: Policy, trace: Trace, rows: Rows, ranks: Ranks = ALONE) -> Tensor:
@@ -27,7 +31,8 @@ def replayed(policy: Policy, trace: Trace, rows: Rows, ranks: Ranks = ALONE) -> 
     for index_B in torch.arange(len(trace), device=trace.group_B.device).split(some):
         part = selected(trace, index_B)
         probes = every_step(part, torch.Generator())
-        logp_NL = answers(policy, probes, rows, ranks)
+        with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():  # as the sampler asked
+            logp_NL = answers(policy, probes, rows, ranks)
         found.append(torch.zeros_like(part.logp_BL).index_add(0, probes.trace_N, logp_NL.to(part.logp_BL.dtype)))
     return torch.cat(found)
 
@@ -36,6 +41,20 @@ def random_share(trace: Trace, share: float, rng: torch.Generator) -> Trace:
     """A random share of the rows, one at least."""
     count = max(1, round(share * len(trace)))
     return selected(trace, torch.randperm(len(trace), generator=rng)[:count].to(trace.group_B.device))
+
+
+def scorer_gap(policy: Policy, trace: Trace, rng: torch.Generator, ranks: Ranks = ALONE) -> float:
+    """Mean |log p_scored - log p_sampled| at one visited state of a few traces: rounding, where the pass that is learnt
+    from and the pass that sampled are the same policy. On the first turn the loss cannot tell: its ratio is to itself.
+    """
+    some = random_share(trace, min(1.0, CHECKED / len(trace)), rng)
+    weight_BL = some.filled_BL.double().cpu()
+    place_B1 = torch.multinomial(weight_BL, 1, generator=rng).to(some.step_BL.device)
+    step_B1 = some.step_BL.gather(1, place_B1)
+    probes = visited(some, step_B1, torch.ones_like(step_B1, dtype=torch.float64))
+    scored_NL = answers(policy, probes, Rows(CHECKED), replace(ranks, sharded=False))
+    apart_NL = (scored_NL - some.logp_BL[probes.trace_N].to(scored_NL.dtype)).abs()
+    return float(apart_NL[probes.asked_NL].mean())
 
 
 def mismatch_metrics(trace: Trace, exact_BL: Tensor) -> dict[str, float]:

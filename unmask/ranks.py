@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,6 +98,10 @@ class Ranks:
         for p, count, part in zip(parameters, counts.tolist(), parts, strict=True):
             p.grad = part.view_as(p).to(p.dtype) if count else None
 
+    def any(self, truth: bool, device: torch.device | str) -> bool:
+        """Whether it is true of some process; every one has to ask."""
+        return truth if self.size == 1 else bool(self.summed(torch.tensor(float(truth), device=device)))
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -105,9 +110,28 @@ class Ranks:
 ALONE = Ranks()
 
 
+TIMEOUT = "UNMASK_TIMEOUT"
+"""The environment's word for how many seconds a process waits for the others."""
+
+
+def waited_for() -> float:
+    """Seconds that a process waits for the others before it stops: half an hour, or as the environment says."""
+    text = os.environ.get(TIMEOUT, "1800")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"{TIMEOUT}: expected a number of seconds, got {text!r}")
+    return seconds
+
+
 @contextmanager
 def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
-    """This process among those that torchrun started, and the device it should use; alone without torchrun."""
+    """This process among those that torchrun started, and the device it should use; alone without torchrun.
+
+    Where another one is gone, or does not answer in time, what it has to do with it is a ConnectionError.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE, device
@@ -115,8 +139,17 @@ def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    yield Ranks(dist.get_rank(), size), device
+    patience = timedelta(seconds=waited_for())
+    try:
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=patience)
+        yield Ranks(dist.get_rank(), size), device
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):  # gloo's have no type of their own
+            raise
+        raise ConnectionError(
+            f"another process has gone, or has not answered for {patience.total_seconds():g} s ({TIMEOUT}), so this "
+            "one stops too; unmask train --resume goes on from the last state"
+        ) from error
     # Not after an error: leaving is something NCCL does together, and the others are waiting elsewhere.
     dist.destroy_process_group()
 

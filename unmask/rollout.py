@@ -18,15 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.branch import STREAM, Branch, branch_steps, by_filling, joined_fillings, one_shot_traces
+from unmask.branch import Branch, branch_steps, fillings
 from unmask.commits import Commits, Schedule, even, one_by_one
 from unmask.engine import Cache, Engine, aligned
-from unmask.law import Law, drawn, kept_ids, law_of, mixed, plain_law, uniforms, widened
+from unmask.law import Law, drawn, law_of, mixed, plain_law, uniforms, widened
 from unmask.models.policy import CachingPolicy, Policy
 from unmask.order import Look, Order, level, low_confidence
 from unmask.record import Notes, Record
 from unmask.rows import Rows
-from unmask.shapes import GIVEN, NEVER
+from unmask.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.trace import Rule, Trace, everything, joined
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
@@ -98,6 +98,8 @@ def sample(
     schedule: Schedule = even,
     threshold: float | None = None,
     cache: Cache | None = None,
+    attend_padding: bool = False,
+    stops: bool = True,
     group_B: Tensor | None = None,
     counted: Rule = everything,
     record: Record = Record(),
@@ -108,6 +110,9 @@ def sample(
     A row retires once an end token stands with nothing masked before it; what it never filled stays MASK.
     With a `threshold` a step commits every position whose score reaches it, and at least one; `steps` and `schedule`
     then say nothing, and the trace has `length` steps of which a row skips those it does not need.
+
+    As d1's evaluation has it, and not for training: `attend_padding` has the model see padding as it sees a prompt,
+    so that a row depends on its batch; without `stops` no token ends a row, and all of it is filled.
     """
     steps, block = length if steps is None else steps, length if block is None else block
     commits = schedule(length, steps, block) if threshold is None else one_by_one(length, steps, block)
@@ -116,6 +121,10 @@ def sample(
         raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
     steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, length, block, steps, law, group_B, seed_B.device)
+    if attend_padding:
+        trace = replace(trace, attended_BL=torch.ones_like(trace.attended_BL))
+    if not stops:
+        trace = replace(trace, eos_id=NO_TOKEN)
     branch_step_B = branch_steps(branch, steps, seed_B)
     engine = Engine(
         policy=policy,
@@ -124,33 +133,36 @@ def sample(
         block=block,
         cache=cache,
         aligned=aligned(policy, [len(prompt) for prompt in prompts], block),
-        padded=len({len(prompt) for prompt in prompts}) > 1,
+        padded=not attend_padding and len({len(prompt) for prompt in prompts}) > 1,
     )
     notes = Notes(record, commits, len(trace), length, law, adaptive=enough is not None)
     walk = _Walk(engine, seed_B, order, enough, notes)
     with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
-        fillings = _walked(walk, commits, branch, branch_step_B)
+        state_BL, ended_B = _walked(walk, commits, branch_step_B)
+        twigs = fillings(engine, seed_B, state_BL, ended_B, branch.fillings) if branch is not None else None
 
     trace = replace(trace, seen=walk.notes.tensors())
     trace = replace(trace, counted_BL=counted(trace))
-    if branch is None:
-        return Rollouts(trace, None)
-    return Rollouts(trace, joined_fillings(trace, fillings, counted))
+    return Rollouts(trace, None if twigs is None else replace(twigs, counted_BL=counted(twigs)))
 
 
-def _walked(walk: "_Walk", commits: Commits, branch: Branch | None, branch_step_B: Tensor) -> list[Trace]:
-    """Denoise the walk's trace in place, all blocks and steps; returns the branches."""
-    leaving, fillings, step = branch_step_B.tolist() if branch is not None else [], list[Trace](), 0
+def _walked(walk: "_Walk", commits: Commits, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Denoise the walk's trace in place, all blocks and steps.
+
+    Returns the canvas of every row as it was before its branch step, and whether the row had ended by then.
+    """
+    state_BL, ended_B, step = walk.trace.tokens_BL.clone(), walk.ended_B.clone(), 0
     for number, sizes in enumerate(commits):
         walk.compact()
         left = walk.engine.block
         for turn, size in enumerate(sizes):
-            if step in leaving and branch is not None:
-                fillings += walk.fillings(leaving, step, branch.fillings)
+            leaving_B = branch_step_B == step
+            state_BL = torch.where(leaving_B[:, None], walk.trace.tokens_BL, state_BL)
+            ended_B = torch.where(leaving_B, walk.ended_B, ended_B)
             if size and walk.open(turn):
                 walk.step(number, step, size, left)
             left, step = left - size, step + 1
-    return fillings
+    return state_BL, ended_B
 
 
 def _blank(
@@ -271,29 +283,6 @@ class _Walk:
         if "kept" in pieces[0]:
             pieces = [piece | {"kept": widened(piece["kept"], widest)} for piece in pieces]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-
-    def fillings(self, leaving: list[int], step: int, count: int) -> list[Trace]:
-        """One-shot fillings of the rows that branch before this step: nothing, or R * Z one-step traces."""
-        rows = [row for row in self.rows if leaving[row] == step]
-        if not rows:
-            return []
-        trace, row_R = self.trace, torch.tensor(rows, device=self.seed_B.device)
-        column_C = torch.arange(self.engine.start, trace.tokens_BL.shape[1], device=self.seed_B.device)
-        offset_R1 = torch.arange(len(rows), device=self.seed_B.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.exact(row_R, (offset_R1 + column_C).flatten())
-        seed_Q = self.seed_B[row_R].repeat_interleave(len(column_C))
-        away_Q = (trace.tokens_BL.shape[1] - column_C).repeat(len(rows))
-        tokens, logps, kept = [list[list[Tensor]]() for _ in range(3)]
-        for piece in self.engine.pieces(len(seed_Q)):
-            plain_QV = plain_law(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-            law_QV, kept_QV = law_of(plain_QV, trace.law)
-            token_ZQ = [
-                drawn(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)
-            ]
-            tokens.append(token_ZQ)
-            logps.append([law_QV.gather(-1, token_Q[:, None]).squeeze(-1) for token_Q in token_ZQ])
-            kept.append([kept_ids(kept_QV, trace.law.most_kept)] if kept_QV is not None else [])
-        return [one_shot_traces(trace, row_R, self.ended_B[row_R], column_C, *by_filling(tokens, logps, kept))]
 
 
 def _ended(completion_RC: Tensor, trace: Trace) -> Tensor:

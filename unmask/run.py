@@ -4,10 +4,18 @@
     metrics.jsonl    one JSON object a line, the first before any update
     samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
     curves.png       reward and solve rates              (with matplotlib installed)
+    errors.jsonl     completions whose reward failed     (where one did)
+    warnings.jsonl   signs that something goes wrong     (where one did; unmask.watch)
+    broken/          updates that were not finite        (where they stopped the run; unmask.replay)
+    checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
+    finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
 """
 
+import hashlib
 import json
+import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,9 +23,12 @@ from typing import Any
 
 import yaml
 
+from unmask.judge import Failure
 from unmask.models import Model, save
 from unmask.models.lora import adapted, save_adapter
+from unmask.state import synced
 from unmask.version import __version__
+from unmask.watch import Begun
 
 
 def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -30,9 +41,12 @@ def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """ValueError if a run would write over something."""
+    """ValueError if a run would write over something, or could not write."""
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        raise ValueError(f"{there} cannot be written to; choose another --out")
 
 
 def versions() -> dict[str, str]:
@@ -46,6 +60,17 @@ def versions() -> dict[str, str]:
     return found
 
 
+def made_by(folder: Path) -> dict[str, str]:
+    """What the numbers of a run depend on beside its model and data: the configuration, versions, processes."""
+    digest = hashlib.sha256((folder / "config.yaml").read_bytes()).hexdigest()
+    return {"config.yaml": digest, "processes": os.environ.get("WORLD_SIZE", "1"), **versions()}
+
+
+FINISHED = "finished.json"
+LOGS = ("metrics.jsonl", "samples.jsonl", "errors.jsonl", "warnings.jsonl")
+LAST, BEST = "checkpoint", "checkpoint-best"
+
+
 class Run:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
@@ -56,18 +81,72 @@ class Run:
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
         (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
 
+    @classmethod
+    def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "Run":
+        """The folder of a run that was cut off, its logs as long as they were when the state to go on from was kept."""
+        run = cls.__new__(cls)
+        run.folder = folder
+        for name in LOGS:
+            there = (folder / name).stat().st_size if (folder / name).is_file() else 0
+            if there < lengths.get(name, 0):
+                raise ValueError(f"{folder / name} is shorter than the saved state says: something has been lost")
+            if lengths.get(name, 0):
+                os.truncate(folder / name, lengths[name])
+            else:
+                (folder / name).unlink(missing_ok=True)
+        return run
+
+    def lengths(self) -> dict[str, int]:
+        """The bytes of each log, which are on the disk by then."""
+        paths = [self.folder / name for name in LOGS if (self.folder / name).is_file()]
+        for path in paths:
+            synced(path)
+        return {path.name: path.stat().st_size for path in paths}
+
+    def wished_to_stop(self) -> bool:
+        """Whether somebody has put a file `stop` into the folder; it is taken away."""
+        wished = (self.folder / "stop").exists()
+        (self.folder / "stop").unlink(missing_ok=True)
+        return wished
+
+    def finish(self, before: Mapping[str, float], after: Mapping[str, float], **more: Any) -> None:
+        """Say that the run is over, and drop what it would have gone on from."""
+        aside = self.folder / f".{FINISHED}.partial"
+        aside.write_text(json.dumps({"before": before, "after": after, **more}, indent=2) + "\n")
+        synced(aside)
+        aside.rename(self.folder / FINISHED)
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", [{"step": step, **metrics}])
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
 
-    def save(self, policy: Model) -> None:
+    def log_errors(self, step: int, failures: Iterable[Failure]) -> None:
+        """Completions whose reward failed; the file is there only where one did."""
+        if rows := [{"step": step, **failure._asdict()} for failure in failures]:
+            self._append("errors.jsonl", rows)
+
+    def log_warnings(self, step: int, begun: Iterable[Begun]) -> None:
+        """Warnings that begin; the file is there only where one did."""
+        if rows := [{"step": step, **warning._asdict()} for warning in begun]:
+            self._append("warnings.jsonl", rows)
+
+    def save(self, policy: Model, name: str = LAST) -> None:
         """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
         if adapted(policy):
-            save_adapter(policy, self.folder / "checkpoint", policy.home)
+            save_adapter(policy, self.folder / name, policy.home)
         else:
-            save(policy, self.folder / "checkpoint")
+            save(policy, self.folder / name)
+
+    def take_best(self) -> None:
+        """Have the run end with the weights of its best evaluation."""
+        aside = self.folder / f".{LAST}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(self.folder / BEST, aside)
+        shutil.rmtree(self.folder / LAST, ignore_errors=True)
+        aside.rename(self.folder / LAST)
 
     def draw(self) -> Path | None:
         """curves.png, where matplotlib is installed."""

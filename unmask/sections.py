@@ -1,16 +1,23 @@
 """The sections of a configuration that do not depend on what is trained with what."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from unmask.parsing import number_or_not
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        return number_or_not(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class RolloutConfig(Strict):
-    length: int | None = Field(None, ge=1)
+    length: int | None = Field(None, ge=1, lt=2**17)
     """Positions to denoise; the task's own length if not given."""
     steps: int | None = Field(None, ge=1)
     """Denoising steps; half the length if not given."""
@@ -40,20 +47,38 @@ class RolloutConfig(Strict):
 
 
 class OptimizerConfig(Strict):
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     max_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
+    patience: int = Field(5, ge=1)
+    """An update that is not finite is skipped; the run stops after so many in a row."""
+
+
+class RewardConfig(Strict):
+    on_error: Literal["stop", "zero"] = "stop"
+    """What a reward that fails does: stops the run, which keeps what it has; or scores 0 and is written down."""
+    timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds for a completion by a task of one's own, asked in a process that is ended after them; null: asked in
+    this process, without a limit."""
 
 
 class EvalConfig(Strict):
-    prompts: int = Field(256, ge=1)
+    prompts: int = Field(256, ge=1, lt=2**24)
     """Held-out problems."""
-    samples: int = Field(4, ge=1)
+    samples: int = Field(4, ge=1, lt=2**16)
     """Sampled completions of each; pass@k is reported for k = 1, 2, 4, ... up to this."""
     every: int = Field(0, ge=0)
     """Updates between evaluations; 0 evaluates before and after only."""
+    split: Literal["test", "validation"] = "test"
+    """Whose problems: the test split's, or a part of the training split that is then not trained on, to choose by."""
+    best: bool = False
+    """Keep the weights of the best evaluation, by the sampled solve rate, beside the last."""
+    early_stop: int = Field(0, ge=0)
+    """Evaluations in a row without a new best after which the run ends with the best weights; 0: it goes on."""
+    collapse: float = Field(0.0, ge=0, le=1)
+    """How far the solve rate may lie below the best before the run ends with the best weights, as a share; 0: any."""

@@ -17,4 +17,7 @@ GIVEN = -1
 NEVER = 2**31 - 1
 """The step of a position that its row, retired by an end token, never filled: MASK in every state."""
 
+NO_TOKEN = -1
+"""The end token of a trace that nothing ends."""
+
 Metrics = dict[str, Tensor]

@@ -4,6 +4,7 @@ Memory does not grow with the number of views, also where several rows meet in o
 the answers, and the sum of slope * logp is propagated back piece by piece. The gradient is the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,6 +40,15 @@ class Part:
     dead_when_idle: bool = False
     """Where a trace's advantage is zero its answers move neither loss nor metrics as long as the policy is the old one:
     true of objectives that look at ratios alone. Such traces are not asked. False asks them all."""
+
+
+class NotFinite(ValueError):
+    """An update is no finite number somewhere. Nothing has been stepped, and no gradient is left."""
+
+    def __init__(self, what: str, metrics: Mapping[str, float]) -> None:
+        self.metrics = dict(metrics)
+        told = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        super().__init__(f"{what} is not finite ({told}): lower optimizer.lr, or check the method's options")
 
 
 def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
@@ -168,7 +178,8 @@ def update(
     max_norm: float,
     ranks: Ranks = ALONE,
 ) -> Metrics:
-    """One optimiser step on the sum of the parts. A gradient that is not finite is an error, before the step.
+    """One optimiser step on the sum of the parts. A loss or gradient that is not finite is NotFinite, before the step:
+    all processes see the same sums, so they raise it together.
 
     When memory runs out, what this process has found is thrown away and found again with fewer rows.
     """
@@ -189,9 +200,11 @@ def update(
     ranks.sum_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     metrics["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if not metrics["grad_norm"].isfinite():
-        told = ", ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
-        raise ValueError(f"the gradient is not finite ({told}): lower optimizer.lr, or check the method's options")
+    ill = [name for name, value in metrics.items() if name.endswith(("loss", "grad_norm")) and not value.isfinite()]
+    if ill:
+        optimizer.zero_grad(set_to_none=True)
+        what = "the gradient" if "grad_norm" in ill else "the loss"
+        raise NotFinite(what, {name: float(value) for name, value in metrics.items()})
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)  # as large as what is trained, and the next rollout needs the room
     return metrics

@@ -2,12 +2,19 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.commands.arguments import DataOption, of_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unmask.config import Config
+    from unmask.train import Report, Result, Stop
 
 
 def train(
@@ -25,6 +32,7 @@ def train(
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run that was cut off; takes nothing else.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
     hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
@@ -35,6 +43,11 @@ def train(
     """
     from unmask.config import DEMO, read_config
 
+    if resume is not None:
+        if arguments or any(value is not None for value in (task, model, method, plugins, data, full, seed, out)):
+            raise ValueError("--resume goes on as the run was configured: give nothing else")
+        _resume(resume)
+        return
     path, overrides = _split(arguments or [])
     plugins = [name for text in plugins for name in text.split(",")] if plugins is not None else None
     names_method = method is not None or any(override.startswith("method=") for override in overrides)
@@ -53,19 +66,57 @@ def train(
         return
     config = read_config(path or DEMO, overrides, **named)
 
-    from unmask.display import show_result, training_display
     from unmask.run import Run, check_folder, fresh_folder
     from unmask.train import train as run_training
 
-    name = f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
-    folder = out or fresh_folder(name)
+    folder = out or fresh_folder(_name(config))
     check_folder(folder)
-    if os.environ.get("RANK", "0") != "0":  # one of several processes, and not the one that speaks
-        run_training(config, lambda: Run(folder, config.dump()))
+
+    def training(report: "Report", stop: "Stop") -> "Result":
+        return run_training(config, lambda: Run(folder, config.dump()), report, stop=stop)
+
+    _watched(config, folder, training)
+
+
+def _resume(folder: Path) -> None:
+    from unmask.config import read_config
+    from unmask.run import FINISHED
+    from unmask.train import resume
+
+    if (folder / FINISHED).is_file():
+        shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
+        typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
         return
-    with training_display(config, name) as report:
-        result = run_training(config, lambda: Run(folder, config.dump()), report)
-    show_result(config, name, result)
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
+    _watched(read_config(path), folder, lambda report, stop: resume(folder, report, stop))
+
+
+def _name(config: "Config") -> str:
+    return f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
+
+
+def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+    """Train under a live display, until the end or until a signal asks to stop."""
+    from unmask.display import show_result, training_display
+    from unmask.interrupt import Paused, wishes
+
+    speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first
+    try:
+        with wishes() as wished:
+            if not speaks:
+                training(lambda step, metrics: None, wished)
+                return
+            with training_display(config, _name(config)) as report:
+                result = training(report, wished)
+    except Paused as paused:
+        if speaks:
+            typer.echo(f"{paused}. To go on: unmask train --resume {folder}")
+        return
+    show_result(config, _name(config), result)
+    if (folder / "errors.jsonl").is_file():
+        typer.echo(f"some rewards failed and scored 0: {folder / 'errors.jsonl'}", err=True)
 
 
 def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:

@@ -1,0 +1,177 @@
+"""The best weights of a run, and runs that end with them: early, or because they have collapsed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_cases import toy_model, toy_task
+
+import unmask.train
+from unmask.config import Config, parse_config
+from unmask.evaluate import Evaluation, Share
+from unmask.models import load_model, save
+from unmask.progress import Best, Progress, Skips, ending, progress_of
+from unmask.run import Run, read_metrics
+from unmask.sections import EvalConfig
+from unmask.tasks import TASKS
+from unmask.train import Result, resume, train
+
+
+class Cut(BaseException):
+    """Nothing in the library catches it."""
+
+
+def evaluation(solved: float) -> Evaluation:
+    share = Share(solved, solved, solved)
+    return Evaluation(share, share, {1: share}, reward=solved, problems=2, samples=1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setitem(TASKS, "toy", toy_task)
+
+
+def config_for(folder: Path, **held_out: Any) -> Config:
+    if not (folder / "model").exists():
+        save(toy_model(), folder / "model")
+    base = {"model": str(folder / "model"), "task": "toy", "updates": 6, "prompts": 2, "group": 3, "method": "agrpo"}
+    held_out = {"prompts": 2, "samples": 1, "every": 1, **held_out}
+    return parse_config({**base, "optimizer": {"lr": 0.01}, "save_every": 3, "eval": held_out})
+
+
+class Script:
+    """Evaluations that find what the script says: by the order in which weights are first seen, then by the weights."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *solved: float) -> None:
+        self.left, self.known, self.seen = list(solved), dict[bytes, float](), list[dict[str, torch.Tensor]]()
+        self.cut = 99
+        patch.setattr(unmask.train, "evaluate", self.evaluate)
+
+    def evaluate(self, policy: torch.nn.Module, *given: object) -> Evaluation:
+        self.cut -= 1
+        if not self.cut:
+            raise Cut
+        state = {name: weight.clone() for name, weight in policy.state_dict().items()}
+        key = b"".join(weight.numpy().tobytes() for weight in state.values())
+        if key not in self.known:
+            self.known[key] = self.left.pop(0)
+            self.seen.append(state)
+        return evaluation(self.known[key])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_model(folder).state_dict()
+
+
+def alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def run(config: Config, folder: Path) -> Result:
+    return train(config, lambda: Run(folder, config.dump()))
+
+
+def test_the_best_weights_are_kept_beside_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, 0.1, 0.3, 0.2, 0.5, 0.5, 0.4, 0.2)
+    result = run(config_for(tmp_path, best=True), tmp_path / "run")
+    assert alike(weights(tmp_path / "run" / "checkpoint-best"), script.seen[3])  # the first of two that are as good
+    assert alike(weights(tmp_path / "run" / "checkpoint"), script.seen[6])
+    finished = json.loads((tmp_path / "run" / "finished.json").read_text())
+    assert finished["best"] == 3 and finished["after"]["eval/solved_sampled"] == 0.2 and "ended" not in finished
+    assert result.after == evaluation(0.2) and result.ended == ""
+
+
+def test_the_last_evaluation_and_the_first_can_be_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, 0.4, 0.3, 0.5)
+    config = config_for(tmp_path, best=True, every=3)
+    run(config, tmp_path / "last")
+    assert alike(weights(tmp_path / "last" / "checkpoint-best"), script.seen[2])
+    script = Script(monkeypatch, 0.4, 0.3, 0.4)
+    run(config, tmp_path / "first")
+    assert alike(weights(tmp_path / "first" / "checkpoint-best"), script.seen[0])
+
+
+def test_nothing_is_kept_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(monkeypatch, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    run(config_for(tmp_path), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint-best").exists()
+    assert json.loads((tmp_path / "run" / "finished.json").read_text()).keys() == {"before", "after"}
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 6
+
+
+ENDS = {
+    "early": ({"early_stop": 2}, [0.1, 0.3, 0.2, 0.3], 1, "ended after update 3: no better than after update 1 in 2 "),
+    "collapse": ({"collapse": 0.2}, [0.1, 0.3, 0.5, 0.3, 0.2], 2, "ended after update 4: it solves 30.0 points less"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_run_that_ends_has_the_best_weights_and_the_log_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings, solved, best, told = ENDS[kind]
+    config, script = config_for(tmp_path, **settings), Script(monkeypatch, *solved)
+    result = run(config, tmp_path / "run")
+    assert result.ended.startswith(told) and result.after == evaluation(solved[best])
+    assert alike(weights(tmp_path / "run" / "checkpoint"), script.seen[best])
+    finished = json.loads((tmp_path / "run" / "finished.json").read_text())
+    assert finished["ended"] == result.ended and finished["best"] == best
+    assert finished["after"]["eval/solved_sampled"] == solved[best] and not (tmp_path / "run" / "state").exists()
+    rows = read_metrics(tmp_path / "run")
+    assert rows[-1]["step"] == len(solved) - 1 and rows[-1]["eval/solved_sampled"] == solved[-1]
+    with pytest.raises(ValueError, match="is finished"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_it_ends_so_too_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    settings, solved, _, _ = ENDS[kind]
+    config, script = config_for(tmp_path, **settings), Script(monkeypatch, *solved)
+    whole = run(config, tmp_path / "whole")
+    for cut in range(2, len(solved) + 1):
+        folder = tmp_path / str(cut)
+        script.cut = cut
+        with pytest.raises(Cut):
+            run(config, folder)
+        script.cut = 99
+        result = resume(folder)
+        assert (result.before, result.after, result.ended) == (whole.before, whole.after, whole.ended)
+        for name in ("finished.json", "samples.jsonl"):
+            assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
+        logs = [read_metrics(path) for path in (folder, tmp_path / "whole")]
+        logs = [[{key: value for key, value in row.items() if "time/" not in key} for row in log] for log in logs]
+        assert logs[0] == logs[1]
+        assert alike(weights(folder / "checkpoint"), weights(tmp_path / "whole" / "checkpoint"))
+
+
+def test_a_run_that_is_wrecked_ends_with_the_model_it_began_with(tmp_path: Path, unmask) -> None:
+    """For real: the embedded model, at a learning rate no model survives."""
+    options = ["updates=4", "prompts=2", "group=4", "optimizer.lr=0.1", "eval.prompts=8", "eval.every=2"]
+    code, out, _ = unmask("train", *options, "eval.collapse=0.1", "--out", "run")
+    assert code == 0 and "ended after update 2: it solves" in out
+    assert "The weights are those of the best evaluation." in out
+    assert alike(weights(tmp_path / "run" / "checkpoint"), load_model("tiny").state_dict())
+
+
+def test_when_a_run_ends() -> None:
+    best = Best(4, evaluation(0.5), since=3)
+    assert ending(best, 7, evaluation(0.1), EvalConfig()) == ""
+    assert ending(best, 7, evaluation(0.5), EvalConfig(early_stop=4)) == ""
+    assert ending(best, 7, evaluation(0.5), EvalConfig(early_stop=3)).endswith("after update 4 in 3 evaluations")
+    assert ending(best, 7, evaluation(0.25), EvalConfig(collapse=0.25)) == ""  # more than that much
+    fallen = ending(best, 7, evaluation(0.125), EvalConfig(collapse=0.25))
+    assert fallen == "ended after update 7: it solves 37.5 points less than after update 4"
+
+
+def test_what_is_remembered_survives_json() -> None:
+    found = Progress(evaluation(0.1), Best(4, evaluation(0.5), since=3), 6, Skips(5, 2))
+    assert progress_of(json.loads(json.dumps(found.data()))) == found
+
+
+def test_ending_early_needs_evaluations(tmp_path: Path) -> None:
+    for settings in ({"early_stop": 1}, {"collapse": 0.1}):
+        with pytest.raises(ValueError, match=r"eval\.every: how often to evaluate must be given"):
+            config_for(tmp_path, every=0, **settings)

@@ -1,0 +1,334 @@
+"""A run that is cut off anywhere and gone on with ends as if nothing had happened: the same log, the same weights."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import unmask.batch
+import unmask.state
+import unmask.train
+from unmask.config import Config, parse_config
+from unmask.evaluate import Evaluation, Share, evaluation_of
+from unmask.interrupt import Paused, deaf
+from unmask.judge import Failure, RewardError
+from unmask.models import load_model, save, tiny_policy
+from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.tiny import TinyShape
+from unmask.run import LOGS, Run, read_metrics
+from unmask.state import newest, restore, tensors_of, write
+from unmask.train import optimizer_of, resume, train
+
+SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
+METHODS = {
+    "daca and dispo, adapter": {"method": "diffu_grpo", "with": ["daca", "dispo"], "full": False, "lora": {"rank": 2}},
+    "agrpo, all weights": {"method": "agrpo", "idle_groups": "resample"},
+    "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner": 2},
+}
+
+
+class Cut(BaseException):
+    """Nothing in the library catches it."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny_policy(SMALL, seed=1), folder)
+    return str(folder)
+
+
+def config_for(model: str, **more: object) -> Config:
+    """Five updates, a state after the second and the fourth, an evaluation after the second and the fourth."""
+    optimizer = {"lr": 1e-2, "schedule": "linear", "warmup": 1}
+    held_out = {"prompts": 3, "samples": 2, "every": 2}
+    base = {"model": model, "updates": 5, "prompts": 3, "group": 4, "save_every": 2, "optimizer": optimizer}
+    return parse_config({**base, "eval": held_out, "sudoku": {"partial": 0.5}, **more})
+
+
+def run(config: Config, folder: Path) -> Path:
+    train(config, lambda: Run(folder, config.dump()))
+    return folder
+
+
+def told(folder: Path) -> dict[str, object]:
+    """What a run leaves behind, but for times."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    weights = load_model(folder / "checkpoint").state_dict()
+    return {
+        "metrics": [{key: v for key, v in row.items() if not key.startswith("time/")} for row in metrics],
+        "samples": (folder / "samples.jsonl").read_text(),
+        "finished": (folder / "finished.json").read_text(),
+        "weights": {name: weight.float().numpy().tobytes() for name, weight in weights.items()},
+    }
+
+
+def cut_at(monkeypatch: pytest.MonkeyPatch, place: str, call: int) -> None:
+    """The `call`-th call of a function of the loop does not come back."""
+    plain, calls = getattr(unmask.train, place), iter(range(1, 1000))
+
+    def counted(*given: object, **named: object) -> object:
+        if next(calls) == call:
+            raise Cut
+        return plain(*given, **named)
+
+    monkeypatch.setattr(unmask.train, place, counted)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_path: Path, kind: str) -> None:
+    config = config_for(model, **METHODS[kind])
+    whole = told(run(config, tmp_path / "whole"))
+    assert len(whole["metrics"]) == 1 + 5 + 2 + 1 and not (tmp_path / "whole" / "state").exists()
+    # In a rollout and then in an evaluation; in an update and then before a state is written.
+    for number, (first, second) in enumerate([(("collect", 4), ("evaluate", 2)), (("update", 4), ("write", 2))]):
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            cut_at(patch, *first)
+            with pytest.raises(Cut):
+                run(config, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            cut_at(patch, *second)
+            with pytest.raises(Cut):
+                resume(folder)
+        resume(folder)
+        assert told(folder) == whole
+
+
+def test_a_run_without_a_state_begins_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(model)
+    whole = told(run(config, tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        cut_at(patch, "collect", 2)
+        with pytest.raises(Cut):
+            run(config, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "state").exists()
+    resume(tmp_path / "cut")
+    assert told(tmp_path / "cut") == whole
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "no facts", "broken facts"])
+def test_a_damaged_state_is_passed_over(model: str, tmp_path: Path, damage: str) -> None:
+    config = config_for(model, method="agrpo")
+    whole = told(run(config, tmp_path / "whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        cut_at(patch, "collect", 5)
+        with pytest.raises(Cut):
+            run(config, tmp_path / "cut")
+    last = tmp_path / "cut" / "state" / "4"
+    tensors, facts = last / "tensors.safetensors", last / "state.json"
+    data = bytearray(tensors.read_bytes())
+    if damage == "flipped":
+        data[-5] ^= 1
+        tensors.write_bytes(data)
+    elif damage == "truncated":
+        tensors.write_bytes(data[: len(data) // 2])
+    elif damage == "no facts":
+        facts.unlink()
+    else:
+        facts.write_text('{"step": 4')
+    with pytest.warns(UserWarning, match=r"state/4 cannot be used .*: going on from an earlier one"):
+        resume(tmp_path / "cut")
+    assert told(tmp_path / "cut") == whole
+
+
+def test_a_full_disk_leaves_what_was_kept_before(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(model, method="agrpo")
+    whole = told(run(config, tmp_path / "whole"))
+    plain, calls = unmask.state.save_file, iter(range(1, 9))
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        plain(tensors, path)
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unmask.state, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(config, tmp_path / "cut")
+    assert [path.name for path in (tmp_path / "cut" / "state").iterdir()] == ["2"]
+    resume(tmp_path / "cut")
+    assert told(tmp_path / "cut") == whole
+
+
+def test_the_last_two_states_are_kept_and_hold_what_was_written(tmp_path: Path) -> None:
+    for step in (2, 4, 10):
+        write(tmp_path, step, {"a": torch.full((2,), float(step))}, {"looked": step})
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [4, 10]
+    state, passed_over = newest(tmp_path)
+    assert state.step == 10 and passed_over == [] and state.tensors["a"].tolist() == [10.0, 10.0]
+    (tmp_path / ".12.partial").mkdir()  # of a process that died while writing
+    assert newest(tmp_path)[0].step == 10 and newest(tmp_path / "nowhere") == (None, [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_optimiser_weights_and_generator_come_back_exactly(dtype: torch.dtype) -> None:
+    def made() -> tuple:
+        policy = tiny_policy(SMALL, seed=1).to(dtype)
+        return policy, optimizer_of(policy, parse_config({}))[0], torch.Generator().manual_seed(3)
+
+    def stepped(policy, optimizer, rng) -> None:
+        for weight in policy.parameters():
+            weight.grad = torch.randn(weight.shape, generator=rng).to(dtype)
+        assert len(optimizer.param_groups) == 1  # which also fetches the gradients of half-precision weights
+        optimizer.step()
+        optimizer.zero_grad()
+
+    one, other = made(), made()
+    for _ in range(3):
+        stepped(*one)
+    restore(*other, tensors_of(*one))
+    for _ in range(2):
+        for side in (one, other):
+            stepped(*side)
+        assert all(torch.equal(a, b) for a, b in zip(one[0].parameters(), other[0].parameters(), strict=True))
+        kept = tensors_of(*one), tensors_of(*other)
+        assert kept[0].keys() == kept[1].keys()
+        assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    policy, wide = (tiny_policy(shape, seed=1) for shape in (SMALL, SMALL.model_copy(update={"layers": 2})))
+    rng = torch.Generator()
+    kept = tensors_of(wide, optimizer_of(wide, parse_config({}))[0], rng)
+    with pytest.raises(ValueError, match=r"of another model or other options: 'weight lm\.model\.layers\.1"):
+        restore(policy, optimizer_of(policy, parse_config({}))[0], rng, kept)
+
+
+def test_a_state_of_an_adapter_of_another_rank_is_refused() -> None:
+    policies = [tiny_policy(SMALL, seed=1) for _ in range(2)]
+    for policy, rank in zip(policies, (2, 3), strict=True):
+        add_adapter(policy, LoraOptions(rank=rank), seed=0)
+    one, other = (optimizer_of(policy, parse_config({}))[0] for policy in policies)
+    with pytest.raises(ValueError, match=r"other options: .*lora_A.* is \[2, 16\] there and \[3, 16\] here"):
+        restore(policies[1], other, torch.Generator(), tensors_of(policies[0], one, torch.Generator()))
+
+
+def test_an_evaluation_survives_json() -> None:
+    passes = {1: Share(0.5, 0.25, 0.75), 2: Share(0.75, 0.5, 1.0)}
+    found = Evaluation(passes[1], Share(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, failures=())
+    assert evaluation_of(json.loads(json.dumps(found.data()))) == found
+
+
+def test_a_wish_to_stop_is_granted_after_the_update(model: str, tmp_path: Path) -> None:
+    config = config_for(model, method="agrpo")
+    whole = told(run(config, tmp_path / "whole"))
+    wishes = iter([False, False, True])
+    with pytest.raises(Paused, match="stopped after update 3"):
+        train(config, lambda: Run(tmp_path / "cut", config.dump()), stop=lambda: next(wishes))
+    assert newest(tmp_path / "cut" / "state")[0].step == 3
+    resume(tmp_path / "cut")
+    assert told(tmp_path / "cut") == whole
+
+
+def test_a_file_is_a_wish_too(model: str, tmp_path: Path) -> None:
+    config = config_for(model, method="agrpo")
+
+    def wishing(step: int, metrics: dict[str, float]) -> None:
+        if step == 1 and "train/reward" in metrics:
+            (tmp_path / "run" / "stop").touch()
+
+    with pytest.raises(Paused, match="stopped after update 1"):
+        train(config, lambda: Run(tmp_path / "run", config.dump()), wishing)
+    assert not (tmp_path / "run" / "stop").exists()
+    assert newest(tmp_path / "run" / "state")[0].step == 1
+
+
+def test_a_judge_does_not_hear_what_ends_a_job() -> None:
+    with deaf():
+        script = "import time; print('up', flush=True); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"up\n"
+    child.terminate()
+    child.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.5)
+    child.kill()
+    assert child.wait(10) == -signal.SIGKILL
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+    child.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_process_that_is_ended(model: str, tmp_path: Path, number: signal.Signals, unmask) -> None:
+    options = ["method=agrpo", "updates=40", "save_every=1", "prompts=2", "eval.prompts=2", "eval.samples=1"]
+    command = [sys.executable, "-m", "unmask", "train", *options, "--model", model, "--seed", "3", "--out"]
+    subprocess.run([*command, "whole"], cwd=tmp_path, check=True, capture_output=True)
+    process = subprocess.Popen([*command, "cut"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not (tmp_path / "cut" / "state" / "2").is_dir() and process.poll() is None:
+        os.sched_yield()
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[0].decode()
+    if number == signal.SIGTERM:
+        assert process.returncode == 0
+        assert "stopping after this update" in said and "To go on: unmask train --resume cut" in said
+    else:
+        assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "finished.json").exists()
+    assert unmask("train", "--resume", "cut")[0] == 0
+    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+    code, out, _ = unmask("train", "--resume", "cut")
+    assert code == 0 and "cut is finished: there is nothing to go on with" in out
+
+
+def test_what_cannot_be_gone_on_with(model: str, tmp_path: Path, unmask) -> None:
+    code, _, err = unmask("train", "--resume", ".")
+    assert code == 2 and "is no run folder: there is no config.yaml in it" in err
+    code, _, err = unmask("train", "--resume", ".", "--seed", "1")
+    assert code == 2 and "--resume goes on as the run was configured: give nothing else" in err
+    config = config_for(model, method="agrpo")
+    with pytest.MonkeyPatch.context() as patch:
+        cut_at(patch, "collect", 4)
+        with pytest.raises(Cut):
+            run(config, tmp_path / "cut")
+    metrics, settings = tmp_path / "cut" / LOGS[0], tmp_path / "cut" / "config.yaml"
+    log, text = metrics.read_text(), settings.read_text()
+    settings.write_text(text.replace("seed: 0", "seed: 1"))
+    code, _, err = unmask("train", "--resume", "cut")
+    assert code == 2 and "config.yaml has changed since the state was kept: put it back as it was" in err
+    settings.write_text(text)
+    metrics.write_text("")
+    code, _, err = unmask("train", "--resume", "cut")
+    assert code == 2 and "metrics.jsonl is shorter than the saved state says" in err
+    metrics.write_text(log)
+    for state in (tmp_path / "cut" / "state").iterdir():
+        (state / "state.json").unlink()
+    code, _, err = unmask("train", "--resume", "cut")
+    assert code == 2 and "cut cannot be gone on with: " in err and "its weights can be trained further" in err
+    assert metrics.read_text() == log
+
+
+def test_other_versions_are_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(model, method="agrpo")
+    with monkeypatch.context() as patch:
+        cut_at(patch, "collect", 4)
+        with pytest.raises(Cut):
+            run(config, tmp_path / "cut")
+    monkeypatch.setattr("unmask.run.versions", lambda: {"torch": "9.9"})
+    with pytest.warns(UserWarning, match=r"torch was 2\.\S+ and is 9\.9: what follows may be rounded differently"):
+        resume(tmp_path / "cut")
+
+
+def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:
+    config = config_for(model, method="agrpo")
+    whole = told(run(config, tmp_path / "whole"))
+    plain = unmask.batch.judged
+
+    def ill(*given: object, **named: object) -> object:
+        if len(read_metrics(tmp_path / "cut")) > 4:  # the start, two updates, an evaluation, an update
+            raise RewardError([Failure("sudoku", {}, "x", "the grader is ill")])
+        return plain(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unmask.batch, "judged", ill)
+        with pytest.raises(RewardError):
+            run(config, tmp_path / "cut")
+    assert newest(tmp_path / "cut" / "state")[0].step == 3
+    resume(tmp_path / "cut")
+    assert told(tmp_path / "cut") == whole

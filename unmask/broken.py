@@ -1,0 +1,123 @@
+"""An update that could not be learnt from, kept for replay (`unmask.replay`): RUN/broken/STEP/.
+
+    tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
+    batch.json            the step and the turn, what was measured, and every completion with its problem and reward
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from unmask.batch import Batch
+from unmask.law import Law
+from unmask.method import Method
+from unmask.probes import Probes
+from unmask.trace import Trace
+from unmask.update import NotFinite, Part
+
+FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"
+
+
+class Broken(NamedTuple):
+    """The turn of an update that was not finite."""
+
+    turn: int
+    parts: list[Part]
+    """Empty where the rollouts themselves were not finite."""
+    error: NotFinite
+
+
+class Kept(NamedTuple):
+    """What a folder under broken/ holds."""
+
+    step: int
+    turn: int
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+    traces: list[Trace]
+    parts: list[Part]
+    weights: dict[str, Tensor]
+
+
+def keep(run: Path, step: int, batch: Batch, broken: Broken, state: Mapping[str, Tensor]) -> Path:
+    """Write an update, and of a state's tensors (state.tensors_of) the weights, to RUN/broken/STEP."""
+    final, aside = run / FOLDER / str(step), run / FOLDER / f".{step}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    traces = [trace for trace in batch.rollouts if trace is not None]
+    kinds = [(*key.partition(" "), value) for key, value in state.items()]
+    tensors = {f"weight/{name}": value for kind, _, name, value in kinds if kind == "weight"}
+    for number, trace in enumerate(traces):
+        tensors |= {f"trace/{number}/{name}": value for name, value in _tensors(trace).items()}
+        tensors |= {f"trace/{number}/seen/{name}": value for name, value in trace.seen.items()}
+    terms = []
+    for number, part in enumerate(broken.parts):
+        tensors |= {f"part/{number}/{name}": value for name, value in _tensors(part).items()}
+        tensors |= {f"part/{number}/probes/{name}": value for name, value in _tensors(part.probes).items()}
+        whose = next(i for i, trace in enumerate(traces) if trace is part.probes.trace)
+        terms.append({**_plain(part), "visited": part.probes.visited, "trace": whose})
+    answers = zip(batch.rows, batch.texts, batch.reward_B.tolist(), strict=True)
+    facts = {
+        "step": step,
+        "turn": broken.turn,
+        "error": str(broken.error),
+        "metrics": {name: str(value) for name, value in broken.error.metrics.items()},  # JSON has no nan
+        "traces": [{**_plain(trace), "law": asdict(trace.law)} for trace in traces],
+        "parts": terms,
+        "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in answers],
+    }
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, aside / TENSORS)
+    (aside / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+    shutil.rmtree(final, ignore_errors=True)
+    return aside.rename(final)
+
+
+def sampled_logp(trace: Trace) -> float:
+    """The mean of the sampler's own log-probabilities, of all that was written."""
+    return float(trace.logp_BL[trace.filled_BL].mean())
+
+
+def read(folder: Path, method: Method, device: str = "cpu") -> Kept:
+    """What `keep` wrote; the method supplies the formulas."""
+    if not (folder / FACTS).is_file():
+        raise ValueError(f"{folder} holds no update that was not finite: there is no {FACTS} in it")
+    facts, tensors = json.loads((folder / FACTS).read_text()), load_file(folder / TENSORS, device)
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+    traces = []
+    for number, plain in enumerate(facts["traces"]):
+        found = under(f"trace/{number}/")
+        known: dict[str, Any] = {name: value for name, value in found.items() if "/" not in name}
+        seen = under(f"trace/{number}/seen/")
+        traces.append(Trace(**{**plain, **known, "law": Law(**plain["law"]), "seen": seen}))
+    parts = [_part(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
+    metrics = {name: float(value) for name, value in facts["metrics"].items()}
+    return Kept(facts["step"], facts["turn"], metrics, facts["rows"], traces, parts, under("weight/"))
+
+
+def _part(plain: dict[str, Any], traces: Sequence[Trace], found: dict[str, Tensor], method: Method) -> Part:
+    term = method.branch if plain["label"] else method
+    assert term is not None  # a method that branches has the term of its branches
+    asked: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in found.items() if "/" in key}
+    probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **asked)
+    known: dict[str, Any] = {key: value for key, value in found.items() if "/" not in key}
+    rest = {key: value for key, value in plain.items() if key not in ("visited", "trace")}
+    return Part(probes=probes, objective=term.objective, divergence=term.divergence, **known, **rest)
+
+
+def _tensors(thing: Trace | Probes | Part) -> dict[str, Tensor]:
+    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _plain(thing: Trace | Part) -> dict[str, Any]:
+    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}

@@ -1,0 +1,166 @@
+"""What it takes to go on with a run as if nothing had happened, kept on disk between two updates.
+
+    RUN/state/40/tensors.safetensors   the weights that are trained, Adam's moments, the generator of the probes
+    RUN/state/40/state.json            the update, what has been spent, how long the logs were, the tensors' checksum
+
+The order of the data and the noise of rollouts are functions of the seed and of the update's number: nothing to keep.
+A state is written aside, synced and renamed, so it is there whole or not at all; the last two stay.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from unmask.masters import MasterAdamW
+
+KEPT = 2
+TENSORS, FACTS = "tensors.safetensors", "state.json"
+GENERATOR = "generator"
+
+Optimizer = torch.optim.Optimizer | MasterAdamW
+
+
+class Stored(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = safe_open(path, framework="pt")
+        self.names = tuple(self.file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class State(NamedTuple):
+    step: int
+    """The updates that have been done."""
+    tensors: Mapping[str, Tensor]
+    facts: dict[str, Any]
+
+
+def tensors_of(
+    policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True
+) -> dict[str, Tensor]:
+    """What training has changed. Sharded tensors are put together, for which every process has to ask; a process that
+    does not want them holds one at a time."""
+    found = {GENERATOR: rng.get_state()}
+    inner, named = _inside(policy, optimizer)
+    for name, weight in named.items():
+        for kind, value in {"weight": weight, **inner.state.get(weight, {})}.items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if wanted:
+                found[f"{kind} {name}"] = whole.detach().cpu().contiguous()
+    return found
+
+
+@torch.no_grad()
+def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tensors: Mapping[str, Tensor]) -> None:
+    """Put everything where `tensors_of` found it."""
+    inner, named = _inside(policy, optimizer)
+    kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, "weight"}
+    known = {f"{kind} {name}" for kind in (*kinds, "weight") for name in named} | {GENERATOR}
+    if strange := (known ^ tensors.keys()):
+        raise ValueError(f"the saved state is of another model or other options: {min(strange)!r} is only in one")
+    for name, weight in named.items():
+        value = tensors[f"weight {name}"]
+        if value.shape != weight.shape:
+            told = f"{name} is {list(value.shape)} there and {list(weight.shape)} here"
+            raise ValueError(f"the saved state is of another model or other options: {told}")
+        weight.copy_(_like(weight, value))
+        moments = {kind: tensors[f"{kind} {name}"] for kind in kinds}
+        if moments:
+            counted = moments.pop("step")  # beside the weight only if the step is one kernel
+            inner.state[weight] = {kind: _like(weight, value) for kind, value in moments.items()}
+            home = weight.device if inner.defaults.get("fused") else counted.device
+            inner.state[weight]["step"] = counted.to(home, copy=True)
+    if isinstance(optimizer, MasterAdamW):
+        optimizer.round_weights()
+    rng.set_state(tensors[GENERATOR])
+
+
+def _inside(policy: nn.Module, optimizer: Optimizer) -> tuple[torch.optim.Optimizer, dict[str, Tensor]]:
+    """The optimiser that has the moments, and what it moves by name: the weights, or their fp32 copies."""
+    names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    inner = optimizer.inner if isinstance(optimizer, MasterAdamW) else optimizer
+    return inner, dict(zip(names, inner.param_groups[0]["params"], strict=True))
+
+
+def _like(weight: Tensor, value: Tensor) -> Tensor:
+    """A copy of a whole tensor where a weight lives, and sharded as it is."""
+    value = value.to(weight.device, copy=True)
+    return distribute_tensor(value, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else value
+
+
+def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Keep a state under its number, whole or not at all, and drop all but the last."""
+    aside, final = folder / f".{step}.partial", folder / str(step)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        save_file(tensors, aside / TENSORS)
+        told = {"step": step, **facts, "sha256": _digest(aside / TENSORS)}
+        (aside / FACTS).write_text(json.dumps(told) + "\n")
+        for path in (aside / TENSORS, aside / FACTS, aside):
+            synced(path)
+        if final.exists():  # one that could not be used, or that was kept when a reward failed
+            final.rename(folder / f".{step}.partial.old")
+        aside.rename(final)
+        synced(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    for old in (*map(str, _steps(folder)[:-KEPT]), f".{step}.partial.old"):
+        shutil.rmtree(folder / old, ignore_errors=True)
+
+
+def newest(folder: Path) -> tuple[State | None, list[str]]:
+    """The last state that is whole, and why each later one was passed over."""
+    passed_over: list[str] = []
+    for step in reversed(_steps(folder)):
+        try:
+            return _read(folder / str(step)), passed_over
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            passed_over.append(f"{folder / str(step)} cannot be used ({type(error).__name__}: {error})")
+    return None, passed_over
+
+
+def _read(folder: Path) -> State:
+    facts = json.loads((folder / FACTS).read_text())
+    if _digest(folder / TENSORS) != facts["sha256"]:
+        raise ValueError(f"{TENSORS} does not match its checksum")
+    return State(int(facts["step"]), Stored(folder / TENSORS), facts)
+
+
+def _steps(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def synced(path: Path) -> None:
+    """Have the disk hold what was written, or what a folder lists."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

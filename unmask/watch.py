@@ -1,0 +1,181 @@
+"""Signs that a run goes wrong without failing, read from its metrics: a pure function of the last few updates.
+
+    counts, begun = watched(history)        # history: the metrics of the last updates, the newest last
+
+A warning begins where its condition holds and did not in the updates before, and is told once; `warn/NAME` counts how
+often it has begun. Nothing else is kept, so a run that is resumed warns as one that was never cut off.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+Update = Mapping[str, float]
+History = Sequence[Update]
+
+WINDOW = 8
+"""Updates over which a share is averaged; and updates without a warning after which it may begin again."""
+NORMS = 32
+"""Updates whose median a gradient is compared with."""
+REACH = 1 + NORMS + WINDOW
+"""Updates that anything here looks at."""
+
+
+class Sign(NamedTuple):
+    """A warning: it holds where the value is known and above the bound (or below it)."""
+
+    value: Callable[[History], float | None]
+    bound: float
+    told: str
+    """What it means and what to do, after the value and the bound."""
+    below: bool = False
+
+    def held(self, history: History) -> float | None:
+        """The value, where the condition holds."""
+        found = self.value(history)
+        if found is None or (found >= self.bound if self.below else found <= self.bound):
+            return None
+        return found
+
+
+class Begun(NamedTuple):
+    """A warning that begins: a line of warnings.jsonl."""
+
+    name: str
+    value: float
+    bound: float
+    told: str
+
+
+def watched(history: History) -> tuple[dict[str, float], list[Begun]]:
+    """How often each warning has begun, `warn/NAME`, and which begin with the last update."""
+    earlier = [history[:-back] for back in range(1, WINDOW + 1)]
+    before = earlier[0][-1] if earlier[0] else {}
+    counts, begun = {key: value for key, value in before.items() if key.startswith("warn/")}, list[Begun]()
+    for name, sign in SIGNS.items():
+        value = sign.held(history)
+        if value is not None and all(sign.held(then) is None for then in earlier):
+            begun.append(Begun(name, value, sign.bound, sign.told))
+            counts[f"warn/{name}"] = counts.get(f"warn/{name}", 0.0) + 1
+    return counts, begun
+
+
+def updates_of(rows: Sequence[Mapping[str, Any]]) -> list[Update]:
+    """Of the lines of metrics.jsonl those of the last updates, as far back as a warning looks."""
+    return [row for row in rows if "train/reward" in row][-REACH:]
+
+
+def sentences(before: Update, now: Update) -> Iterator[str]:
+    """What to tell a person of the warnings that `now` counts more of than `before`."""
+    for name, sign in SIGNS.items():
+        if now.get(f"warn/{name}", 0) > before.get(f"warn/{name}", 0):
+            yield f"warning: {name}: {sign.told}"
+
+
+# Values: None where there is nothing to say yet.
+
+
+def _mean(history: History, key: str) -> float | None:
+    """Over the window; None before there are so many updates that have it."""
+    values = [row[key] for row in history[-WINDOW:] if key in row]
+    return fmean(values) if len(values) == WINDOW else None
+
+
+def mean_of(key: str) -> Callable[[History], float | None]:
+    return lambda history: _mean(history, key)
+
+
+def last_of(key: str) -> Callable[[History], float | None]:
+    return lambda history: history[-1].get(key) if history else None
+
+
+def completion_nats(history: History) -> float | None:
+    """Of an update's completions; None where nine in ten are right, which leaves nothing to vary."""
+    nats, solved = _mean(history, "train/nats"), _mean(history, "train/solved")
+    return None if nats is None or solved is None or solved > 0.9 else nats
+
+
+def norm_over_median(history: History) -> float | None:
+    """The gradient norm by the median of those before it, once there are as many as a window has."""
+    norms = [row["train/grad_norm"] for row in history[-NORMS - 1 : -1] if row.get("train/grad_norm")]
+    if len(norms) < WINDOW or "train/grad_norm" not in history[-1]:
+        return None
+    return history[-1]["train/grad_norm"] / median(norms)
+
+
+def unsolved_format(history: History) -> float | None:
+    """The best-earned part that is called a format, where something is earned and not one in a hundred is solved."""
+    solved, reward = _mean(history, "train/solved"), _mean(history, "train/reward")
+    if solved is None or reward is None or solved > 0.01 or reward <= 0:
+        return None
+    parts = [key for key in history[-1] if key.startswith("train/part/") and "format" in key]
+    return max((mean for key in parts if (mean := _mean(history, key)) is not None), default=None)
+
+
+def newly_skipped(history: History) -> float | None:
+    """Updates skipped by this one: 0 or 1."""
+    counts = [row.get("train/skipped", 0.0) for row in history[-2:]]
+    return counts[-1] - (counts[0] if len(counts) > 1 else 0.0) if counts else None
+
+
+SIGNS: dict[str, Sign] = {
+    "not_finite": Sign(
+        newly_skipped,
+        0,
+        "the loss, the gradient or a sampled log-probability was not finite, and the update was skipped: if it goes "
+        "on, lower optimizer.lr or look at the method's options",
+    ),
+    "idle_groups": Sign(
+        mean_of("train/idle_groups"),
+        0.9,
+        "more than nine groups in ten have rewards that are all alike, so almost nothing is learnt: the problems are "
+        "too hard or too easy, or the reward too coarse",
+    ),
+    "empty_completions": Sign(
+        mean_of("train/empty"),
+        0.25,
+        "more than a quarter of the completions are end tokens and nothing else: look at samples.jsonl, the prompt's "
+        "template and the reward of an empty text",
+    ),
+    "long_prompts": Sign(
+        last_of("train/long_prompts"),
+        0,
+        "some prompts are too long to leave room for a completion and were left out: shorten them, or rollout.length",
+    ),
+    "cache_mismatch": Sign(
+        last_of("train/cache_mismatch"),
+        0.1,
+        "the cache changes log-probabilities by more than 0.1 nats a token, so what is learnt from is not what was "
+        "sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or do without the cache",
+    ),
+    "scorer_gap": Sign(
+        last_of("train/scorer_gap"),
+        0.1,
+        "sampler and scorer disagree about the same tokens by more than 0.1 nats each, so ratios are not what they "
+        "say: the model's passes are not reproducible, or its precision is too low",
+    ),
+    "entropy_collapse": Sign(
+        completion_nats,
+        0.5,
+        "rollouts of a prompt are nearly all the same text, and not because they are right: raise the method's kl or "
+        "rollout.temperature, or lower optimizer.lr",
+        below=True,
+    ),
+    "gradient_spike": Sign(
+        norm_over_median,
+        10,
+        "the gradient is more than ten times the median of the updates before it: clipping holds the step, but if this "
+        "goes on lower optimizer.lr",
+    ),
+    "late_ends": Sign(
+        mean_of("train/late_ends"),
+        0.8,
+        "more than four in five tokens of the later half of the steps are end tokens: the steps are spent on padding; "
+        "lower rollout.length, or set rollout.block",
+    ),
+    "format_only": Sign(
+        unsolved_format,
+        0.5,
+        "the reward for the format is earned while almost nothing is solved: lower its weight, or check the grader",
+    ),
+}
