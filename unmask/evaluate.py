@@ -1,7 +1,7 @@
 """Accuracy on held-out problems: sampled, greedy, pass@k, each with a 95 % interval."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,12 +11,15 @@ from torch import Tensor
 
 from unmask.commits import Schedule, even
 from unmask.engine import Cache
+from unmask.judge import Failure, Judged, judged
 from unmask.law import Law
 from unmask.models.policy import Policy
 from unmask.order import Order, low_confidence
 from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts, in_batches, row_seeds, sample
 from unmask.rows import Rows
+from unmask.sections import RewardConfig
+from unmask.shapes import NO_TOKEN
 from unmask.tasks import Task
 from unmask.tasks.task import Row
 from unmask.trace import Trace
@@ -35,7 +38,7 @@ class Share(NamedTuple):
         return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
-def wilson(hits: int, total: int) -> Share:
+def wilson(hits: float, total: float) -> Share:
     """A share of independent trials with Wilson's interval."""
     p, z2 = hits / total, Z_95**2
     centre = (p + z2 / (2 * total)) / (1 + z2 / total)
@@ -44,17 +47,16 @@ def wilson(hits: int, total: int) -> Share:
 
 
 def mean_share(value_P: Tensor) -> Share:
-    """The mean of per-problem scores in [0, 1], problems being the independent units: normal interval.
+    """The mean of per-problem scores in [0, 1], problems being the independent units.
 
-    Where all scores are alike the normal interval is empty and says nothing; Wilson's stands in.
+    Wilson's interval of as many trials as would make the mean as sure as the spread of the scores says it is: of the
+    problems where each is right or wrong. Scores that are all alike say nothing of their spread, and count as trials.
     """
     count, mean = len(value_P), float(value_P.double().mean())
-    spread = float(value_P.double().std()) if count > 1 else 0.0
-    if spread == 0:
-        low, high = wilson(round(mean * count), count)[1:]
-        return Share(mean, min(low, mean), max(high, mean))
-    half = Z_95 * spread / math.sqrt(count)
-    return Share(mean, max(0.0, mean - half), min(1.0, mean + half))
+    variance = float(value_P.double().var(correction=0))
+    trials = count * mean * (1 - mean) / variance if variance > 1e-12 else float(count)  # rounding
+    low, high = wilson(mean * trials, trials)[1:]
+    return Share(mean, min(low, mean), max(high, mean))
 
 
 def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
@@ -63,6 +65,12 @@ def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
         raise ValueError(f"pass@{k} needs at least {k} samples a problem, there are {samples}")
     total = math.comb(samples, k)
     return torch.tensor([1 - math.comb(samples - int(c), k) / total for c in hits_P], dtype=torch.float64)
+
+
+def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Share]:
+    """pass@k for k = 1, 2, 4, ... up to the number of samples."""
+    ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+    return {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Decoding:
     schedule: Schedule = even
     threshold: float | None = None
     cache: Cache | None = None
+    attend_padding: bool = False
+    stops: bool = True
 
     def greedy(self) -> "Decoding":
         return replace(self, law=replace(self.law, temperature=0.0))
@@ -97,14 +107,16 @@ class Decoding:
 
 
 def prompt_ids(policy: Policy, task: Task, row: Row) -> list[int]:
-    """What the model is given for a row: the prompt as a user's turn, and what every answer begins with."""
-    ids = policy.tokenizer.prompt(task.prompt(row))
+    """What the model is given for a row: the prompt as a user's turn, after a system's if the task has one, and what
+    every answer begins with."""
+    ids = policy.tokenizer.prompt(task.prompt(row), task.system)
     return ids + policy.tokenizer.encode(task.prefill) if task.prefill else ids
 
 
 def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
-    """The text that each trace wrote."""
-    return [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
+    """The text that each trace wrote: up to its end token, or all of it where nothing ends a row."""
+    read = policy.tokenizer.raw if trace.eos_id == NO_TOKEN else policy.tokenizer.decode
+    return [read(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
 
 
 def complete(
@@ -118,25 +130,6 @@ def complete(
         start = part.stop
 
 
-def judged(task: Task, rows: Sequence[Row], texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Reward and verdict of every completion, (B,) each; a reward that raises or is no finite number is an error."""
-    values, verdicts = [], []
-    if task.ahead is not None:
-        task.ahead(list(rows), list(texts))
-    for row, text in zip(rows, texts, strict=True):
-        try:
-            value, verdict = float(task.reward(row, text)), bool(task.solved(row, text))
-        except Exception as error:  # a task may be a user's own: name it, with the completion it failed on
-            raise ValueError(
-                f"the reward of task {task.name!r} raised {type(error).__name__}: {error} (completion {text!r})"
-            ) from error
-        if not math.isfinite(value):
-            raise ValueError(f"the reward of task {task.name!r} is {value} for completion {text!r}: must be finite")
-        values.append(value)
-        verdicts.append(verdict)
-    return torch.tensor(values, dtype=torch.float64), torch.tensor(verdicts, dtype=torch.bool)
-
-
 @dataclass(frozen=True)
 class Evaluation:
     sampled: Share
@@ -147,6 +140,8 @@ class Evaluation:
     """Mean reward of the sampled completions."""
     problems: int
     samples: int
+    failures: tuple[Failure, ...] = ()
+    """Completions, sampled or greedy, whose reward failed: they count as wrong."""
 
     def metrics(self) -> dict[str, float]:
         passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
@@ -158,8 +153,20 @@ class Evaluation:
             "eval/solved_greedy_low": self.greedy.low,
             "eval/solved_greedy_high": self.greedy.high,
             "eval/reward": self.reward,
+            "eval/reward_errors": float(len(self.failures)),
             **passes,
         }
+
+    def data(self) -> dict[str, Any]:
+        """For JSON; failures, which have a file of their own, are left out."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "failures"}
+
+
+def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
+    """An Evaluation from what `Evaluation.data` says of it."""
+    shares = {name: Share(*data[name]) for name in ("sampled", "greedy")}
+    passes = {int(k): Share(*share) for k, share in data["passes"].items()}
+    return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
 
 
 def evaluate(
@@ -172,30 +179,30 @@ def evaluate(
     device: torch.device | str = "cpu",
     batch: Rows | None = None,
     ranks: Ranks = ALONE,
+    reward: RewardConfig | None = None,
 ) -> Evaluation:
     """Solve held-out problems `samples` times at the sampling law and once greedily, every process its share."""
     if not rows:
         raise ValueError("there are no problems to evaluate on")
 
-    def answers(asked: Sequence[Row], how: Decoding) -> tuple[Tensor, Tensor]:
+    def answers(asked: Sequence[Row], how: Decoding) -> Judged:
         mine = ranks.share(len(asked))
         asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
         prompts = [prompt_ids(policy, task, row) for row in asked]
         traces = complete(policy, prompts, how, seed_B.to(device), batch)
         texts = [text for trace in traces for text in completions(policy, trace, how.length)]
-        reward_B, solved_B = judged(task, asked, texts)
-        return ranks.gathered(reward_B.to(device)).cpu(), ranks.gathered(solved_B.to(device)).cpu()
+        return judged(task, asked, texts, reward, ranks, device)
 
-    reward_B, solved_B = answers([row for row in rows for _ in range(samples)], decoding)
-    _, greedy_P = answers(rows, decoding.greedy())
-    hits_P = solved_B.view(len(rows), samples).sum(-1)
-    ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
-    passes = {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
+    sampled = answers([row for row in rows for _ in range(samples)], decoding)
+    greedy = answers(rows, decoding.greedy())
+    hits_P = sampled.solved_B.cpu().view(len(rows), samples).sum(-1)
+    passes = pass_shares(hits_P, samples)
     return Evaluation(
         sampled=passes[1],
-        greedy=wilson(int(greedy_P.sum()), len(rows)),
+        greedy=wilson(int(greedy.solved_B.sum()), len(rows)),
         passes=passes,
-        reward=float(reward_B.mean()),
+        reward=float(sampled.reward_B.mean()),
         problems=len(rows),
         samples=samples,
+        failures=(*sampled.failures, *greedy.failures),
     )

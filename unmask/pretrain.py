@@ -5,23 +5,26 @@ to find it, but has been taught to err. Everything is drawn from the seed of the
 same config gives the same weights, bit for bit.
 """
 
+import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
 from unmask.models.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
+from unmask.parsing import parsed_yaml
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.sudoku import DIGITS
 
+FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RECORD = "pretrain.json"  # beside the weights: the config they were made from
 
 
@@ -56,9 +59,9 @@ def read_pretrain_config(path: str | Path) -> PretrainConfig:
     if not Path(path).is_file():
         raise ValueError(f"There is no file {path}; configs/pretrain_tiny.yaml is the one of the embedded model.")
     try:
-        return PretrainConfig.model_validate(yaml.safe_load(Path(path).read_text()))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        return PretrainConfig.model_validate(parsed_yaml(Path(path).read_text(), str(path)))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from error
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
@@ -66,26 +69,65 @@ def read_pretrain_config(path: str | Path) -> PretrainConfig:
         raise ValueError(f"{path} cannot be used: {wrong}.") from error
 
 
-def wrong_sudoku(row: Row, noise: float, rng: random.Random) -> str:
+def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> str:
     """The solution with every hole, by chance, filled anew; the givens stay."""
     return "".join(
         rng.choice(DIGITS) if given == "." and rng.random() < noise else digit
-        for given, digit in zip(row["puzzle"], row["solution"], strict=True)
+        for given, digit in zip(row["puzzle"], solution, strict=True)
     )
 
 
-def wrong_countdown(row: Row, noise: float, rng: random.Random) -> str:
+def wrong_countdown(row: Row, solution: str, noise: float, rng: random.Random) -> str:
     """The solution with every sign, by chance, drawn anew; the numbers and parentheses stay."""
     return "".join(
-        rng.choice("+-*/") if character in "+-*/" and rng.random() < noise else character
-        for character in row["solution"]
+        rng.choice("+-*/") if character in "+-*/" and rng.random() < noise else character for character in solution
     )
 
 
-WRONG: dict[str, Callable[[Row, float, random.Random], str]] = {
+def wrong_arithmetic(row: Row, solution: str, noise: float, rng: random.Random) -> str:
+    """The solution with every result, by chance, one or ten off; later steps go on from there.
+
+    A result that has no room, or is below zero, is written as the nearest that can be.
+    """
+    steps, total = [], row["terms"][0]
+    for step, term in zip(solution.split(";"), row["terms"][1:], strict=True):
+        asked, _, result = step.partition("=")
+        width = len(result)
+        off = rng.choice((-10, -1, 1, 10)) if rng.random() < noise else 0
+        found = min(max(total + term + off, 0), 10**width - 1)
+        steps.append(f"{total:>{width}}{asked[width:]}={found:>{width}}")
+        total = found
+    return ";".join(steps)
+
+
+def wrong_json_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
+    """The solution with every value, by chance, as the request has it and with quotes where none belong, or without."""
+    fields = []
+    for key, kind, value in FIELD.findall(row["request"]):
+        if rng.random() < noise:
+            fields.append(f'"{key}":{value}' if kind == "s" else f'"{key}":"{value}"')
+        else:
+            fields.append(f'"{key}":{json.dumps(row["reference"][key])}')
+    return "{" + ",".join(fields) + "}"
+
+
+def wrong_code_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
+    """The solution with every digit and every + and -, by chance, drawn anew; the form stays."""
+    drawn = {**dict.fromkeys("123456789", "123456789"), **dict.fromkeys("+-", "+-")}
+    return "".join(
+        rng.choice(drawn[character]) if character in drawn and rng.random() < noise else character
+        for character in solution
+    )
+
+
+WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
     "sudoku": wrong_sudoku,
     "countdown": wrong_countdown,
+    "arithmetic": wrong_arithmetic,
+    "json_mini": wrong_json_mini,
+    "code_mini": wrong_code_mini,
 }
+"""How the solution of a row is made wrong, by task: places are drawn anew with the chance `noise`."""
 
 
 def lesson_tokens(lesson: Lesson, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
@@ -94,8 +136,8 @@ def lesson_tokens(lesson: Lesson, task: Task, rows: list[Row], rng: random.Rando
     prompts, completions = [], []
     for row in rows:
         corrupted = rng.random() < lesson.wrong
-        text = WRONG[lesson.task](row, lesson.noise, rng) if corrupted else task.solution(row)
-        completion = tokenizer.encode(text)
+        solution = task.solution(row)
+        completion = tokenizer.encode(WRONG[lesson.task](row, solution, lesson.noise, rng) if corrupted else solution)
         prompts.append(tokenizer.encode(task.prompt(row)))
         completions.append(completion + [Tiny.eos_id] * (task.length - len(completion)))
     return torch.tensor(prompts), torch.tensor(completions)

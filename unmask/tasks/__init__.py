@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from unmask.tasks import (
     arithmetic,
+    code_mini,
     countdown,
     gsm8k,
     humaneval,
@@ -13,6 +14,7 @@ from unmask.tasks import (
     mbpp,
     multiple_choice,
     own,
+    reasoning_gym,
     sudoku,
     text_countdown,
     text_sudoku,
@@ -31,7 +33,9 @@ TASKS: dict[str, Callable[..., Task]] = {
     "json_schema": json_schema.task,
     "json_mini": json_mini.task,
     "arithmetic": arithmetic.task,
+    "code_mini": code_mini.task,
     "multiple_choice": multiple_choice.task,
+    "reasoning_gym": reasoning_gym.task,
     "own": own.task,
 }
 

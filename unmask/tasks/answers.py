@@ -27,9 +27,13 @@ def spoken(completion: str) -> str:
 
 
 def in_form(text: str) -> bool:
-    """Whether the text has the four tags, each exactly once and in order."""
+    """Whether the text has the four tags, each exactly once and in order, with something in both pairs."""
     places = [text.find(tag) for tag in TAGS]
-    return -1 not in places and places == sorted(places) and all(text.count(tag) == 1 for tag in TAGS)
+    if -1 in places or places != sorted(places) or any(text.count(tag) > 1 for tag in TAGS):
+        return False
+    starts = (place + len(tag) for place, tag in zip(places, TAGS, strict=True))
+    inside = [text[start:end] for start, end in zip(starts, places[1:], strict=False)]
+    return bool(inside[0].strip() and inside[2].strip())
 
 
 def closing_braces(text: str) -> dict[int, int]:
@@ -82,36 +86,60 @@ def d1_boxed(text: str) -> str | None:
     return content if content else first_answer(text) or content
 
 
-NUMBER = re.compile(r"(?<![0-9.)])(-?)\$?([0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(\.[0-9]+)?")
-FRACTION = re.compile(
-    r"(-?)\\[dt]?frac\{\s{0,9}(-?[0-9]{1,30})\s{0,9}\}\{\s{0,9}([0-9]{1,30})\s{0,9}\}"
-    r"|(-?[0-9]{1,30})\s{0,9}/\s{0,9}([0-9]{1,30})"
+DIGITS = "[0-9]{1,40}"  # longer numbers are no answer to a word problem
+GROUPS = "[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9]{1,3}(?:[ _][0-9]{3}){1,12}"
+NUMBER = re.compile(
+    rf"""(?<![0-9.])(?<![0-9][,_]) (?P<sign>[-+$]{{0,2}}) (?:
+    (?:(?P<ones>{DIGITS})\s?)? \\[dt]?frac\s? (?:\{{\s?(?P<top>-?{DIGITS})\s?\}}|(?P<digit>[0-9]))\s?
+        (?:\{{\s?(?P<bottom>{DIGITS})\s?\}}|(?P<under>[0-9]))
+    | (?:(?P<whole>{DIGITS})\s)? (?P<upper>{DIGITS})\s?/\s?(?P<lower>{DIGITS})
+    | (?P<base>{DIGITS})\s?(?:\^|\*\*)\s? (?:\{{\s?(?P<braced>-?[0-9]{{1,3}})\s?\}}|(?P<bare>[0-9]{{1,3}}))
+    | (?=\.?[0-9]) (?P<units>{GROUPS}|{DIGITS})? (?P<decimals>\.{DIGITS})? (?:[eE](?P<places>[-+]?[0-9]{{1,2}}))?
+    ) (?![0-9]|[.,_][0-9])""",
+    re.VERBOSE,
 )
-DRESSING = re.compile(r"\\text\{[^{}]*\}|\\(?:mathrm|textbf|mathbf)\{[^{}]*\}|\\[,!;: ]|\\(?=\$)|\\left|\\right")
-LONGEST_NUMBER = 40  # digits; longer ones are no answer to a word problem
+# What makes of the number behind it, or before it, a part of something that is not worked out here.
+BEFORE = re.compile(r"(?:[*/^_×·÷+]|\\(?:times|cdot|div)|[0-9)}%]\s?[-:(]|[A-Za-z}]\{|[0-9]\s.*\s-)\s?$")
+BEHIND = re.compile(r"\s?(?:[*/^×·÷+]\s?[0-9({\\]|\\(?:times|cdot|div|frac|sqrt)|\()|\s-\s?[0-9]")
+ASIDE = re.compile(r"(?<=\s)\([^()]*\)")
+DRESSING = re.compile(r"\\[;: ]|\\(?=\$)|\\left|\\right|\\?\bboxed|[\u00a0\u2007\u2009\u202f]")
+LETTERED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s?\{([^{}]*)\}")
+BOLD = re.compile(r"(?<![0-9])\*\*([^*]{1,200})\*\*")
+LONGEST_NUMBER = 40  # digits of a power
 
 
 def last_number(text: str) -> Fraction | None:
-    r"""The last number of an answer, exact: 1,234.50, $-3$, −7, 1{,}000, \frac{3}{4}, 3/4."""
-    text = DRESSING.sub(" ", text.replace("{,}", ",").replace("−", "-").replace("\\!", "").replace("\\,", ""))
-    found: tuple[int, Fraction] | None = None
-    for match in FRACTION.finditer(text):
-        sign, top, bottom, plain_top, plain_bottom = match.groups()
-        if int(bottom or plain_bottom):
-            value = Fraction(int(top or plain_top), int(bottom or plain_bottom))
-            found = match.end(), -value if sign else value
-    for match in NUMBER.finditer(text):
-        sign, units, decimals = match.groups()
-        units, decimals = (units or "").replace(",", ""), decimals or ""
-        within = found is not None and match.end() <= found[0]
-        if not (units or decimals) or within:
-            continue
-        if len(units) + len(decimals) > LONGEST_NUMBER:
-            found = None
-            continue
-        value = Fraction((units or "0") + decimals)
-        found = match.end(), -value if sign else value
-    return found[1] if found else None
+    r"""The number that an answer ends with, exact: 1,234.50, 1 000, $-3$, −7, 1{,}000, 3\frac12, 3/4, 2^{10}, 1e3.
+
+    It is looked for behind the last equals sign, where words may stand around it; what is in brackets behind it does
+    not count. None for a number that is part of what is not worked out: 16-7, 9 \times 2, \sqrt{16}, 1/0.
+    """
+    for old, new in (("{,}", ","), ("−", "-"), ("\\!", ""), ("\\,", "")):
+        text = text.replace(old, new)
+    text = LETTERED.sub(lambda found: " " if re.search("[A-Za-z]", found[1]) else found[1], text)
+    text = BOLD.sub(r" \1 ", DRESSING.sub(" ", text)).rpartition("=")[2]
+    outside = ASIDE.sub(" ", text)
+    text = outside if re.search("[0-9]", outside) else text
+    if not (numbers := list(NUMBER.finditer(text))):
+        return None
+    found = numbers[-1]
+    before = text[: found.start()][-40:]
+    subtracted = found["sign"].strip("$") and re.search(r"[0-9)}]\s?$", before)
+    if subtracted or BEFORE.search(before) or BEHIND.match(text, found.end()):
+        return None
+    value = _value({name: part or "" for name, part in found.groupdict().items()})
+    return -value if value is not None and "-" in found["sign"] else value
+
+
+def _value(part: dict[str, str]) -> Fraction | None:
+    """The value of a number by the parts of its pattern."""
+    top, bottom = part["top"] or part["digit"] or part["upper"], part["bottom"] or part["under"] or part["lower"]
+    if bottom:
+        return int(part["ones"] or part["whole"] or 0) + Fraction(int(top), int(bottom)) if int(bottom) else None
+    base, power = re.sub("[ ,_]", "", part["base"] or part["units"]) or "0", int(part["braced"] or part["bare"] or 1)
+    if len(base) * abs(power) > LONGEST_NUMBER or (power < 0 and not int(base)):
+        return None
+    return (Fraction(base) ** power + Fraction(part["decimals"] or 0)) * Fraction(10) ** int(part["places"] or 0)
 
 
 def as_float(text: str) -> float | None:

@@ -8,8 +8,8 @@ The split is by the signed numbers of a problem in any order, so that no test su
 
 import re
 
-from unmask.tasks.split import in_test
-from unmask.tasks.task import Row, Task, checked_partial, split_rng
+from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.task import About, Row, Task, checked_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer
 NUMBER = re.compile(r"-?[0-9]{1,6}")
@@ -40,7 +40,7 @@ def right_steps(terms: list[int], completion: str) -> int:
     return next((i for i, step in enumerate(wanted) if written[i : i + 1] != [step]), len(wanted))
 
 
-def task(terms: int = 3, largest: int = 20, signs: str = "+-", partial: float = 0.0) -> Task:
+def task(terms: int = 3, largest: int = 9, signs: str = "+-", partial: float = 0.0) -> Task:
     """`terms` numbers from 1 to `largest`, joined by `signs`.
 
     The right last result earns 1, whatever is before it; a wrong one `partial` times the share of steps that are right
@@ -86,4 +86,5 @@ def task(terms: int = 3, largest: int = 20, signs: str = "+-", partial: float = 
         solution=lambda row: ";".join(written_out(row["terms"], total_width, width)),
         reward=reward,
         solved=lambda row, completion: last_result(completion) == row["answer"],
+        about=About(apart="by the signed numbers in any order: one in five is for the test"),
     )

@@ -9,8 +9,8 @@ else, is bounded in length and depth, and works in exact fractions. Nothing is e
 """
 
 import ast
-import hashlib
 import operator
+import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -18,11 +18,13 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from unmask.tasks.task import Row, Task, checked_partial, split_rng
+from unmask.tasks.split import hashed_split, split_rng
+from unmask.tasks.task import About, Row, Task, checked_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer, and it bounds the size of every number
 DEEPEST = 30
-TEST_SHARE = 5  # one number set in five is a test set
+LISTED = 4  # numbers of which all reachable values are listed; of six it takes seconds for each problem
+TRIES = 20_000  # draws for a problem, on average, before there are said to be too few
 
 SIGNS = "+-*/"
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -60,8 +62,7 @@ def _value(node: ast.expr, used: list[int], depth: int) -> Fraction | None:
 
 def in_test(numbers: list[int]) -> bool:
     """Whether this set of numbers is of the test split: a stable hash, whatever the options of the task."""
-    text = ",".join(map(str, sorted(numbers)))
-    return hashlib.sha256(text.encode()).digest()[0] % TEST_SHARE == 0
+    return hashed_split(",".join(map(str, sorted(numbers)))) == "test"
 
 
 # An expression being built: its text and the priority of its last operation (0 for + and -, 1 for * and /,
@@ -132,6 +133,16 @@ def _text(left: Term, sign: str, right: Term, left_needs: int, right_needs: int)
     return texts[0] + sign + texts[1], left_needs
 
 
+def way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, str]:
+    """A value that the numbers reach, whole on the way, and its expression: joined two by two, by signs at random."""
+    terms: list[tuple[int, Term]] = [(number, (str(number), 2)) for number in numbers]
+    while len(terms) > 1:
+        (x, left), (y, right) = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        terms.append(rng.choice(_joined(signs, x, left, y, right)))
+    value, (text, _) = terms[0]
+    return value, text
+
+
 def task(
     numbers: int = 3, largest: int = 20, target_largest: int = 99, signs: str = "+-", partial: float = 0.0
 ) -> Task:
@@ -141,8 +152,8 @@ def task(
     four signs in any case. An expression with the right numbers and the right value earns 1, with the right
     numbers alone `partial`.
     """
-    if not 2 <= numbers <= 4:
-        raise ValueError(f"countdown: numbers must be 2, 3 or 4, not {numbers}.")
+    if not 2 <= numbers <= 6:
+        raise ValueError(f"countdown: numbers must be within 2 to 6, not {numbers}.")
     if not 9 <= largest <= 100:
         raise ValueError(f"countdown: largest must be within 9 to 100, not {largest}.")
     if not 10 <= target_largest <= 1000:
@@ -151,23 +162,33 @@ def task(
         raise ValueError(f'countdown: signs must be "+" and any others of "+-*/", not {signs!r}.')
     partial = checked_partial("countdown", partial)
     width, target_width = len(str(largest)), len(str(target_largest))
-    # at most around every step but the last; a chain of + and - needs none
-    parentheses = numbers - 2 if set(signs) & set("*/") else 0
+    # at most around every step but the last; the shortest chain of + and - needs none
+    parentheses = numbers - 2 if set(signs) & set("*/") or numbers > LISTED else 0
+
+    def drawn_way(rng: random.Random, drawn: list[int]) -> tuple[int, str] | None:
+        """A target and its expression: of all that the numbers reach or, where these are too many, of one way."""
+        if numbers > LISTED:
+            target, text = way(rng, drawn, signs)
+            return (target, text) if 1 <= target <= target_largest else None
+        ways = reachable(tuple(sorted(drawn)), signs)
+        targets = sorted(value for value in ways if 1 <= value <= target_largest)
+        target = rng.choice(targets) if targets else 0
+        return (target, ways[target]) if targets else None
 
     def rows(split: str, n: int, seed: int) -> list[Row]:
-        rng = split_rng("countdown", split, seed)
-        found: list[Row] = []
+        rng, found, tries = split_rng("countdown", split, seed), list[Row](), 0
         while len(found) < n:
+            tries += 1
+            if numbers > LISTED and tries > TRIES * (len(found) + 1):
+                raise ValueError(
+                    f"countdown: {numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} "
+                    f"by {signs}; lower largest, or raise target_largest"
+                )
             drawn = [rng.randint(1, largest) for _ in range(numbers)]
-            if in_test(drawn) != (split == "test"):
+            if in_test(drawn) != (split == "test") or (made := drawn_way(rng, drawn)) is None:
                 continue
-            ways = reachable(tuple(sorted(drawn)), signs)
-            targets = sorted(value for value in ways if 1 <= value <= target_largest)
-            if not targets:
-                continue
-            target = rng.choice(targets)
             name = f"countdown-{split}-{seed}-{len(found)}"
-            found.append({"id": name, "numbers": drawn, "target": target, "solution": ways[target]})
+            found.append({"id": name, "numbers": drawn, "target": made[0], "solution": made[1]})
         return found
 
     def prompt(row: Row) -> str:
@@ -189,4 +210,5 @@ def task(
         solution=lambda row: row["solution"],
         reward=reward,
         solved=lambda row, completion: reward(row, completion) == 1.0,
+        about=About(apart="by the set of numbers: one in five is for the test"),
     )

@@ -2,49 +2,58 @@
 
 import gzip
 import json
-import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from unmask.tasks.split import split_rng
 from unmask.tasks.task import Row
 
 Wanted = Mapping[str, type | tuple[type, ...]]
 """The fields a row must have, with their types."""
 
 
-def read_rows(path: str | Path, wanted: Wanted) -> list[Row]:
-    """The objects of a JSONL file, checked; ValueError with file and line for what is not one."""
+def read_rows(path: str | Path, wanted: Wanted, shaped: Callable[[Row], Row] = lambda row: row) -> list[Row]:
+    """The objects of a JSONL file, checked and `shaped`; ValueError with file and line for what is not one."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no data file {path}")
     opened = gzip.open if path.suffix == ".gz" else open
     rows = []
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    rows.append(_checked(line, wanted, f"{path} line {number}"))
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+                    rows.append(_checked(line, wanted, shaped, f"{path} line {number}"))
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no rows")
     return rows
 
 
-def _checked(line: str, wanted: Wanted, where: str) -> Row:
+def _checked(line: str, wanted: Wanted, shaped: Callable[[Row], Row], where: str) -> Row:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        if "\\ud" in line.lower():  # half a surrogate pair, which no tokenizer reads and no terminal shows
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is not an object")
     for field, kind in wanted.items():
         if not isinstance(row.get(field), kind):
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            told = "missing" if field not in row else f"{type(row[field]).__name__}"
-            raise ValueError(f"{where}: {field!r} is {told}, not {' or '.join(k.__name__ for k in kinds)}")
-    return row
+            wants = " or ".join(k.__name__ for k in kinds)
+            told = "missing" if field not in row else f"{type(row[field]).__name__}, not {wants}"
+            raise ValueError(f"{where}: {field!r} is {told}")
+    try:
+        return shaped(row)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 @cache
@@ -68,12 +77,10 @@ def drawn_rows(source: Callable[[str], Sequence[Row]], task: str) -> Callable[[s
     the seed and begun anew where they are too few."""
 
     def rows(split: str, n: int, seed: int) -> list[Row]:
-        if split not in ("train", "test"):
-            raise ValueError(f'{task} has the splits "train" and "test", not {split!r}.')
+        rng, order = split_rng(task, split, seed), list[int]()
         found = source(split)
         if split == "test":
             return list(found[:n])
-        rng, order = random.Random(f"unmask {task} {split} {seed}"), list[int]()
         while len(order) < n:
             order += rng.sample(range(len(found)), len(found))
         return [found[i] for i in order[:n]]

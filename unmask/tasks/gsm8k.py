@@ -1,21 +1,30 @@
 r"""GSM8K: grade-school word problems whose answer is a number.
 
 Protocols:
-    unmask  the last number of the last \boxed{...}, else of the last <answer> block; signs, thousands separators and
-            fractions understood; compared exactly with the number after ####, sign included
+    unmask  the number that the last \boxed{...} ends with, else the last <answer> block; signs, thousands separators,
+            fractions and powers understood; compared exactly with the number after ####, sign included
     d1      the first \boxed{...} with a number in it, else the first <answer> block; see docs/benchmarks.md
+    d1_train  graded as d1; what d1 trains with: the form alone, before the question, no box and no prefill
+    agrpo   graded as unmask; <think> asked for by a system's turn, tested on GSM8K-Platinum
+    justgrpo  as unmask, one token a step and one problem at a time
 """
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 
+from unmask.tasks import d1_rewards
 from unmask.tasks.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
+from unmask.tasks.composite import Rewards, Weights
 from unmask.tasks.data import hub_rows
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Grade, Row, Task
+from unmask.tasks.manner import D1, JUSTGRPO
+from unmask.tasks.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Grade, Row, Task
 
 HUB = "openai/gsm8k"
+PLATINUM = "madrylab/gsm8k-platinum"  # the test split without its ambiguous and wrong rows
 MARKS = re.compile(r"<<[^<>]*>>")  # the calculator's, in the published solutions
 D1_NUMBER = re.compile(r"-?\d+\.?\d*")
 D1_BOX_ENDS = re.compile(r"[}\n]")
@@ -94,9 +103,17 @@ D1_INSTRUCTIONS = (
     + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
 )
 
+D1_FORM = "Respond in the following format:\n" + SKELETON.format(reasoning="...", answer="...")  # the same holds
+
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['question']}", d1_grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['question']}", d1_grade, manner=D1),
+    "d1_train": Protocol(lambda row: f"{D1_FORM}\n\n{row['question']}", d1_grade, prefill="", manner=D1),
+    "agrpo": replace(
+        thinking(lambda row: row["question"], grade, "Solve the problem you are given.", "\\boxed{the number alone}"),
+        sets={"test": lambda: hub_rows(PLATINUM, "main", "test")},
+    ),
+    "justgrpo": Protocol(prompt, grade, manner=JUSTGRPO),
 }
 
 
@@ -115,28 +132,55 @@ SHAPE = Shape(
 
 
 def stored_row(line: Row) -> Row:
-    """The row that a stored generation answers; its `ground_truth` is a number, or a text that ends with one."""
+    """The row that a stored generation answers: a row, or a `ground_truth`, a number or a text that ends with one."""
+    if "ground_truth" not in line and isinstance(line.get("answer"), str):
+        return shaped(line)
     truth = line["ground_truth"]
     if isinstance(truth, bool) or not isinstance(truth, int | float | str):
         raise ValueError('"ground_truth" must be a number or a text')
     return shaped({"answer": truth if "####" in str(truth) else f"#### {truth}"})
 
 
-def solution(row: Row) -> str:
+def solution(row: Row, form: str = "\\boxed{{{}}}") -> str:
     steps, _, number = row["answer"].rpartition("####")
-    return written_out(MARKS.sub("", steps).strip(), f"\\boxed{{{number.strip()}}}")
+    return written_out(MARKS.sub("", steps).strip() or number.strip(), form.format(number.strip()))
 
 
-def task(data: str = "", test_data: str = "", protocol: str = "unmask", format: float = 0.0) -> Task:
+ABOUT = About(
+    source=f"the hub: {HUB} (agrpo tests on {PLATINUM}); or JSONL files with question and answer",
+    sizes={"train": 7473, "test": 1319},
+    apart="as published; a training row with the question of a test row is left out",
+    example={
+        "question": "Tom has 3 boxes of 4 pens each. He gives 5 pens away. How many pens does he have left?",
+        "answer": "Tom had 3*4=<<3*4=12>>12 pens.\nHe has 12-5=<<12-5=7>>7 left.\n#### 7",
+    },
+    protocols=tuple(PROTOCOLS),
+    needs=("unmask[data], for the hub",),
+)
+
+
+def task(
+    data: str = "",
+    test_data: str = "",
+    protocol: str = "unmask",
+    rewards: Rewards = "unmask",
+    weights: Weights = None,
+) -> Task:
     """GSM8K from the hub, or from JSONL files with `question` and `answer` (ends with "#### number").
 
-    The reward is 1 for the right number; `format` of it is earned by the tags instead.
+    The reward is 1 for the right number; `weights` makes it one of several parts, `rewards` takes d1's parts.
     """
+    rules = chosen(PROTOCOLS, protocol)
+    check_d1_rewards("gsm8k", rewards, rules)
+    hub = rules.source(lambda split: hub_rows(HUB, "main", split))
     return text_task(
         name="gsm8k",
         summary="GSM8K: grade-school word problems (openai/gsm8k, or a file)",
-        rows=set_rows("gsm8k", data, test_data, SHAPE, lambda split: hub_rows(HUB, "main", split)),
-        solution=solution,
-        protocol=chosen(PROTOCOLS, protocol),
-        format=format,
+        rows=set_rows("gsm8k", data, test_data, SHAPE, hub),
+        solution=(lambda row: solution(row, "{}")) if rewards == "d1" else solution,
+        protocol=rules,
+        about=ABOUT,
+        weights=weights,
+        parts=d1_rewards.GSM8K if rewards == "d1" else None,
+        stored=stored_row,
     )

@@ -9,15 +9,18 @@ candidate with itself.
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 from unmask.sandbox import Job
 from unmask.sandbox.tests import names_wanted, parsed
+from unmask.tasks.composite import Weights
 from unmask.tasks.data import Wanted, hub_rows
+from unmask.tasks.manner import JUSTGRPO
 from unmask.tasks.programs import (
     Protocol,
     checked_timeout,
-    chosen,
     continuation,
     defines,
     fenced_block,
@@ -26,41 +29,80 @@ from unmask.tasks.programs import (
     read,
     seeded,
 )
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Row, Task
+from unmask.tasks.protocol import chosen
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Row, Task
 
 HUB = "openai/openai_humaneval"
 WANTED: Wanted = {"prompt": str, "entry_point": str, "canonical_solution": str, "test": str}
 CANDIDATE = "candidate"
 
 
+ABOUT = About(
+    source=f"the hub: {HUB}; or JSONL files in the shape of the published one",
+    example={
+        "prompt": 'def add(a, b):\n    """Add two numbers.\n    >>> add(1, 2)\n    3\n    """\n',
+        "entry_point": "add",
+        "canonical_solution": "    return a + b\n",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n",
+    },
+    needs=("unmask[data], for the hub", "the sandbox (unmask doctor)"),
+)
+PUBLISHED = "all problems are for the test, as published; rows of a file by a hash of the prompt, one in five"
+HASHED = "by a hash of the prompt, one in five for the test: a score is of those alone, and is not HumanEval's"
+
+
 def task(
-    data: str = "", test_data: str = "", protocol: str = "unmask", partial: bool = False, timeout: float = 5.0
+    data: str = "",
+    test_data: str = "",
+    protocol: str = "unmask",
+    split: Literal["published", "hashed"] = "published",
+    partial: bool = False,
+    timeout: float = 5.0,
+    weights: Weights = None,
 ) -> Task:
     """Functions to complete, run in the sandbox. `timeout` is the seconds of a test; `partial` rewards the share of
-    tests that pass. On the hub there are test rows only: to train, give rows of the same shape as `data`."""
+    tests that pass; `weights` weighs the parts of the reward. As published there are test rows only: to train, give
+    rows of the same shape as `data`, or take four in five of the published ones with `split=hashed`."""
     seconds = checked_timeout(timeout)
     shape = Shape(WANTED, _checked, lambda row: row["prompt"], lambda row: hashed_split(row["prompt"]))
     return program_task(
         name="humaneval",
         summary="HumanEval: complete a Python function; graded by its tests in the sandbox",
         length=512,
-        rows=set_rows("humaneval", data, test_data, shape, _hub),
+        rows=set_rows("humaneval", data, test_data, shape, _published if split == "published" else _hashed),
         protocol=chosen(PROTOCOLS, protocol),
         tests=lambda row, program: job(row, program, seconds),
         partial=partial,
+        weights=weights,
+        stored=shape.row,
+        about=replace(
+            ABOUT,
+            sizes={"train": 0, "test": 164} if split == "published" else {"train": 124, "test": 40},
+            apart=PUBLISHED if split == "published" else HASHED,
+            protocols=tuple(PROTOCOLS),
+        ),
     )
 
 
-def _hub(split: str) -> Sequence[Row]:
+def _published(split: str) -> Sequence[Row]:
     if split == "train":
-        raise ValueError("humaneval: it is for evaluation; to train, give rows as humaneval.data, or train on mbpp")
+        raise ValueError(
+            "humaneval: all 164 problems are for the test; train on mbpp, give rows of your own as humaneval.data, or "
+            "train on four in five of them with humaneval.split=hashed, whose score is then not HumanEval's"
+        )
     return hub_rows(HUB, None, "test")
+
+
+def _hashed(split: str) -> Sequence[Row]:
+    return [row for row in hub_rows(HUB, None, "test") if hashed_split(row["prompt"]) == split]
 
 
 def _checked(row: Row) -> Row:
     check_tests(row["test"])
-    if not defines(row["prompt"], row["entry_point"]):
+    name = row["entry_point"]
+    if not name.isidentifier() or f"def {name}" not in row["prompt"] or not defines(row["prompt"], name):
         raise ValueError(f"its prompt does not begin the function {row['entry_point']}")
     return row
 
@@ -137,3 +179,4 @@ PROTOCOLS = {
         solution=lambda row: row["canonical_solution"],
     ),
 }
+PROTOCOLS["justgrpo"] = replace(PROTOCOLS["unmask"], manner=JUSTGRPO)

@@ -11,8 +11,8 @@ import random
 from typing import Any
 
 from unmask.tasks.json_schema import credit, score, validator
-from unmask.tasks.split import in_test
-from unmask.tasks.task import Row, Task, checked_partial, split_rng
+from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.task import About, Row, Task, checked_partial
 
 KEYS = ("age", "big", "cap", "day", "fee", "id", "key", "max", "min", "no", "ok", "pet", "row", "tag", "top", "zip")
 WORDS = ("ant", "bee", "cat", "dog", "eel", "elk", "fox", "gnu", "hen", "jay", "koi", "owl", "pig", "ram", "rat", "yak")
@@ -76,4 +76,5 @@ def task(fields: int = 2, partial: float = 0.0) -> Task:
         solution=lambda row: json.dumps(row["reference"], separators=(",", ":")),
         reward=lambda row, completion: credit(row, score(row, completion), partial),
         solved=lambda row, completion: score(row, completion).right,
+        about=About(apart="by the fields with their values: one in five is for the test", needs=("unmask[json]",)),
     )

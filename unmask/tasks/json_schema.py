@@ -15,11 +15,13 @@ import re
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from unmask.tasks.answers import spoken
+from unmask.tasks.composite import Weights, composite, standard
 from unmask.tasks.data import hub_rows
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Grade, Row, Task, checked_partial
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
-LONGEST = 20_000
 DEEPEST = 64
 DIGITS = 400
 PATTERN_STEPS = 100_000
@@ -88,7 +90,7 @@ def parsed(text: str) -> Any:
 
 def found_in(completion: str) -> Found | None:
     """The answer in a completion; None where there is none."""
-    text = _fenced(completion[:LONGEST]).strip(BLANK)
+    text = _fenced(spoken(completion)).strip(BLANK)
     if text and not OPENING.match(text):
         try:
             return Found(text, parsed(text))
@@ -233,13 +235,44 @@ def _hub(split: str) -> list[Row]:
     return [{**r, "reference": parsed(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]
 
 
+def nothing_else(completion: str) -> bool:
+    """Whether the completion is a JSON value and nothing besides, as the prompt asks."""
+    try:
+        parsed(spoken(completion).strip(BLANK))
+    except ValueError:
+        return False
+    return True
+
+
+ABOUT = About(
+    source=f"the hub: {HUB}; or JSONL files with schema, request and perhaps reference",
+    apart="by a hash of the schema, one in five for the test, where a row does not say its split",
+    example={
+        "request": "Ann is 34 years old.",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+        },
+        "reference": {"name": "Ann", "age": 34},
+    },
+    needs=("unmask[json]", "unmask[data], for the hub"),
+)
+
+
 def task(
-    data: str = "", test_data: str = "", formats: Formats = "asserted", fields: bool = True, partial: float = 0.0
+    data: str = "",
+    test_data: str = "",
+    formats: Formats = "asserted",
+    fields: bool = True,
+    partial: float = 0.0,
+    weights: Weights = None,
 ) -> Task:
     """Rows with a `schema`, a `request` (or `prompt`) and, where there is one, a `reference`.
 
     formats: whether `format` is asserted or ignored. fields: whether an answer must agree with the reference.
-    A right answer earns 1, others up to `partial`. A row's `split` says where it belongs, or else its schema does.
+    A right answer earns 1, others up to `partial`; `weights` weighs the parts of the reward. A row's `split` says where
+    it belongs, or else its schema does.
     """
     partial = checked_partial("json_schema", partial)
     shape = Shape(
@@ -253,7 +286,7 @@ def task(
         scored = score(row, completion, formats)
         return Grade(float(scored.right), 1.0, scored.found.text if scored.found else "")
 
-    return Task(
+    task = Task(
         name="json_schema",
         summary="A JSON value that follows the schema in the prompt",
         length=256,
@@ -263,8 +296,12 @@ def task(
         reward=lambda row, completion: credit(row, score(row, completion, formats), partial),
         solved=lambda row, completion: score(row, completion, formats).right,
         text=True,
+        fixed=True,
         grade=grade,
+        stored=shape.row,
+        about=ABOUT,
     )
+    return composite(task, standard(task, nothing_else), weights)
 
 
 def _schema_text(row: Row) -> str:

@@ -4,18 +4,27 @@ Protocols:
     unmask  the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
             normalisation, as words, or by math-verify (extra `math`, in a process of its own with a time limit)
     d1      the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
+    agrpo   graded as unmask; <think> asked for by a system's turn, trained on MATH's levels 1 to 4
+    justgrpo  as unmask, one token a step and one problem at a time
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
-from unmask.tasks import verifier
+from unmask.tasks import d1_rewards, verifier
 from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.composite import Rewards, Weights
 from unmask.tasks.data import hub_rows
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Grade, Row, Task
+from unmask.tasks.manner import D1, JUSTGRPO
+from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Grade, Row, Task
 
 HUB = {"train": ("ankner/math-500", "train"), "test": ("HuggingFaceH4/MATH-500", "test")}
+MATH = "qwedsacf/competition_math"  # all 12,500 problems; the authors' own set is no longer on the hub
+EASIER = ("Level 1", "Level 2", "Level 3", "Level 4")
 WORD = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
 # What makes no difference to an answer, in the order in which it is taken away. Twice a backslash is a new line of a
@@ -97,10 +106,13 @@ def words(text: str) -> str:
     return re.sub(r"[\s().$\\]", "", WORD.sub(r"\1", text)).lower()
 
 
+def alike(gold: str, answer: str) -> bool:
+    """Whether they are equal as texts, for which no mathematics is needed."""
+    return normal(gold) == normal(answer) or (words(gold).isalpha() and words(gold) == words(answer))
+
+
 def equivalent(gold: str, answer: str) -> bool:
-    if normal(gold) == normal(answer) or (words(gold).isalpha() and words(gold) == words(answer)):
-        return True
-    return verifier.equal(gold, answer)
+    return alike(gold, answer) or verifier.equal(gold, answer)
 
 
 def answer(completion: str) -> str | None:
@@ -111,6 +123,12 @@ def answer(completion: str) -> str | None:
 def grade(row: Row, completion: str) -> Grade:
     found = answer(completion)
     return Grade(float(found is not None and equivalent(row["answer"], found)), 1.0, found or "")
+
+
+def ahead(rows: list[Row], completions: list[str]) -> None:
+    """Compare what must be compared, side by side."""
+    pairs = [(row["answer"], answer(completion)) for row, completion in zip(rows, completions, strict=True)]
+    verifier.ahead((gold, found) for gold, found in pairs if found is not None and not alike(gold, found))
 
 
 def prompt(row: Row) -> str:
@@ -126,16 +144,28 @@ D1_INSTRUCTIONS = (
     + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
 )
 
+
+
+def easier() -> Sequence[Row]:
+    return [row for row in hub_rows(MATH, None, "train") if row["level"] in EASIER]
+
+
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['problem']}", d1_grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['problem']}", d1_grade, manner=D1),
+    "agrpo": replace(
+        thinking(lambda row: row["problem"], grade, "Solve the problem you are given.", "\\boxed{the answer alone}"),
+        sets={"train": easier},
+    ),
+    "justgrpo": Protocol(prompt, grade, manner=JUSTGRPO),
 }
 
 
 def shaped(row: Row) -> Row:
     """A row with its `answer`, which is else the last box of its `solution`."""
-    found = row.get("answer") or last_boxed(row.get("solution") or "")
-    if not isinstance(found, str):
+    written = row.get("solution") or ""
+    found = row.get("answer") or (last_boxed(written) if isinstance(written, str) else None)
+    if not isinstance(found, str) or not isinstance(written, str):
         raise ValueError('there is neither an "answer" nor a "solution" with a \\boxed{...}')
     return {**row, "answer": found}
 
@@ -149,7 +179,9 @@ SHAPE = Shape(
 
 
 def stored_row(line: Row) -> Row:
-    """The row that a stored generation answers."""
+    """The row that a stored generation answers: a row, or a `ground_truth`."""
+    if "ground_truth" not in line and ("answer" in line or "solution" in line):
+        return shaped(line)
     if not isinstance(line["ground_truth"], str):
         raise ValueError('"ground_truth" must be a text')
     return {"answer": line["ground_truth"]}
@@ -159,23 +191,46 @@ def solution(row: Row) -> str:
     return written_out(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
 
 
-def task(data: str = "", test_data: str = "", protocol: str = "unmask", format: float = 0.0) -> Task:
+ABOUT = About(
+    source=f"the hub: {HUB['test'][0]} to test on, {HUB['train'][0]} to train on (agrpo: {MATH}); or JSONL files with "
+    "problem and answer, or a solution with a box",
+    sizes={"test": 500},
+    apart="as published; a training row with the problem of a test row is left out",
+    example={"problem": "What is $\\frac{1}{2}+\\frac{1}{3}$?", "answer": "\\frac{5}{6}"},
+    protocols=tuple(PROTOCOLS),
+    needs=("unmask[data], for the hub", "unmask[math], for all protocols but d1"),
+)
+
+
+def task(
+    data: str = "",
+    test_data: str = "",
+    protocol: str = "unmask",
+    rewards: Rewards = "unmask",
+    weights: Weights = None,
+) -> Task:
     """MATH500 from the hub, or from JSONL files with `problem` and `answer` (or a `solution` with a box).
 
-    The reward is 1 for an answer equal to the gold one; `format` of it is earned by the tags instead.
+    The reward is 1 for an answer equal to the gold one; `weights` makes it one of several parts, `rewards` takes d1's.
     """
-    found = set_rows("math500", data, test_data, SHAPE, lambda split: hub_rows(HUB[split][0], None, HUB[split][1]))
+    rules = chosen(PROTOCOLS, protocol)
+    hub = rules.source(lambda split: hub_rows(HUB[split][0], None, HUB[split][1]))
+    found = set_rows("math500", data, test_data, SHAPE, hub)
 
     def rows(split: str, n: int, seed: int) -> list[Row]:
-        if protocol == "unmask":
+        if rules.grade is grade:
             verifier.check_installed()  # now, not in the middle of a run
         return found(split, n, seed)
 
-    return text_task(
+    task = text_task(
         name="math500",
         summary="MATH500: competition problems (HuggingFaceH4/MATH-500, or a file)",
         rows=rows,
         solution=solution,
-        protocol=chosen(PROTOCOLS, protocol),
-        format=format,
+        protocol=rules,
+        about=ABOUT,
+        weights=weights,
+        parts=d1_rewards.math_parts(normal) if rewards == "d1" else None,
+        stored=stored_row,
     )
+    return replace(task, ahead=ahead if rules.grade is grade else None)

@@ -1,15 +1,18 @@
-"""A process of its own that compares answers with math-verify: unmask/tasks/math500.py starts and ends it.
+"""A process of its own that compares answers with math-verify: unmask/tasks/verifier.py starts and ends it.
 
 It is run as a file, so that it imports neither unmask nor torch, and it bounds its own memory. One line of JSON in,
 [gold, answer, seconds]; one line out, true or false. A comparison that takes more seconds of computing ends the whole
-process: math-verify's own time limit raises an exception, which not every computation notices.
+process: math-verify's own time limit raises an exception, which not every computation notices. So answers are compared
+by a child, and its parent, which has everything imported, says false for it and forks another at once.
 """
 
 import json
 import logging
+import os
 import resource
 import signal
 import sys
+from typing import TextIO
 
 MEMORY = 2 * 2**30
 
@@ -21,13 +24,7 @@ def equal(gold: str, answer: str) -> bool:
     return all(pair) and bool(verify(*pair, timeout_seconds=None))
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    logging.disable(logging.CRITICAL)  # it tells of what it cannot parse, which is most of what a model writes
-    replies = sys.stdout
-    sys.stdout = sys.stderr  # whatever sympy prints is no verdict
-    equal("1", "1")  # imports and builds the parser
-    print("ready", file=replies, flush=True)
+def serve(replies: TextIO) -> None:
     for line in sys.stdin:
         gold, answer, seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # without a handler, its signal ends the process
@@ -37,6 +34,21 @@ def main() -> None:
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=replies, flush=True)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)  # it tells of what it cannot parse, which is most of what a model writes
+    replies = sys.stdout
+    sys.stdout = sys.stderr  # whatever sympy prints is no verdict
+    equal("1", "1")  # imports and builds the parser
+    print("true", file=replies, flush=True)
+    while child := os.fork():
+        if os.waitpid(child, 0)[1] == 0:  # nothing more is asked
+            return
+        print("false", file=replies, flush=True)
+    serve(replies)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,35 @@ the function cannot be known.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial as bound
 
 from unmask.sandbox import Job
+from unmask.tasks.composite import Weights
 from unmask.tasks.data import Wanted, hub_rows
-from unmask.tasks.programs import Protocol, checked_timeout, chosen, interface, program_of, program_task
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Row, Task
+from unmask.tasks.manner import JUSTGRPO
+from unmask.tasks.programs import Protocol, checked_timeout, interface, program_of, program_task
+from unmask.tasks.protocol import chosen
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Row, Task
 
 HUB = "google-research-datasets/mbpp"
 ASKED_IN_THE_TEST = (602, 704, 872)  # training problems with the text of 217, 248 and 216
 WANTED: Wanted = {"text": str, "code": str, "test_list": list}
 WANTED_SANITIZED: Wanted = {"prompt": str, "code": str, "test_list": list}
+
+ABOUT = About(
+    source=f"the hub: {HUB}; or JSONL files in the shape of the published ones",
+    apart="as published; three training problems that the test asks too are left out",
+    example={
+        "text": "Write a function to add two numbers.",
+        "prompt": "Write a function to add two numbers.",
+        "code": "def add(a, b):\n    return a + b",
+        "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0"],
+    },
+    needs=("unmask[data], for the hub", "the sandbox (unmask doctor)"),
+)
 
 
 def task(
@@ -28,9 +45,11 @@ def task(
     protocol: str = "unmask",
     partial: bool = False,
     timeout: float = 10.0,
+    weights: Weights = None,
 ) -> Task:
     """Functions to write, run in the sandbox. `sanitized` takes the 427 rows that were checked by hand; `timeout` is
-    the seconds of a test, of which problem 123's reference needs several; `partial` rewards the share of tests passed.
+    the seconds of a test, of which problem 123's reference needs several; `partial` rewards the share of tests passed,
+    `weights` weighs the parts of the reward.
     """
     shape = Shape(WANTED_SANITIZED if sanitized else WANTED, _checked, _question, _split)
     seconds = checked_timeout(timeout)
@@ -43,11 +62,19 @@ def task(
         protocol=chosen(PROTOCOLS, protocol),
         tests=lambda row, program: job(row, program, seconds),
         partial=partial,
+        weights=weights,
+        stored=shape.row,
+        about=replace(
+            ABOUT,
+            sizes={"train": 119, "test": 257} if sanitized else {"train": 371, "test": 500},
+            protocols=tuple(PROTOCOLS),
+        ),
     )
 
 
 def _hub(sanitized: bool, split: str) -> Sequence[Row]:
-    return hub_rows(HUB, "sanitized" if sanitized else "full", split)
+    rows = hub_rows(HUB, "sanitized" if sanitized else "full", split)
+    return [row for row in rows if split == "test" or row["task_id"] not in ASKED_IN_THE_TEST]
 
 
 def _question(row: Row) -> str:
@@ -62,8 +89,12 @@ def _split(row: Row) -> str | None:
 
 
 def _checked(row: Row) -> Row:
-    if not row["test_list"] or not all(isinstance(test, str) for test in row["test_list"]):
+    if not row["test_list"] or not all(isinstance(test, str) and "assert" in test for test in row["test_list"]):
         raise ValueError("its test_list must be a list of assertions")
+    setup, imports = row.get("test_setup_code", ""), row.get("test_imports", [])
+    if not isinstance(setup, str) or not isinstance(imports, list) or any(type(each) is not str for each in imports):
+        raise ValueError("its test_setup_code must be a text and its test_imports a list of texts")
+    job(row, "", 1.0)  # reads them all as Python
     return row
 
 
@@ -104,3 +135,4 @@ PROTOCOLS = {
         solution=lambda row: f"{row['code'].strip()}\n[DONE]",
     ),
 }
+PROTOCOLS["justgrpo"] = replace(PROTOCOLS["unmask"], manner=JUSTGRPO)

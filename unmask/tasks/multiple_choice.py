@@ -3,41 +3,59 @@ r"""Multiple choice: a question with lettered options, graded by the letter that
 Rows come from a JSONL file with `question`, `options` and `answer`, a letter or a number from 0. The names of
 HellaSwag (`ctx`, `endings`, `label`) and CommonsenseQA (`question`, `choices`, `answerKey`) are understood too.
 
-A letter is looked for in \boxed{B}; then in <answer>B</answer>; then after "answer:" or "answer is"; then as all there
-is ("B", "(b)") or as what one line begins with ("B. Paris"). Of several in words the last counts; a list of several
-options chooses none. Other text is no answer: the "A" of "A dog barks" is none.
+A letter is looked for in the last \boxed{...}, else in the last <answer> block, else in the whole text up to its end
+token: after "answer:", "answer is" or "the correct option is"; then as all there is ("B", "(b)") or as what one line
+begins with ("B. Paris"). Of several "answer is" the last counts; several options at once ("A or B", a list) choose
+none. Other text is no answer: the "A" of "A dog barks" is none.
 """
 
 import re
 import string
 from typing import Any
 
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Grade, Row, Task
+from unmask.tasks.answers import LETTERED, last_answer, last_boxed, spoken
+from unmask.tasks.composite import Weights, composite, standard
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Grade, Row, Task
 
-LONGEST = 20_000
 NAMES = (("question", "ctx"), ("options", "endings", "choices"), ("answer", "label", "answerKey"))
 
-BOXED = re.compile(r"\\boxed\{(?:\\text\{)?\(?([A-Za-z])\)?\}")
-TAGGED = re.compile(r"<answer>\s{0,9}\(?([A-Za-z])[.)]?(?:\s[^<]{0,400})?</answer>", re.IGNORECASE)
-# In prose the letter must be a capital: "the answer is a dog" chooses nothing. With a colon or in brackets it need not.
+# Of several letters none is chosen. A capital need not be a choice: "A dog", "A's" and "I think" are none.
+OTHER = r"\s{0,3}(?:,|/|&|or\b|and\b){1,2}\s{0,3}(?:or\b|and\b)?\s{0,3}(?:option\s)?\(?(?!I\s[a-z])[A-Z](?![\w'’])"
+CAPITAL = r"[A-Z](?![\w'’])(?<!A(?=\s[a-z])(?!\s(?:because|since|as|is|or|and|so|for)\b))"
+# In prose the letter must be a capital: "the answer is a dog" chooses nothing. In brackets it need not, nor at the end
+# of a line behind a colon.
 TOLD = re.compile(
-    r"\b[Aa][Nn][Ss][Ww][Ee][Rr](?:\s{1,3}is\b|\s{0,3}:)[\s*:]{0,5}(?:option\s{1,3})?(?:\(([A-Za-z])\)|([A-Z])(?![\w'’]))"
+    r"(?P<lead>\b(?i:answer|(?:correct|right|best)\s{1,3}(?:option|choice))(?:\s{1,3}is\b\s{0,3}:?|\s{0,3}:))[\s*:]{0,5}"
+    rf"(?:option\s{{1,3}})?(?:\(([A-Za-z])\)|({CAPITAL})|(?P<small>[a-z])(?=[.)*]{{0,3}}\s{{0,9}}(?:\n|\Z)))"
+    rf"(?P<other>{OTHER})?"
 )
-ALONE = re.compile(r"\W{0,9}([A-Za-z])\W{0,9}")
-LISTED = re.compile(r"^[ \t]{0,9}\(?([A-Z])[.):](?:[ \t]|$)", re.MULTILINE)
+BETWEEN = ("or", "and", "option")  # words of a text that is nothing but letters
+FORM = re.compile(r"\s{0,9}Answer: [A-Z]\s{0,9}")  # what the prompt asks for
+LISTED = re.compile(rf"^[ \t]{{0,9}}\(?([A-Z])[.):](?!{OTHER})(?:[ \t]|$)", re.MULTILINE)
 
 
 def letter(completion: str, count: int) -> str | None:
     """The letter that a completion chooses of so many options; None where it chooses none of them."""
-    text = completion[:LONGEST]
-    for pattern in (BOXED, TAGGED, TOLD):
-        if said := pattern.findall(text):
-            last = "".join(said[-1]).upper()
-            return last if last in string.ascii_uppercase[:count] else None
-    whole = ALONE.fullmatch(text.strip())
-    listed = {whole[1].upper()} if whole else set(LISTED.findall(text))
-    return min(listed) if len(listed) == 1 and listed <= set(string.ascii_uppercase[:count]) else None
+    text = spoken(completion)
+    for part in (last_boxed(text), last_answer(text), text):
+        if part is not None and (named := letters(LETTERED.sub(r"\1", part))):
+            return min(named) if len(named) == 1 and named <= set(string.ascii_uppercase[:count]) else None
+    return None
+
+
+def letters(text: str) -> set[str]:
+    """The letters that a text names as its choice: one, or several, or none."""
+    told = [found for found in TOLD.finditer(text) if not found["small"] or ":" in found["lead"]]
+    if told:
+        last = told[-1]
+        return {(last[2] or last[3] or last["small"]).upper(), *re.findall(r"\b[A-Z]\b", last["other"] or "")}
+    words = re.findall(r"\w+", text)
+    alone = {word.upper() for word in words if len(word) == 1 and word in string.ascii_letters}
+    if all(word.upper() in alone or word.lower() in BETWEEN for word in words):
+        return alone
+    return set(LISTED.findall(text))
 
 
 def _named(row: Row, names: tuple[str, ...]) -> Any:
@@ -88,8 +106,15 @@ SHAPE = Shape(
 )
 
 
-def task(data: str = "", test_data: str = "") -> Task:
-    """Questions with options from a JSONL file; 1 for the right letter, else 0."""
+ABOUT = About(
+    source="JSONL files with question, options and answer",
+    apart="by a hash of the question, one in five for the test, where a row does not say its split",
+    example={"question": "What is the capital of France?", "options": ["London", "Paris", "Rome"], "answer": "B"},
+)
+
+
+def task(data: str = "", test_data: str = "", weights: Weights = None) -> Task:
+    """Questions with options from a JSONL file; 1 for the right letter, else 0; `weights` weighs the parts of it."""
 
     def prompt(row: Row) -> str:
         listed = [f"{string.ascii_uppercase[place]}. {option}" for place, option in enumerate(row["options"])]
@@ -100,7 +125,7 @@ def task(data: str = "", test_data: str = "") -> Task:
         chosen = letter(completion, len(row["options"]))
         return Grade(float(chosen == row["answer"]), 1.0, chosen or "")
 
-    return Task(
+    task = Task(
         name="multiple_choice",
         summary="Questions with lettered options, from a file",
         length=64,
@@ -110,5 +135,9 @@ def task(data: str = "", test_data: str = "") -> Task:
         reward=lambda row, completion: grade(row, completion).points,
         solved=lambda row, completion: grade(row, completion).points == 1.0,
         text=True,
+        fixed=True,
         grade=grade,
+        stored=_row,
+        about=ABOUT,
     )
+    return composite(task, standard(task, lambda completion: FORM.fullmatch(spoken(completion)) is not None), weights)

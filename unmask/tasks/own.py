@@ -6,41 +6,38 @@
 Several rewards are a list `rewards`, or a dictionary with names of your choice, and are added with weights. The file
 may also define rows(), prompt(row), solved(prompt, completion, row), and `length`, the size of the canvas. It is the
 user's own program and is run as such, with all the user's rights. Errors name the file and the row.
+
+Rewards are asked in a process of their own (unmask/tasks/own_worker.py), where one that never ends can be ended; the
+file is run there once more.
 """
 
 import importlib.util
 import inspect
-import math
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unmask.tasks.sources import Shape, hashed_split, set_rows
-from unmask.tasks.task import Row, Task
+from unmask.tasks.composite import Part, Weights, composite
+from unmask.tasks.process import Ended, Process
+from unmask.tasks.sources import Shape, set_rows
+from unmask.tasks.split import hashed_split
+from unmask.tasks.task import About, Outcome, Row, Task, finite
 
 LENGTH = 256
 PLAIN = ("prompt", "completion", "row")
 FORMS = "reward(prompt, completion, row), or as TRL has it f(completions, **columns)"
-Part = Callable[[Row, str, str], float]  # of a row, its prompt and a completion
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnTask(Task):
-    """A Task whose reward is a weighted sum of parts."""
-
-    parts: Callable[[Row, str], dict[str, float]]
-    """The value of each reward function for a completion, without its weight."""
-    weights: Mapping[str, float]
-
-
-def part_means(task: OwnTask, rows: Sequence[Row], texts: Sequence[str]) -> dict[str, float]:
-    """The mean of each part over completions, for a log."""
-    values = [task.parts(row, text) for row, text in zip(rows, texts, strict=True)]
-    return {name: sum(value[name] for value in values) / len(values) for name in task.weights}
+STARTING = 600.0  # seconds that the file may take to run: it may load a model of its own
+# As multiprocessing does it: the other process finds its modules where this one does.
+WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.own_worker as w; w.main()"
+ABOUT = About(
+    source="JSONL files with a prompt, or rows() of your own Python file",
+    apart="by a hash of the prompt, one in five for the test, where a row does not say its split",
+)
 
 
 def spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,8 +48,11 @@ def spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "task": "own", "own": {**section, "file": task}}
 
 
-def task(file: str = "", data: str = "", test_data: str = "", weights: dict[str, float] | None = None) -> Task:
-    """The task in a Python file, `--task my_task.py`, with rows from `data` or from its own rows()."""
+def task(file: str = "", data: str = "", test_data: str = "", weights: Weights = None) -> Task:
+    """The task in a Python file, `--task my_task.py`, with rows from `data` or from its own rows().
+
+    `weights` weighs its rewards, over the weights that the file gives.
+    """
     return _loaded(file, data, test_data, weights or {}) if file else _unnamed()
 
 
@@ -63,19 +63,19 @@ def _unnamed() -> Task:
         raise ValueError("own: name the Python file of your task: --task my_task.py")
 
     told = "A task of your own: --task my_task.py"
-    return Task("own", told, LENGTH, refused, refused, refused, refused, refused, text=True)
+    five = (refused,) * 5
+    return Task("own", told, LENGTH, *five, text=True, reward_range=None, about=ABOUT)
 
 
-def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, float]) -> OwnTask:
+def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) -> Task:
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"own: there is no file {file}")
     module = _run(str(path.resolve()), path.stat().st_mtime_ns)
-    parts = {name: _part(file, name, f) for name, f in _rewards(file, module).items()}
+    values = {name: _value(file, name, f) for name, f in _rewards(file, module).items()}
     length = getattr(module, "length", LENGTH)
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ValueError(f"{file}: length must be a number of tokens, not {length!r}")
-    weighed = _weighed(file, {**dict(getattr(module, "weights", {})), **weights}, list(parts))
     own_prompt, own_solved = getattr(module, "prompt", None), getattr(module, "solved", None)
 
     def prompt(row: Row) -> str:
@@ -98,28 +98,48 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, float]) 
             raise ValueError(f"{file}: there are no rows; give own.data=FILE.jsonl, or define rows() in the file")
         return [row for row in _own_rows(file, module.rows, own_prompt is None) if shape.split(row) == split]
 
-    def values(row: Row, completion: str) -> dict[str, float]:
-        return {name: part(row, prompt(row), completion) for name, part in parts.items()}
+    def part(value: Callable[[Row, str, str], float]) -> Part:
+        last: list[tuple[Row, str, float]] = []  # remembered, since reward and verdict both ask
+
+        def known(row: Row, completion: str) -> float:
+            if not last or last[0][0] is not row or last[0][1] != completion:
+                last[:] = [(row, completion, value(row, prompt(row), completion))]
+            return last[0][2]
+
+        return Part(known, 1.0)
 
     def solved(row: Row, completion: str) -> bool:
         if own_solved is not None:
             return bool(_called(file, "solved", _named(row), own_solved, prompt(row), completion, row))
-        first = next(iter(parts.values()))
-        return first(row, prompt(row), completion) >= 1.0
+        return first.value(row, completion) >= 1.0
 
-    return OwnTask(
+    def elsewhere(row: Row, completion: str, seconds: float) -> Outcome:
+        try:
+            reply = process.ask([row, completion], seconds)
+        except Ended as ended:
+            raise ValueError(f"{file}: the reward {ended} ({_named(row)})") from None
+        if isinstance(reply, str):
+            raise ValueError(reply)
+        return Outcome(**reply)
+
+    parts = {name: part(value) for name, value in values.items()}
+    first = next(iter(parts.values()))
+    built = Task(
         name=path.stem,
         summary=(module.__doc__ or f"A task of your own in {file}").strip().splitlines()[0],
         length=length,
         rows=set_rows(path.stem, data, test_data, shape, own_rows),
         prompt=prompt,
         solution=lambda row: str(row.get("solution", "")),
-        reward=lambda row, completion: sum(weighed[name] * v for name, v in values(row, completion).items()),
+        reward=first.value,
         solved=solved,
         text=True,
-        parts=values,
-        weights=weighed,
+        fixed=True,
+        about=ABOUT,
     )
+    weighed = composite(built, parts, {**dict(getattr(module, "weights", {})), **weights}, where=file)
+    process = Process([sys.executable, "-c", WORKER, json.dumps(sys.path), file, json.dumps(weights)], STARTING)
+    return replace(weighed, reward_range=None, elsewhere=elsewhere)
 
 
 @cache
@@ -133,7 +153,7 @@ def _run(path: str, changed: int) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{Path(path).name} cannot be run: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -154,18 +174,8 @@ def _rewards(file: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {str(name): f for name, f in several.items()}
 
 
-def _weighed(file: str, weights: Mapping[str, Any], names: list[str]) -> dict[str, float]:
-    """A weight for every reward, 1 where none is given."""
-    for name, weight in weights.items():
-        if name not in names:
-            raise ValueError(f"{file}: there is a weight for {name!r}, but the rewards are {', '.join(names)}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise ValueError(f"{file}: the weight of {name} must be a number, not {weight!r}")
-    return {name: float(weights.get(name, 1.0)) for name in names}
-
-
-def _part(file: str, name: str, function: Callable[..., Any]) -> Part:
-    """A reward of either form as a function of a row and a completion."""
+def _value(file: str, name: str, function: Callable[..., Any]) -> Callable[[Row, str, str], float]:
+    """A reward of either form as a function of a row, its prompt and a completion."""
     if inspect.iscoroutinefunction(function):
         raise ValueError(f"{file}: {name} is asynchronous; a reward here is a plain function")
     parameters = inspect.signature(function).parameters
@@ -175,7 +185,7 @@ def _part(file: str, name: str, function: Callable[..., Any]) -> Part:
     if "completions" not in wanted and ("completion" not in wanted or not needed <= set(PLAIN)):
         raise ValueError(f"{file}: {name}{inspect.signature(function)} is no reward; define {FORMS}")
 
-    def part(row: Row, prompt: str, completion: str) -> float:
+    def found(row: Row, prompt: str, completion: str) -> float:
         if "completions" in wanted:
             given = _columns({"prompt": prompt, **row}, completion)
         else:
@@ -188,9 +198,12 @@ def _part(file: str, name: str, function: Callable[..., Any]) -> Part:
             if not hasattr(value, "__len__") or isinstance(value, str) or len(value) != 1:
                 raise ValueError(f"{file}: {name} returned {value!r} for a list of 1 completion ({_named(row)})")
             value = value[0]
-        return _number(file, name, value, row)
+        try:
+            return finite(name, value)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error} ({_named(row)})") from None
 
-    return part
+    return found
 
 
 def _columns(row: Row, completion: str) -> dict[str, Any]:
@@ -201,25 +214,15 @@ def _columns(row: Row, completion: str) -> dict[str, Any]:
     return {**columns, "prompts": [row["prompt"]], "completions": [said]}
 
 
-def _number(file: str, name: str, value: Any, row: Row) -> float:
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{file}: {name} returned {value!r}, not a finite number ({_named(row)})")
-    return number
-
-
 def _called(file: str, name: str, where: str, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     try:
         return function(*args, **named)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{file}: {name} raised {type(error).__name__}: {error} ({where})") from error
 
 
 def _own_rows(file: str, rows: Callable[[], Any], prompted: bool) -> list[Row]:
-    """What rows() of the file returns, checked."""
+    """What rows() of the file returns, checked, and as a file of JSON would have it."""
     try:
         found = list(rows())
     except Exception as error:
@@ -231,7 +234,10 @@ def _own_rows(file: str, rows: Callable[[], Any], prompted: bool) -> list[Row]:
             raise ValueError(f"{file}: row {number} of rows() has no text 'prompt'")
     if not found:
         raise ValueError(f"{file}: rows() returned no rows")
-    return found
+    try:
+        return [json.loads(json.dumps(row)) for row in found]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: rows() must return texts, numbers, lists and dictionaries: {error}") from None
 
 
 def _named(row: Row) -> str:

@@ -5,15 +5,17 @@ A completion is text from a model. It is searched for a program here, and never 
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from unmask import sandbox
 from unmask.sandbox import Job, Verdict
 from unmask.sandbox.tests import names_read, names_wanted, parsed
+from unmask.tasks.composite import Weights, composite, standard
+from unmask.tasks.protocol import Rules
 from unmask.tasks.sources import Rows
-from unmask.tasks.task import Grade, Row, Task
+from unmask.tasks.task import About, Grade, Row, Task
 
 LONGEST = 20_000  # characters of a completion that are read
 KEPT = 8192  # programs whose verdicts are remembered: reward, solved and grade ask for the same
@@ -26,18 +28,12 @@ TURN_END = re.compile(r"<\|[a-z_]{1,40}\|>|\[DONE\]")
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(Rules):
     """How a row is asked, which program a completion is, and a completion that is right."""
 
     prompt: Callable[[Row], str]
     program: Callable[[Row, str], str]
     solution: Callable[[Row], str]
-
-
-def chosen(protocols: Mapping[str, Protocol], name: str) -> Protocol:
-    if name not in protocols:
-        raise ValueError(f"there is no protocol {name!r}; known: {', '.join(protocols)}")
-    return protocols[name]
 
 
 def checked_timeout(timeout: float) -> float:
@@ -50,6 +46,13 @@ def fenced_block(text: str, name: str) -> str | None:
     """The first block between fences that defines `name`, or else the first; None without any."""
     blocks = FENCED.findall(text)
     return next((block for block in blocks if defines(block, name)), blocks[0] if blocks else None)
+
+
+def one_block(completion: str) -> bool:
+    """Whether there is one block between fences, closed and with something in it, and no other."""
+    text = read(completion)
+    block = FENCED.search(text)
+    return text.count("```") == 2 and block is not None and bool(block[1].strip())
 
 
 def defines(text: str, name: str) -> bool:
@@ -154,10 +157,13 @@ def program_task(
     protocol: Protocol,
     tests: Callable[[Row, str], Job],
     partial: bool,
+    weights: Weights,
+    about: About,
+    stored: Callable[[Row], Row],
 ) -> Task:
     """A task whose answers are programs: solved if all tests pass, partly rewarded by their share if asked for.
 
-    tests(row, program) is the job of a row.
+    tests(row, program) is the job of a row. The format is one block of code.
     """
     bench = Bench(lambda row, completion: tests(row, protocol.program(row, completion)))
 
@@ -172,7 +178,7 @@ def program_task(
     def grade(row: Row, completion: str) -> Grade:
         return Grade(float(solved(row, completion)), 1.0, protocol.program(row, completion))
 
-    return Task(
+    task = Task(
         name=name,
         summary=summary,
         length=length,
@@ -182,8 +188,14 @@ def program_task(
         reward=reward,
         solved=solved,
         text=True,
+        fixed=True,
         grade=grade,
         ahead=bench.verdicts,
+        stored=stored,
+        protocol=protocol.name,
+        manner=protocol.manner,
+        about=about,
     )
+    return composite(task, standard(task, one_block), weights)
 
 

@@ -1,12 +1,11 @@
 """Where a benchmark's rows come from: one file for both splits, a file for each, the hub, or a generator."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from unmask.tasks.data import Wanted, drawn_rows, read_rows
-from unmask.tasks.split import in_test
 from unmask.tasks.task import Row
 
 Rows = Callable[[str, int, int], list[Row]]
@@ -23,21 +22,21 @@ class Shape:
     """What training must not share with the test split."""
     split: Callable[[Row], str | None]
     """The split of a row in a file that serves both; None: of neither."""
+    several: Callable[[Row], Iterable[Hashable]] | None = None
+    """All keys of a row, where it may have more than one."""
 
+    def keys(self, row: Row) -> set[Hashable]:
+        return {self.key(row)} if self.several is None else set(self.several(row))
 
-def hashed_split(question: str) -> str:
-    """A stable hash of the question decides."""
-    return "test" if in_test(question) else "train"
+    def held_out(self, test: Iterable[Row]) -> set[Hashable]:
+        return {key for row in test for key in self.keys(row)}
+
+    def apart(self, rows: Iterable[Row], held_out: set[Hashable]) -> list[Row]:
+        return [row for row in rows if held_out.isdisjoint(self.keys(row))]
 
 
 def file_rows(path: str, shape: Shape) -> list[Row]:
-    rows = []
-    for number, row in enumerate(read_rows(path, shape.wanted), 1):
-        try:
-            rows.append(shape.row(row))
-        except ValueError as error:
-            raise ValueError(f"{path} row {number}: {error}") from None
-    return rows
+    return read_rows(path, shape.wanted, shape.row)
 
 
 def checked_files(*paths: str) -> None:
@@ -49,23 +48,24 @@ def checked_files(*paths: str) -> None:
 def set_rows(task: str, data: str, test_data: str, shape: Shape, hub: Callable[[str], Sequence[Row]]) -> Rows:
     """Task.rows over files, and over the hub for a split that no file is given for.
 
-    `data` alone serves both splits. Training rows that share their key with a test row are left out.
+    `data` alone serves both splits. Training rows that share a key with a test row are left out, also where the rows
+    of a file say their split themselves.
     """
     checked_files(data, test_data)
 
     @cache
-    def source(split: str) -> list[Row]:
+    def kept(split: str) -> list[Row]:
         if data and not test_data:
             found = [row for row in file_rows(data, shape) if shape.split(row) == split]
         else:
             path = test_data if split == "test" else data
             found = file_rows(path, shape) if path else [shape.row(row) for row in hub(split)]
-            if split == "train":
-                held_out = {shape.key(row) for row in source("test")}
-                found = [row for row in found if shape.key(row) not in held_out]
-        if not found:
+        return shape.apart(found, shape.held_out(kept("test"))) if split == "train" else found
+
+    def source(split: str) -> list[Row]:
+        if not kept(split):
             raise ValueError(f"{data or test_data or 'the hub'} leaves no rows for the split {split!r}")
-        return found
+        return kept(split)
 
     return drawn_rows(source, task)
 
@@ -73,7 +73,7 @@ def set_rows(task: str, data: str, test_data: str, shape: Shape, hub: Callable[[
 def puzzle_rows(task: str, data: str, test_data: str, shape: Shape, generated: Rows) -> Rows:
     """Task.rows over files, or of a generator for a split that no file is given for.
 
-    With a test file alone, generated training rows that share their key with one of its rows are left out.
+    With a test file alone, generated training rows that share a key with one of its rows are left out.
     """
     if data:
         return set_rows(task, data, test_data, shape, lambda split: [])
@@ -85,12 +85,16 @@ def puzzle_rows(task: str, data: str, test_data: str, shape: Shape, generated: R
     def test_rows() -> list[Row]:
         return file_rows(test_data, shape)
 
+    @cache
+    def held_out() -> set[Hashable]:
+        return shape.held_out(test_rows())
+
     def rows(split: str, n: int, seed: int) -> list[Row]:
         if split == "test":
             return test_rows()[:n]
-        held_out, asked = {shape.key(row) for row in test_rows()}, max(n, 16)
+        asked = max(n, 16)
         while True:
-            kept = [row for row in generated(split, asked, seed) if shape.key(row) not in held_out]
+            kept = shape.apart(generated(split, asked, seed), held_out())
             if len(kept) >= n:
                 return kept[:n]
             if asked > 64 * max(n, 16):

@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from unmask.tasks.task import Row, Task, checked_partial, split_rng
+from unmask.tasks.split import split_rng
+from unmask.tasks.task import About, Row, Task, checked_partial
 
 DIGITS = "1234"
 CELLS = 16
@@ -133,4 +134,5 @@ def task(holes: Sequence[int] = (9, 12), unique: bool = False, partial: float = 
         solution=lambda row: row["solution"],
         reward=reward,
         solved=solved,
+        about=About(apart="by grid: 200 of the 288 grids are for training, 88 for the test"),
     )

@@ -5,21 +5,29 @@ Protocols:
             `expression` of the embedded task
     d1      the last \boxed{...}, else the first equation anywhere; Python's arithmetic, within 1e-5; see
             docs/benchmarks.md
+    d1_train  in the form of what d1 trains with: the expression alone in <answer>, without a box or a prefill
+    agrpo   graded as unmask; <think> asked for by a system's turn, trained on problems from the hub
 """
 
 import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from unmask.tasks import countdown
+from unmask.tasks import countdown, d1_rewards
 from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.composite import Rewards, Weights
 from unmask.tasks.countdown import LONGEST, expression, in_test
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
-from unmask.tasks.sources import Shape, puzzle_rows
-from unmask.tasks.task import Grade, Row, Task, checked_partial
+from unmask.tasks.data import hub_rows
+from unmask.tasks.manner import D1
+from unmask.tasks.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
+from unmask.tasks.sources import Shape, puzzle_rows, set_rows
+from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
+HUB = "Jiayi-Pan/Countdown-Tasks-3to4"
+HELD_OUT = 256  # generated test problems, where training problems come from the hub
 FEWEST, MOST = 2, 6  # numbers of a row
 SIGNS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}
 DRESSING = re.compile(r"\\left|\\right|\\[()\[\],!; ]|\$|\\text\{[^{}]*\}")
@@ -116,16 +124,16 @@ def d1_grade(row: Row, completion: str) -> Grade:
     return Grade(float(right), 1.0, found)
 
 
+RULE = "Make the target from the numbers with + - * / and parentheses. Use every number exactly once."
+
+
 def question(row: Row) -> str:
     return f"Numbers: [{', '.join(map(str, row['numbers']))}]\nTarget: {row['target']}"
 
 
 def prompt(row: Row) -> str:
     form = SKELETON.format(reasoning="your reasoning, step by step", answer="\\boxed{the expression alone}")
-    return (
-        "Make the target from the numbers with + - * / and parentheses. Use every number exactly once.\n\n"
-        f"{question(row)}\n\nWrite your answer in exactly this form:\n{form}"
-    )
+    return f"{RULE}\n\n{question(row)}\n\nWrite your answer in exactly this form:\n{form}"
 
 
 # Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. That the sentence runs into
@@ -138,9 +146,32 @@ D1_INSTRUCTIONS = (
     "Respond in the following format:\n" + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
 )
 
+
+
+
+def d1_train_prompt(row: Row) -> str:
+    """Ours: of the prompt that d1 trains with, it is known here that the answer is an expression in <answer>."""
+    form = SKELETON.format(reasoning="your reasoning, step by step", answer="the expression alone")
+    return f"{form}\n\n{RULE}\n\n{question(row)}"
+
+
+def d1_train_grade(row: Row, completion: str) -> Grade:
+    """Right where d1's reward is 1: its evaluation would look for a box, which this prompt does not ask for."""
+    text = d1_rewards.read(completion)
+    earned = d1_rewards.expression_score(text, row["numbers"], row["target"], d1_value)
+    return Grade(float(earned == 1.0), 1.0, d1_rewards.last_block(text) or "")
+
+
+def first_rows() -> Sequence[Row]:
+    """What AGRPO trains on, before the numbers of the test are left out."""
+    return [{"numbers": row["nums"], "target": row["target"]} for row in hub_rows(HUB, None, "train[:20000]")]
+
+
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{question(row)}", d1_grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{question(row)}", d1_grade, manner=D1),
+    "d1_train": Protocol(d1_train_prompt, d1_train_grade, prefill="", manner=D1),
+    "agrpo": replace(thinking(question, grade, RULE, "\\boxed{the expression alone}"), sets={"train": first_rows}),
 }
 
 
@@ -176,12 +207,20 @@ def stored_row(line: Row) -> Row:
     return shaped({"numbers": numbers, "target": target})
 
 
-def solution(row: Row) -> str:
+def solution(row: Row, form: str = "\\boxed{{{}}}") -> str:
     """The expression the row brings; a file need not bring one, and then the shortest of whole numbers is found."""
     found = row.get("solution") or countdown.reachable(tuple(sorted(row["numbers"]))).get(row["target"])
     if found is None:
         raise ValueError(f"{question(row)!r} has no solution in whole numbers")
-    return written_out(f"{found} = {row['target']}", f"\\boxed{{{found}}}")
+    return written_out(f"{found} = {row['target']}", form.format(found))
+
+
+ABOUT = About(
+    source=f"generated (agrpo trains on {HUB} from the hub); or JSONL files with numbers and target",
+    apart="by the set of numbers: one in five is for the test",
+    example={"numbers": [8, 3, 20], "target": 44, "solution": "3*8+20"},
+    protocols=tuple(PROTOCOLS),
+)
 
 
 def task(
@@ -190,23 +229,36 @@ def task(
     protocol: str = "unmask",
     numbers: int = 3,
     partial: float = 0.0,
-    format: float = 0.0,
+    rewards: Rewards = "unmask",
+    weights: Weights = None,
 ) -> Task:
     """Generated problems with `numbers` numbers up to 100, or JSONL files with `numbers` and `target`.
 
     The reward is 1 for an expression with the right numbers and value, `partial` for the right numbers alone;
-    `format` of it is earned by the tags instead.
+    `weights` makes it one of several parts, `rewards` takes d1's.
     """
     partial = checked_partial("countdown_text", partial)
-    if not 3 <= numbers <= 4:
-        raise ValueError(f"numbers must be 3 or 4 where problems are generated, not {numbers}")
+    if partial and rewards == "d1":
+        raise ValueError("partial: d1's rewards have their own credit for a wrong answer; leave it out")
+    if not 3 <= numbers <= MOST:
+        raise ValueError(f"numbers must be within 3 to {MOST} where problems are generated, not {numbers}")
     generated = countdown.task(numbers=numbers, largest=100, target_largest=100, signs="+-*/").rows
+    rules = chosen(PROTOCOLS, protocol)
+    check_d1_rewards("countdown_text", rewards, rules)
+    rows = puzzle_rows("countdown_text", data, test_data, SHAPE, generated)
+    if rules.sets:
+        held_out = rules.source(lambda split: generated(split, HELD_OUT, 0))
+        rows = set_rows("countdown_text", data, test_data, SHAPE, held_out)
     return text_task(
         name="countdown_text",
         summary="Countdown in words, generated or from a file",
-        rows=puzzle_rows("countdown_text", data, test_data, SHAPE, generated),
-        solution=solution,
-        protocol=chosen(PROTOCOLS, protocol),
-        format=format,
-        credit=lambda row, completion: _points(row, answer(completion), partial),
+        rows=rows,
+        solution=(lambda row: solution(row, "{}")) if rules.name == "d1_train" else solution,
+        protocol=rules,
+        about=ABOUT,
+        weights=weights,
+        parts=d1_rewards.countdown_parts(d1_value) if rewards == "d1" else None,
+        fixed=bool(data or test_data or rules.sets),
+        credit=lambda row, completion: min(partial, _points(row, answer(completion), partial)),
+        stored=stored_row,
     )

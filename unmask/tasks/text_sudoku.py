@@ -2,20 +2,25 @@ r"""4 x 4 Sudoku in words: a puzzle of 16 digits, 0 for a hole; the answer is th
 
 Protocols:
     unmask     the grid of the last <answer> block or \boxed{...}, else the last word of 16 digits; solved where it
-               is any grid that fits the clues
-    d1         correct holes of all holes, against the one solution that is listed; see docs/benchmarks.md
+               is any grid that fits the clues; beside it, the right holes of all holes, in the nearest such grid
+    d1         correct holes of all holes, against the one solution that is listed; see docs/benchmarks.md; beside it,
+               the puzzles solved by any grid that fits the clues
     spg_3shot  three worked examples in the prompt, graded as d1 does
+    agrpo      graded as unmask; <think> asked for by a system's turn
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from unmask.tasks import sudoku
+from unmask.tasks import d1_rewards, sudoku
 from unmask.tasks.answers import last_answer, last_boxed, spoken, whole
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, written_out
+from unmask.tasks.composite import Rewards, Weights
+from unmask.tasks.manner import D1
+from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
 from unmask.tasks.sources import Shape, puzzle_rows
-from unmask.tasks.sudoku import CELLS, UNITS, answers, fitting_grids, grids, split_grids, valid_units
-from unmask.tasks.task import Grade, Row, Task, checked_partial
+from unmask.tasks.sudoku import CELLS, answers, fitting_grids, grids, split_grids
+from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
 PUZZLE = re.compile(r"[0-4]{16}")
 FRAME = re.compile(r"[\s|,+\-`\[\]*]")  # what a grid may be drawn with
@@ -43,20 +48,28 @@ def answer(completion: str) -> str | None:
 
 
 def grade(row: Row, completion: str) -> Grade:
-    found = answer(completion)
-    right = found is not None and answers(with_dots(row["puzzle"]), found) and valid_units(found) == len(UNITS)
-    return Grade(float(right), 1.0, found or "")
+    found = answer(completion) or ""
+    return Grade(float(found in fitting(row)), 1.0, found)
+
+
+def fitting(row: Row) -> set[str]:
+    """All grids that solve the puzzle."""
+    found = fitting_grids(with_dots(row["puzzle"]))
+    return {grid for i, grid in enumerate(grids()) if found >> i & 1}
+
+
+def cells_grade(row: Row, completion: str) -> Grade:
+    """The holes that are as in the nearest grid that fits, whatever the answer makes of the clues."""
+    found = answer(completion) or ""
+    holes = [cell for cell, given in enumerate(row["puzzle"]) if given == "0"] or range(CELLS)
+    right = max(sum(found[cell : cell + 1] == grid[cell] for cell in holes) for grid in fitting(row))
+    return Grade(float(right), float(len(holes)), found)
 
 
 def cells_right(row: Row, completion: str) -> float:
-    """The share of holes that are as in the nearest grid that fits; 0 for an answer that changes a clue."""
-    found, puzzle = answer(completion), with_dots(row["puzzle"])
-    if found is None or not answers(puzzle, found):
-        return 0.0
-    holes = [cell for cell, given in enumerate(puzzle) if given == "."]
-    fitting = fitting_grids(puzzle)
-    right = [sum(found[c] == grid[c] for c in holes) for i, grid in enumerate(grids()) if fitting >> i & 1]
-    return max(right, default=0) / max(1, len(holes))
+    """The share of right holes; 0 for an answer that changes a clue."""
+    points, out_of, found = cells_grade(row, completion)
+    return points / out_of if answers(with_dots(row["puzzle"]), found) else 0.0
 
 
 def d1_answer(completion: str) -> str:
@@ -88,6 +101,12 @@ def d1_grade(row: Row, completion: str) -> Grade:
     return Grade(float(right), float(len(holes)), found)
 
 
+def d1_puzzle_grade(row: Row, completion: str) -> Grade:
+    """Whether what d1 reads is a grid that fits the clues, the listed one or another."""
+    found = d1_answer(completion)
+    return Grade(float(found in fitting(row)), 1.0, found)
+
+
 RULES = (
     "Fill the 4 x 4 Sudoku: each row, each column and each 2 x 2 box holds 1, 2, 3 and 4 once. The puzzle is 16 "
     "digits, row by row, with 0 for an empty cell; the answer is all 16 digits of the grid."
@@ -114,11 +133,12 @@ D1_INSTRUCTIONS = (
     + SKELETON.format(reasoning="Your step-by-step solving process", answer="[16-character solution string]")
 )
 
-# Ours: that SPG shows three worked examples is known here, but not which.
+# Ours: that SPG shows three worked examples is known here, but not which. Of grids that solve no puzzle of d1's test
+# file, of SPG's, or of our own test split.
 SHOTS = (
-    ("1040040300204031", "1342241331244231"),
-    ("0003300442301002", "2413312442311342"),
-    ("0000130401022410", "4231132431422413"),
+    ("0341040002130120", "2341143242133124"),
+    ("3100003010230300", "3142423114232314"),
+    ("0002013400010400", "4312213432411423"),
 )
 
 
@@ -141,8 +161,11 @@ def _reasoning(puzzle: str, grid: str) -> str:
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade),
-    "spg_3shot": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade, manner=D1),
+    "spg_3shot": Protocol(
+        lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, manner=D1
+    ),
+    "agrpo": thinking(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
 }
 
 
@@ -155,8 +178,7 @@ def shaped(row: Row) -> Row:
 
 def split(row: Row) -> str | None:
     """The split all of whose grids fit the puzzle; None where grids of both do."""
-    fitting = fitting_grids(with_dots(row["puzzle"]))
-    fits = {grid for i, grid in enumerate(grids()) if fitting >> i & 1}
+    fits = fitting(row)
     return next((name for name in ("train", "test") if fits <= set(split_grids(name))), None)
 
 
@@ -165,11 +187,15 @@ SHAPE = Shape(
     row=shaped,
     key=lambda row: row["solution"],
     split=split,
+    several=fitting,
 )
 
 
 def stored_row(line: Row) -> Row:
-    """The row that a stored generation answers: its `puzzle`, or one in the `question`; `ground_truth` is the grid."""
+    """The row that a stored generation answers: its `puzzle`, or one in the `question`; the grid is the `ground_truth`,
+    or as in a row the `solution`."""
+    if "ground_truth" not in line and "solution" in line:
+        line = {**line, "ground_truth": line["solution"]}
     if "puzzle" not in line:
         found = PUZZLE.search(line["question"])
         if found is None:
@@ -180,6 +206,19 @@ def stored_row(line: Row) -> Row:
     return shaped({"puzzle": line["puzzle"], "solution": line["ground_truth"]})
 
 
+def facts(rows: Sequence[Row]) -> dict[str, int]:
+    """How many puzzles have more than one solution."""
+    return {"several_solutions": sum(len(fitting(row)) > 1 for row in rows)}
+
+
+ABOUT = About(
+    source="generated; or JSONL files with puzzle and solution",
+    apart="by solution grid: 200 of the 288 grids are for training, 88 for the test",
+    example={"puzzle": "1040040300204031", "solution": "1342241331244231"},
+    protocols=tuple(PROTOCOLS),
+)
+
+
 def task(
     data: str = "",
     test_data: str = "",
@@ -187,25 +226,35 @@ def task(
     holes: Sequence[int] = (7, 12),
     unique: bool = True,
     partial: float = 0.0,
-    format: float = 0.0,
+    rewards: Rewards = "unmask",
+    weights: Weights = None,
 ) -> Task:
     """Generated puzzles with holes[0] to holes[1] holes, or JSONL files with `puzzle` and `solution`.
 
-    The reward is 1 for a solution, else `partial` times the share of right holes; `format` of it is earned by the
-    tags instead.
+    The reward is 1 for a solution, else `partial` times the share of right holes; `weights` makes it one of several
+    parts, `rewards` takes d1's.
     """
     partial = checked_partial("sudoku_text", partial)
+    if partial and rewards == "d1":
+        raise ValueError("partial: d1's rewards have their own credit for a wrong answer; leave it out")
     generator = sudoku.task(holes=holes, unique=unique).rows
 
     def generated(split: str, n: int, seed: int) -> list[Row]:
         return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in generator(split, n, seed)]
 
-    return text_task(
+    rules = chosen(PROTOCOLS, protocol)
+    found = text_task(
         name="sudoku_text",
         summary="4 x 4 Sudoku in words, generated or from a file",
         rows=puzzle_rows("sudoku_text", data, test_data, SHAPE, generated),
         solution=lambda row: written_out(_reasoning(row["puzzle"], row["solution"]), row["solution"]),
-        protocol=chosen(PROTOCOLS, protocol),
-        format=format,
+        protocol=rules,
+        about=ABOUT,
+        weights=weights,
+        parts=d1_rewards.SUDOKU if rewards == "d1" else None,
+        fixed=bool(data or test_data),
         credit=lambda row, completion: partial * cells_right(row, completion),
+        stored=stored_row,
     )
+    beside = {"cells": cells_grade} if rules.grade is grade else {"puzzles": d1_puzzle_grade}
+    return replace(found, facts=facts, beside=beside)

@@ -3,24 +3,34 @@
 The answer is untrusted: an exponent tower keeps sympy busy for ever. So each comparison has SECONDS of computing, after
 which the process ends and the answer counts as wrong. Seconds of computing, not of the clock, so that a verdict does
 not depend on what else the machine does; the clock is a second limit, for a process that does nothing.
+
+There are as many processes as processors, up to eight, each started when it is first needed: `ahead` compares many
+answers at once.
 """
 
-import atexit
-import json
-import select
-import subprocess
+import os
 import sys
-import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from queue import LifoQueue
+
+from unmask.tasks.process import Ended, Process, Unstarted
 
 SECONDS = 5.0
 PATIENCE = 12  # the limit by the clock, in limits of computing
 STARTING = 120.0  # seconds; imports sympy, perhaps from a slow disk
 WORKER = Path(__file__).parent / "math_worker.py"
 LONGEST = 400  # characters of an answer that are compared; the longest of MATH500 has 53
+# -P: the folder of the file, with its modules of common names, is no place to import from
+COMMAND = [sys.executable, "-P", str(WORKER)]
+WORKERS = min(8, len(os.sched_getaffinity(0)))
+IDLE: LifoQueue[Process] = LifoQueue()
+"""The processes that nobody is asking; the last that was asked comes first, so that one answer needs one process."""
+for _ in range(WORKERS):
+    IDLE.put(Process(COMMAND, STARTING, bare=True))
 
 
 def check_installed() -> None:
@@ -31,65 +41,26 @@ def check_installed() -> None:
         )
 
 
-class Verifier:
-    """The process, started when it is first asked and again after one that had to be ended."""
-
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
-        self.lock = threading.Lock()
-
-    def equal(self, gold: str, answer: str) -> bool:
-        with self.lock:
-            if self.process is None or self.process.poll() is not None:
-                self.end()
-                self._start()
-            return self._reply(json.dumps([gold, answer, SECONDS]), PATIENCE * SECONDS) == "true"
-
-    def _start(self) -> None:
-        check_installed()
-        # -P: the folder of the file, with its modules of common names, is no place to import from
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        if self._reply(None, STARTING) != "ready":
-            raise ValueError("math-verify is installed but does not start: try python -c 'import math_verify'")
-
-    def _reply(self, line: str | None, seconds: float) -> str | None:
-        """The line that the process answers with; None where it did not in time or has ended, and is then gone."""
-        try:
-            if line is not None:
-                print(line, file=self._pipe("stdin"), flush=True)
-            if select.select([self._pipe("stdout")], [], [], seconds)[0]:
-                reply = self._pipe("stdout").readline().strip()
-                if reply:
-                    return reply
-        except BrokenPipeError:
-            pass
-        self.end()
-        return None
-
-    def _pipe(self, name: str) -> IO[str]:
-        pipe: IO[str] | None = getattr(self.process, name)
-        assert pipe is not None
-        return pipe
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-
-
-VERIFIER = Verifier()
-atexit.register(VERIFIER.end)
+def _verified(gold: str, answer: str) -> bool:
+    check_installed()
+    process = IDLE.get()
+    try:
+        return process.ask([gold, answer, SECONDS], PATIENCE * SECONDS) is True
+    except Unstarted:
+        raise ValueError("math-verify is installed but does not start: try python -c 'import math_verify'") from None
+    except Ended:
+        return False
+    finally:
+        IDLE.put(process)
 
 
 @lru_cache(maxsize=65536)
 def equal(gold: str, answer: str) -> bool:
     """Whether math-verify takes the answer for equal to the gold one. Remembered: reward and verdict both ask."""
-    return len(answer) <= LONGEST and VERIFIER.equal(gold, answer)
+    return len(answer) <= LONGEST and _verified(gold, answer)
+
+
+def ahead(pairs: Iterable[tuple[str, str]]) -> None:
+    """Compare pairs of gold answer and answer side by side, so that `equal` then knows them."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(lambda pair: equal(*pair), dict.fromkeys(pairs)))

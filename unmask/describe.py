@@ -1,0 +1,100 @@
+"""What a task is, in plain data and as a page to read. Nothing is fetched: prompts are shown on an example."""
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from unmask.benchmark import prompt_hash
+from unmask.config import option_help
+from unmask.tasks import TASKS, Task, own
+from unmask.tasks.split import SPLITS
+from unmask.tasks.task import Row
+
+Factory = Callable[..., Task]
+SEEN = 256  # generated rows of a split that are looked at
+
+
+def task_named(name: str) -> tuple[str, Factory]:
+    """A task of the list, or of a Python file."""
+    if name.endswith(".py"):
+        return name, partial(own.task, file=name)
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        raise ValueError(f"there is no task {name!r}; " + (f"did you mean {near[0]}?" if near else "see unmask tasks"))
+    return name, TASKS[name]
+
+
+def example(task: Task) -> Row | str:
+    """A row to show the prompt with, or why there is none."""
+    if task.about.example is not None:
+        return task.about.example
+    try:
+        return task.rows("test", 1, 0)[0]
+    except ValueError as error:
+        return str(error)
+
+
+def description(name: str, factory: Factory) -> dict[str, Any]:
+    """All that `unmask tasks --json` says of a task with its default options."""
+    task = factory()
+    about, row = task.about, example(task)
+    shown = {"missing": row} if isinstance(row, str) else {"text": task.prompt(row), "hash": prompt_hash(task, row)}
+    low, high = task.reward_range or (None, None)
+    return {
+        "name": name,
+        "summary": task.summary,
+        "length": task.length,
+        "source": about.source,
+        "splits": {"sizes": dict(about.sizes), "apart": about.apart, **_facts(task)},
+        "prompt": {"system": task.system, "prefill": task.prefill, **shown},
+        "reward": {"low": low, "high": high, "parts": dict(task.weights)},
+        "protocols": {name: _protocol_hash(factory, name) for name in about.protocols},
+        "options": option_help(factory),
+        "needs": list(about.needs),
+    }
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """What is worth knowing of the first generated rows of each split."""
+    if task.facts is None:
+        return {}
+    rows = {split: task.rows(split, SEEN, 0) for split in SPLITS}
+    return {"facts": {split: {"rows": SEEN, **task.facts(found)} for split, found in rows.items()}}
+
+
+def _counted(split: str, facts: dict[str, int]) -> str:
+    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in facts.items() if name != "rows")
+    return f"of the first {facts['rows']} generated for {split}: {told}"
+
+
+def _protocol_hash(factory: Factory, protocol: str) -> str:
+    task = factory(protocol=protocol)
+    row = example(task)
+    assert not isinstance(row, str), "a task with protocols has an example"
+    return prompt_hash(task, row)
+
+
+def page(found: dict[str, Any]) -> str:
+    """A description to read."""
+    reward, prompt, sizes = found["reward"], found["prompt"], found["splits"]["sizes"]
+    span = "any number" if reward["low"] is None else f"{reward['low']:g} to {reward['high']:g}"
+    parts = " + ".join(f"{weight:g} x {name}" for name, weight in reward["parts"].items())
+    counts = ", ".join(f"{count} {split}" for split, count in sizes.items())
+    lines = {
+        "source": found["source"],
+        "splits": "; ".join(text for text in (counts, found["splits"]["apart"]) if text),
+        "rows": "; ".join(_counted(split, facts) for split, facts in found["splits"].get("facts", {}).items()),
+        "length": f"{found['length']} tokens, usually",
+        "reward": f"{span}: {parts}" if parts else span,
+        "protocols": ", ".join(f"{name} (prompt {digest})" for name, digest in found["protocols"].items()),
+        "needs": "; ".join(found["needs"]),
+        "options": ", ".join(f"{key}={value!r}" for key, value in found["options"].items()),
+    }
+    told = [f"{found['name']}: {found['summary']}", ""] + [f"{key:10} {value}" for key, value in lines.items() if value]
+    if "missing" in prompt:
+        return "\n".join([*told, "", f"no prompt to show: {prompt['missing']}"])
+    said = [f"system: {prompt['system']}"] if prompt["system"] else []
+    said += [prompt["text"], f"(the answer begins with {prompt['prefill']})"] if prompt["prefill"] else [prompt["text"]]
+    shown = "\n".join(f"    {line}" for line in "\n".join(said).splitlines())
+    return "\n".join([*told, "", f"prompt of an example, {prompt['hash']}:", "", shown])

@@ -1,0 +1,113 @@
+r"""The rewards that d1 (dllm-reasoning/d1, arXiv:2504.12216) trains with, slips included: `gsm8k.rewards=d1`.
+
+They are parts with weights, as every reward here, so that `gsm8k.weights={integer: 0}` leaves one out; a part that d1
+pays 2 or 0.5 for is 0 or 1 with that weight. The slips, none of which is ours to mend:
+
+    gsm8k     xml_count takes off 0.001 a character after the answer, twice, and of the whole text where the last tag
+              has no line's end behind it; a text that ends with the last tag earns 0.001 too much. In soft_format and
+              strict_format a dot matches no line's end: only reasoning of one line counts, and no text earns both.
+              integer is Python's isdigit: "-5" is none, "²" is one. A text without tags is itself the answer.
+    math500   the test for \boxed is never true, by a wrong escape: the format is worth 0.75 with <answer> in the text
+              and 0.25 without, for any text whatever
+    countdown any <answer> earns 0.1
+    sudoku    cells are compared with the one solution that is listed; digits before the grid shift it
+
+The published runs are of this form; a later version of d1's code lets the dot match a line's end.
+"""
+
+import re
+from collections.abc import Callable
+
+from unmask.tasks.answers import BOXED, ENDS, LONGEST, closing_braces
+from unmask.tasks.composite import Part
+from unmask.tasks.task import Row
+
+TRAILING = 0.001  # a character
+SOFT = re.compile(r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>")
+STRICT = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$")
+CELLS = 16
+LONGEST_EXPRESSION = 200  # characters; longer ones have other numbers than the given
+
+
+def read(text: str) -> str:
+    """What d1's rewards see: no special tokens; bounded."""
+    return ENDS.sub("", text[:LONGEST])
+
+
+def xml_count(text: str) -> float:
+    """An eighth for each of four tags that stands exactly once, less what trails."""
+    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
+    if text.count("\n<answer>\n") == 1:
+        count += 0.125 - TRAILING * len(text.rpartition("\n</answer>\n")[2])
+    if text.count("\n</answer>") == 1:
+        count += 0.125 - TRAILING * (len(text.rpartition("\n</answer>")[2]) - 1)
+    return count
+
+
+def tagged(text: str) -> str:
+    """What is between the last <answer> and the next </answer>; without them, as far as the text goes."""
+    return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
+
+
+def last_block(text: str) -> str | None:
+    """What is in the last <answer> block that is closed, blocks being found from the left."""
+    found, place = None, text.find("<answer>")
+    while place >= 0 and (end := text.find("</answer>", place)) >= 0:
+        found, place = text[place + len("<answer>") : end].strip(), text.find("<answer>", end)
+    return found
+
+
+def boxed(text: str) -> str:
+    r"""What is in the last \boxed{...}; the whole text where that is not closed, or is none."""
+    place = text.rfind(BOXED)
+    end = closing_braces(text).get(place + len(BOXED)) if place >= 0 else None
+    return text if end is None else text[place + len(BOXED) + 1 : end]
+
+
+def expression_score(text: str, numbers: list[int], target: int, value: Callable[[str], float | None]) -> float:
+    """0 without an <answer>, 1 for one that has the numbers and the target's value, else 0.1."""
+    found = last_block(text)
+    if found is None:
+        return 0.0
+    if len(found) > LONGEST_EXPRESSION or sorted(map(int, re.findall(r"\d+", found))) != sorted(numbers):
+        return 0.1
+    reached = value(found)
+    return 1.0 if reached is not None and abs(reached - target) < 1e-5 else 0.1
+
+
+def cells_right(text: str, puzzle: str, solution: str) -> float:
+    """The share of empty cells that are as in the solution, by the digits of the last <answer>."""
+    digits = "".join(character for character in last_block(text) or "" if character.isdigit())
+    empty = [cell for cell, given in enumerate(puzzle) if given == "0"]
+    if not digits or not empty:
+        return 0.0
+    grid = digits.ljust(CELLS, "0")[:CELLS]
+    return sum(grid[cell] == solution[cell] for cell in empty) / len(empty)
+
+
+def part(value: Callable[[Row, str], float], weight: float, low: float = 0.0, high: float = 1.0) -> Part:
+    return Part(lambda row, text: float(value(row, read(text))), weight, low, high)
+
+
+GSM8K = {
+    "correctness": part(lambda row, text: tagged(text) == row["answer"].split("####")[1].strip(), 2.0),
+    "integer": part(lambda row, text: tagged(text).isdigit(), 0.5),
+    "soft_format": part(lambda row, text: SOFT.match(text) is not None, 0.5),
+    "strict_format": part(lambda row, text: STRICT.match(text) is not None, 0.5),
+    "xml_count": part(lambda row, text: xml_count(text), 1.0, -2 * TRAILING * LONGEST, 0.5 + TRAILING),
+}
+
+SUDOKU = {"cells": part(lambda row, text: cells_right(text, row["puzzle"], row["solution"]), 1.0)}
+
+
+def math_parts(normal: Callable[[str], str]) -> dict[str, Part]:
+    """Of MATH; `normal` is the form in which two answers are compared."""
+    return {
+        "correctness": part(lambda row, text: normal(boxed(text)) == normal(row["answer"]), 2.0),
+        "format": part(lambda row, text: 0.75 if "<answer>" in text else 0.25, 1.0, 0.25, 0.75),
+    }
+
+
+def countdown_parts(value: Callable[[str], float | None]) -> dict[str, Part]:
+    """Of Countdown; `value` is that of an expression in Python's arithmetic."""
+    return {"answer": part(lambda row, text: expression_score(text, row["numbers"], row["target"], value), 1.0)}
