@@ -1,57 +1,56 @@
 """Grade stored generations, without a model: `unmask grade --task gsm8k --protocol d1 generations.jsonl`.
 
-A line of the file is a row of the task with its `generation`. For the benchmarks the reference may instead stand under
-`ground_truth`, as the field's evaluation scripts store it.
+A line of the file is a row of the task, in any shape that its data may have, with its `generation`. For the benchmarks
+the reference may instead stand under `ground_truth`, as the field's evaluation scripts store it.
 """
 
 import gzip
-import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unmask.evaluate import Z_95, Share, mean_share, wilson
-from unmask.tasks import TASKS, gsm8k, math500, text_countdown, text_sudoku
+from unmask.judge import Failure, grades
+from unmask.sections import RewardConfig
+from unmask.tasks import TASKS
 from unmask.tasks.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
-
-STORED: Mapping[str, Callable[[Row], Row]] = {
-    "gsm8k": gsm8k.stored_row,
-    "math500": math500.stored_row,
-    "countdown_text": text_countdown.stored_row,
-    "sudoku_text": text_sudoku.stored_row,
-}
-"""The row that a stored line is about; a task that is not named takes the line as it is."""
 
 
 @dataclass(frozen=True)
 class Graded:
     score: Share
-    rows: int
     grades: tuple[Grade, ...]
+    beside: Mapping[str, Share] = field(default_factory=dict)
+    """Other scores of the same completions, by name."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """What is worth knowing of the rows."""
+    failures: tuple[Failure, ...] = ()
+    """Completions whose reward failed: they count as wrong."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.grades)
 
     def data(self) -> dict[str, Any]:
-        points, out_of = (math.fsum(column) for column in list(zip(*self.grades, strict=True))[:2])
-        return {"score": self.score.value, "low": self.score.low, "high": self.score.high, "rows": self.rows} | {
-            "points": points,
-            "out_of": out_of,
+        totals = {
+            "points": math.fsum(grade.points for grade in self.grades),
+            "out_of": math.fsum(grade.out_of for grade in self.grades),
+            "errors": len(self.failures),
         }
-
-
-def task_of(name: str, protocol: str | None) -> Task:
-    """The task under a protocol; its own default where none is named."""
-    if name not in TASKS:
-        raise ValueError(f"task: there is no {name!r}; known: {', '.join(TASKS)}")
-    if protocol is None:
-        return TASKS[name]()
-    if "protocol" not in inspect.signature(TASKS[name]).parameters:
-        raise ValueError(f"the task {name} has no protocols: leave out --protocol")
-    return TASKS[name](protocol=protocol)
+        beside = {name: share._asdict() for name, share in self.beside.items()}
+        return {"score": self.score.value, "low": self.score.low, "high": self.score.high} | {
+            "rows": self.rows,
+            **totals,
+            **beside,
+            **self.facts,
+        }
 
 
 def score(grades: Sequence[Grade]) -> Share:
@@ -72,31 +71,82 @@ def score(grades: Sequence[Grade]) -> Share:
     return Share(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
 
 
-def graded(task: Task, lines: Iterable[tuple[str, Row]]) -> Graded:
+def summary(
+    task: Task, rows: Sequence[Row], texts: Sequence[str], found: Sequence[Grade], failures: Sequence[Failure] = ()
+) -> Graded:
+    """The score of these grades with what the task tells beside it."""
+
+    def other(grade: Callable[[Row, str], Grade]) -> Share:
+        return score([grade(row, text) for row, text in zip(rows, texts, strict=True)])
+
+    facts = task.facts(rows) if task.facts else {}
+    beside = {name: other(grade) for name, grade in task.beside.items()}
+    return Graded(score(found), tuple(found), beside, facts, tuple(failures))
+
+
+def graded(task: Task, lines: Iterable[tuple[str, Row]], how: RewardConfig | None = None) -> Graded:
     """The grades of (where it stands, line) pairs; ValueError that says where for a line without what it needs."""
-    row_of, grades = STORED.get(task.name, lambda line: line), []
+    places, rows, texts = list[str](), list[Row](), list[str]()
     for where, line in lines:
-        try:
-            grades.append(task.graded(row_of(line), line["generation"]))
-        except KeyError as error:
-            raise ValueError(f"{where}: {error} is missing, which {task.name} needs") from None
-        except (ValueError, TypeError, AttributeError) as error:  # of the wrong kind, for a task that does not check
-            raise ValueError(f"{where}: {error}") from None
-    return Graded(score(grades), len(grades), tuple(grades))
+        with _told(where, task):
+            places.append(where)
+            texts.append(line["generation"])
+            rows.append(task.stored(line))
+            if task.stored is dict:
+                task.prompt(rows[-1])  # asks for a row's fields, without which every answer would just be wrong
+    if task.ahead is not None:
+        with _told("a line", task):
+            task.ahead(rows, texts)
+    found, failures, alone = list[Grade](), list[Failure](), replace(task, ahead=None)
+    for where, row, text in zip(places, rows, texts, strict=True):
+        with _told(where, task):
+            (grade,), failed = grades(alone, [row], [text], how)
+        found.append(grade)
+        failures += failed
+    return summary(task, rows, texts, found, failures)
 
 
-def grade_file(task: Task, path: Path, out: Path | None = None) -> Graded:
-    """Grade a JSONL file (gzip or not); with `out`, every line goes there with its verdict."""
+@contextmanager
+def _told(where: str, task: Task) -> Iterator[None]:
+    """What a line lacks, or has of the wrong kind for a task that does not check, said with where it stands."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{where}: {error} is missing, which {task.name} needs") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: a field is of the wrong kind for {task.name}: {error}") from None
+
+
+def of_another(task: Task, line: Row) -> bool:
+    """Whether a line of a file with several benchmarks says that it is of another; d1 names them without "_text"."""
+    names = {task.name, task.name.removesuffix("_text")}
+    known = {*TASKS, *(name.removesuffix("_text") for name in TASKS)} if task.name in TASKS else set()
+    said = line.get("task")
+    return isinstance(said, str) and said in known - names
+
+
+def grade_file(task: Task, path: Path, out: Path | None = None, how: RewardConfig | None = None) -> Graded:
+    """Grade a JSONL file (gzip or not), but for lines of another benchmark; with `out`, every line that is graded goes
+    there with its verdict."""
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file to write")
     lines = read_rows(path, {"generation": str})
-    found = graded(task, ((f"{path} line {number}", line) for number, line in zip(_places(path), lines, strict=True)))
+    placed = [(f"{path} line {number}", line) for number, line in zip(_places(path), lines, strict=True)]
+    kept = [(where, line) for where, line in placed if not of_another(task, line)]
+    if not kept:
+        raise ValueError(f"{path}: no line is of {task.name}; the first says that it is of {lines[0]['task']}")
+    found = graded(task, kept, how)
+    left = {"of_other_tasks": len(placed) - len(kept)} if len(kept) < len(placed) else {}
     if out is not None:
-        verdicts = [grade._asdict() for grade in found.grades]
+        verdicts = [{"points": g.points, "out_of": g.out_of, "read": g.answer} for g in found.grades]
         out.write_text(
-            "".join(json.dumps({**line, **verdict}) + "\n" for line, verdict in zip(lines, verdicts, strict=True))
+            "".join(json.dumps({**line, **verdict}) + "\n" for (_, line), verdict in zip(kept, verdicts, strict=True))
         )
-    return found
+    return replace(found, facts={**found.facts, **left})
 
 
 def _places(path: Path) -> list[int]:

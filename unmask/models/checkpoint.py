@@ -34,6 +34,7 @@ BESIDE = (
     "chat_template.*",
     "*.py",
 )
+STORED = ("F64", "F32", "F16", "BF16")  # others are codes that only make sense with a scale
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -67,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"There is no {path.name} in {path.parent}; give a folder that holds a checkpoint.")
     try:
         content = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object.")
@@ -82,7 +83,7 @@ def stated_dtype(config: Mapping[str, Any], path: Path) -> torch.dtype | None:
     name = config.get("dtype", config.get("torch_dtype"))
     if name is None:
         return None
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise ValueError(f"{path} states the type {name!r}; {', '.join(DTYPES)} are read.")
     return DTYPES[name]
 
@@ -99,7 +100,7 @@ def weight_files(folder: Path) -> list[Path]:
             )
         raise ValueError(f"There is no {WEIGHTS} in {folder}, nor an index of several such files.")
     shards = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+    if not shards or not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise ValueError(f"{folder / INDEX} holds no weight_map.")
     paths = [folder / Path(name).name for name in sorted(set(shards.values()))]
     for path in paths:
@@ -171,9 +172,11 @@ def _located(
                     continue
                 if name not in shapes:
                     raise ValueError(f"{path} holds {own}, which this kind of model does not have.")
-                shape = file.get_slice(own).get_shape()
+                shape, kind = file.get_slice(own).get_shape(), file.get_slice(own).get_dtype()
                 if shape != shapes[name]:
                     raise ValueError(f"{path}: {own} has the shape {shape}; config.json asks for {shapes[name]}.")
+                if kind not in STORED:
+                    raise ValueError(f"{path}: {own} is stored as {kind}; {', '.join(STORED)} are read.")
                 where[name] = path, own
     missing = [names.own(name) for name in shapes if name not in where and name not in tied]
     if missing:

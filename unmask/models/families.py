@@ -5,41 +5,16 @@ Every fact that a family's tensors do not say is in the table FAMILIES. What a c
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unmask.models.decoder import Facts
 from unmask.models.names import LLADA, SAME, Names
+from unmask.models.stated import SIZES, Stated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-
-@dataclass(frozen=True)
-class Stated:
-    """A config.json."""
-
-    path: Path
-    fields: Mapping[str, Any]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field; the default where it is missing or null."""
-        value = self.fields.get(name)
-        return default if value is None else value
-
-    def need(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            raise ValueError(f"{self.path} does not state {name}, which a checkpoint of this kind needs.")
-        return value
-
-    def only(self, allowed: Mapping[str, Any]) -> None:
-        """ValueError if a field is there and is not what it has to be."""
-        for name, value in allowed.items():
-            if self.get(name, value) != value:
-                raise ValueError(f"{self.path} sets {name} to {self.get(name)!r}; only {value!r} is supported.")
 
 
 @dataclass(frozen=True)
@@ -72,14 +47,6 @@ class Family:
 
 # --- the networks -------------------------------------------------------------------------------------------
 
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-)
 # What the pass through a decoder does not do.
 PLAIN = {
     "use_sliding_window": False,
@@ -113,17 +80,19 @@ def _llada(stated: Stated) -> tuple[str, dict[str, Any]]:
     for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # the original class has other defaults
         stated.need(name)
     stated.only(LLADA_PLAIN)
-    width, heads = stated.need("d_model"), stated.need("n_heads")
+    width, heads = stated.size("d_model"), stated.size("n_heads")
     config = {
         "hidden_size": width,
-        "num_hidden_layers": stated.need("n_layers"),
+        "num_hidden_layers": stated.size("n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": stated.get("n_kv_heads", 1 if stated.get("multi_query_attention") else heads),
-        "intermediate_size": stated.get("mlp_hidden_size") or int(stated.need("mlp_ratio") * width),
-        "vocab_size": stated.get("embedding_size") or stated.need("vocab_size"),
+        "num_key_value_heads": stated.size("n_kv_heads", 1 if stated.get("multi_query_attention") else heads),
+        "intermediate_size": stated.size("mlp_hidden_size")
+        if stated.get("mlp_hidden_size")
+        else int(stated.need("mlp_ratio") * width),
+        "vocab_size": stated.size("embedding_size" if stated.get("embedding_size") else "vocab_size"),
         "rms_norm_eps": stated.need("rms_norm_eps"),
-        "max_position_embeddings": stated.need("max_sequence_length"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(stated.need("rope_theta"))},
+        "max_position_embeddings": stated.size("max_sequence_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": stated.number("rope_theta")},
         "tie_word_embeddings": stated.need("weight_tying"),
         "bos_token_id": None,
         "eos_token_id": None,
@@ -135,20 +104,23 @@ def _llada(stated: Stated) -> tuple[str, dict[str, Any]]:
 def _decoder(kind: str) -> Callable[[Stated], tuple[str, dict[str, Any]]]:
     def network(stated: Stated) -> tuple[str, dict[str, Any]]:
         stated.only(PLAIN)
-        if set(stated.get("layer_types", ())) - {"full_attention"}:
+        if set(stated.kind("layer_types", list, [])) - {"full_attention"}:
             raise ValueError(f"{stated.path} asks for layers with a sliding window, which is not supported.")
-        config = {name: stated.need(name) for name in (*SIZES, "rms_norm_eps")}
-        config["num_key_value_heads"] = stated.get("num_key_value_heads", config["num_attention_heads"])
+        config: dict[str, Any] = {name: stated.size(name) for name in SIZES}
+        config["rms_norm_eps"] = stated.need("rms_norm_eps")
+        config["num_key_value_heads"] = stated.size("num_key_value_heads", config["num_attention_heads"])
+        if stated.get("head_dim") is not None:
+            stated.size("head_dim")
         for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
             if stated.get(name) is not None:
                 config[name] = stated.get(name)
-        rotary = stated.get("rope_parameters", stated.get("rope_scaling", {}))
-        theta = rotary.get("rope_theta") or (stated.get("rope_theta", 1e4) if kind == "Llama" else None)
+        rotary = stated.kind("rope_parameters", dict, stated.kind("rope_scaling", dict, {}))
+        theta = rotary.get("rope_theta", stated.get("rope_theta", 1e4) if kind == "Llama" else None)
         kept = {name: value for name, value in rotary.items() if name != "type"}
         config["rope_parameters"] = {
             **kept,
             "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
-            "rope_theta": float(theta or stated.need("rope_theta")),
+            "rope_theta": stated.number("rope_theta", theta),
         }
         if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
             raise ValueError(
@@ -163,7 +135,7 @@ def _encoder(kind: str, **off: Any) -> Callable[[Stated], tuple[str, dict[str, A
     def network(stated: Stated) -> tuple[str, dict[str, Any]]:
         stated.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
         for name in SIZES:
-            stated.need(name)
+            stated.size(name)
         outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")
         config = {name: value for name, value in stated.fields.items() if name not in outer}
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
@@ -292,7 +264,10 @@ SUPPORTED = (
 
 def family_of(stated: Stated) -> Family:
     """`architectures` decides; where it is missing, `model_type` does."""
-    kind = (stated.get("architectures") or [stated.get("model_type")])[0]
+    kinds = stated.get("architectures") or [stated.get("model_type")]
+    if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
+        raise ValueError(f"{stated.path}: architectures must be a list of names, and model_type a name.")
+    kind = kinds[0]
     if kind == "llada" and "num_experts" in stated.fields:  # which two families call themselves
         kind = "lladamoe"
     if kind is None:
@@ -309,19 +284,18 @@ def family_of(stated: Stated) -> Family:
 def network_of(family: Family, stated: Stated) -> tuple["PreTrainedModel", bool]:
     """The network without storage, head and embedding apart; and whether they are one matrix."""
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
     kind, fields = family.network(stated)
     try:
         config = getattr(transformers, f"{kind}Config")(**fields)
-    except (StrictDataclassError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{stated.path}: {' '.join(str(error).split())}") from error
-    tied = bool(config.tie_word_embeddings)
-    config.tie_word_embeddings = False
-    config.is_causal = False
-    model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
-    with torch.device("meta"):
-        return model(config).eval(), tied
+        tied = bool(config.tie_word_embeddings)
+        config.tie_word_embeddings = False
+        config.is_causal = False
+        model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
+        with torch.device("meta"):
+            return model(config).eval(), tied
+    except Exception as error:  # whatever settings that do not go together make of it
+        raise stated.unbuilt(error) from error
 
 
 # --- the facts ----------------------------------------------------------------------------------------------
@@ -347,7 +321,7 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
             'add "is_causal": false to the file; an autoregressive model has to be adapted first.'
         )
     end, pad = stated.get("eos_token_id"), stated.get("pad_token_id")
-    end = end[0] if isinstance(end, list) else end
+    end = (end[0] if end else None) if isinstance(end, list) else end
     if family.encoder:
         end = None  # what they call so is the separator
     if fast is not None:
@@ -357,8 +331,9 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
     if end is None:
         raise ValueError(f"{stated.path} does not state eos_token_id, and the tokenizer has none.")
     pad = end if pad is None else pad
-    for token, called in ((mask, "mask"), (end, "end"), (pad, "padding")):
-        if not isinstance(token, int) or not 0 <= token < rows:
+    listed = stated.get("eos_token_id") if isinstance(stated.get("eos_token_id"), list) else []
+    for token, called in ((mask, "mask"), (end, "end"), (pad, "padding"), *((token, "end") for token in listed)):
+        if type(token) is not int or not 0 <= token < rows:
             raise ValueError(f"{stated.path}: the {called} token {token} is outside the vocabulary of {rows}.")
     return Facts(
         mask_id=mask,
@@ -372,7 +347,7 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
 
 
 def length_of(family: Family, stated: Stated) -> int:
-    length = int(stated.get("max_sequence_length") or stated.need("max_position_embeddings"))
+    length = stated.size("max_sequence_length" if stated.get("max_sequence_length") else "max_position_embeddings")
     return length if family.max_length is None else min(length, family.max_length)
 
 
@@ -386,6 +361,6 @@ def block_of(family: Family, stated: Stated, name: str) -> int | None:
             )
         return family.causal_block
     block = stated.fields[declared[0]]
-    if block is not None and (not isinstance(block, int) or block < 1):
+    if block is not None and (type(block) is not int or block < 1):
         raise ValueError(f"{stated.path} sets {declared[0]} to {block!r}; it is a number of tokens, or null.")
     return block

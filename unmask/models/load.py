@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ class Released(Kept, Decoder):
 
 
 Model = Tiny | Released | MaskedLM
+Checked = TypeVar("Checked", Tiny, Released | MaskedLM)
 
 
 def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
@@ -72,7 +73,7 @@ def load_checkpoint(
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if is_tiny(config):
-        return load_tiny(folder, dtype=dtype or torch.float32, device=device)
+        return _checked(load_tiny(folder, dtype=dtype or torch.float32, device=device), folder, device)
     stated = Stated(folder / "config.json", config)
     family = family_of(stated)
     lm, tied = network_of(family, stated)
@@ -98,11 +99,15 @@ def load_checkpoint(
         policy = (Bert if family.name == "BERT" else ModernBert)(lm, facts, tokenizer, origin)
     else:
         policy = Released(lm, facts, tokenizer, origin)
+    return _checked(policy.eval(), folder, device)
+
+
+def _checked(policy: Checked, folder: Path, device: str | torch.device) -> Checked:
     try:
-        check(policy, device, first=int(facts.shift), causal_block=facts.causal_block)
+        check(policy, device, first=int(policy.facts.shift), causal_block=policy.facts.causal_block)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
-    return policy.eval()
+    return policy
 
 
 def _ends(called: tuple[str, ...], config: Mapping[str, Any], facts: Facts, fast: Any) -> frozenset[int]:
@@ -230,7 +235,7 @@ def _fetched(name: str, only: str | None = None) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
             f'There is no model {name!r}: give "tiny", a folder that holds a config.json, or an id such as '
             "GSAI-ML/LLaDA-8B-Instruct."

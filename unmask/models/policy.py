@@ -14,11 +14,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The text as it stands."""
 
-    def prompt(self, text: str) -> list[int]:
-        """The text as a user's turn, in the model's own conversation format if it has one."""
+    def prompt(self, text: str, system: str = "") -> list[int]:
+        """The text as a user's turn, after a system's if there is one, in the model's own conversation format."""
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first end token."""
+
+    def raw(self, ids: list[int]) -> str:
+        """All of it, special tokens written out."""
 
     def show(self, ids: list[int]) -> str:
         """A canvas as it stands, masks and end tokens visible."""

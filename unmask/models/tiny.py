@@ -7,15 +7,16 @@ The network is transformers' `LlamaForCausalLM`; weights are kept in the Hugging
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from unmask.models.checkpoint import Kept, Origin, fill, read_json
 from unmask.models.checkpoint import save as save
 from unmask.models.decoder import Decoder, Facts
+from unmask.models.stated import SIZES, Stated
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -40,14 +41,17 @@ class CharacterTokenizer:
             raise ValueError(f"The tiny model reads newline and printable ASCII only, not {unknown[0]!r}.")
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
-    def prompt(self, text: str) -> list[int]:
-        """The text as it stands: this model has no turns."""
-        return self.encode(text)
+    def prompt(self, text: str, system: str = "") -> list[int]:
+        """The text as it stands: this model has no turns. What a system would say comes before it."""
+        return self.encode(f"{system}\n\n{text}" if system else text)
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first EOS; a PAD or MASK in it is a replacement character, which no answer holds."""
         end = ids.index(EOS) if EOS in ids else len(ids)
         return "".join(CHARACTERS[token - SPECIALS] if token >= SPECIALS else "\ufffd" for token in ids[:end])
+
+    def raw(self, ids: list[int]) -> str:
+        return self.show(ids)
 
     def show(self, ids: list[int]) -> str:
         """A canvas as it stands, one character per position: MASK and EOS visible, PAD a blank."""
@@ -55,16 +59,19 @@ class CharacterTokenizer:
         return "".join(shown[token] if token in shown else CHARACTERS[token - SPECIALS] for token in ids)
 
 
+Size = Annotated[int, Field(gt=0, le=2**13)]
+
+
 class TinyShape(BaseModel):
     """The size of a tiny model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    width: PositiveInt = 64
-    layers: PositiveInt = 4
-    heads: PositiveInt = 4
-    hidden: PositiveInt = 128  # of the feed-forward layer
-    max_length: PositiveInt = 128
+    width: Size = 64
+    layers: Size = 4
+    heads: Size = 4
+    hidden: Size = 128  # of the feed-forward layer
+    max_length: Size = 128
 
 
 class Tiny(Kept, Decoder):
@@ -135,7 +142,13 @@ def load_tiny(
     stated = read_json(folder / "config.json")
     if not is_tiny(stated):
         raise ValueError(f"{folder} holds no tiny model: that is a llama with {CharacterTokenizer.size} tokens.")
-    with torch.device("meta"):
-        lm = _bidirectional(LlamaConfig.from_dict(stated))
+    fields = Stated(folder / "config.json", stated)
+    for name in SIZES:
+        fields.size(name, 1)
+    try:
+        with torch.device("meta"):
+            lm = _bidirectional(LlamaConfig.from_dict(stated))
+    except Exception as error:  # whatever settings that do not go together make of it
+        raise fields.unbuilt(error) from error
     fill(lm, folder, dtype=dtype, device=device)
     return Tiny(lm)

@@ -24,7 +24,9 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     for files, kind in kinds:
         if all((folder / file).is_file() for file in files):
             try:
-                return kind.from_pretrained(folder, local_files_only=True)
+                fast = kind.from_pretrained(folder, local_files_only=True)
+                fast.encode("a")
+                return fast
             except Exception as error:  # whatever a damaged file makes of it, also from Rust
                 raise ValueError(f"The tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
     raise ValueError(
@@ -42,30 +44,43 @@ class HubTokenizer:
         self.mask_id, self.end_ids, self.template = mask_id, end_ids, dict(template)
         self.size: int = max(fast.get_vocab().values()) + 1
         self.anchor = self.encode("a")
+        self.prompt("a")  # a template that fails does so now
 
     def encode(self, text: str) -> list[int]:
         return self.fast.encode(text, add_special_tokens=False)
 
-    def prompt(self, text: str) -> list[int]:
+    def prompt(self, text: str, system: str = "") -> list[int]:
         """As a user's turn by the chat template, the answer's beginning included; without a template, as it stands."""
         if not self.fast.chat_template:
-            return self.encode(text)
-        turns = [{"role": "user", "content": text}]
+            return self.encode(f"{system}\n\n{text}" if system else text)
+        turns = [{"role": "system", "content": system}] if system else []
+        turns.append({"role": "user", "content": text})
         # Rendered, then encoded: what a template wants of special tokens is in its text.
         settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
-        return self.encode(self.fast.apply_chat_template(turns, **settings))
+        try:
+            return self.encode(self.fast.apply_chat_template(turns, **settings))
+        except Exception as error:  # of whatever kind: a template is a program, in jinja2's sandbox
+            told = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"The chat template of this tokenizer fails: {told}; mend chat_template.") from error
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first token that ends a turn; a MASK in it is a replacement character."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), len(ids))
+        text = self._read(ids[:end], skip=True)
+        return text.partition(ANSWERED)[0] if ANSWERED in str(self.fast.chat_template) else text
+
+    def raw(self, ids: list[int]) -> str:
+        """All of it, special tokens written out; a MASK is a replacement character."""
+        return self._read(ids, skip=False)
+
+    def _read(self, ids: list[int], skip: bool) -> str:
         runs: list[list[int]] = [[]]
-        for token in ids[:end]:
+        for token in ids:
             if token == self.mask_id or token >= self.size:
                 runs.append([])
             else:
                 runs[-1].append(token)
-        text = UNKNOWN.join(self._text(run, skip=True) for run in runs)
-        return text.partition(ANSWERED)[0] if ANSWERED in str(self.fast.chat_template) else text
+        return UNKNOWN.join(self._text(run, skip) for run in runs)
 
     def show(self, ids: list[int]) -> str:
         """A canvas as it stands, in one line."""

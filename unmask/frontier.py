@@ -1,0 +1,95 @@
+"""The compute/quality frontier: the score against the forward passes that a problem needs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unmask.benchmark import Case, Line
+from unmask.evaluate import Decoding
+
+
+def cases_by_steps(case: Case, steps: Sequence[int]) -> list[Case]:
+    """The same case with other numbers of steps; ValueError that names what would do for one that does not fit."""
+    if case.how.threshold is not None:
+        raise ValueError("--steps: with rollout.threshold the answer decides on its steps; leave one of them out")
+    for count in steps:
+        if not _fits(case.how, count):
+            raise ValueError(f"--steps: {count} does not fit {_shape(case.how)}; {_fitting(case.how)}")
+    return [replace(case, how=replace(case.how, steps=count)) for count in steps]
+
+
+def _fits(how: Decoding, steps: int) -> bool:
+    try:
+        how.schedule(how.length, steps, how.block)
+    except ValueError:
+        return False
+    return True
+
+
+def _shape(how: Decoding) -> str:
+    return f"{how.length} positions" + (f" in blocks of {how.block}" if how.block < how.length else "")
+
+
+def _fitting(how: Decoding) -> str:
+    """In words, the numbers of steps that fit: all multiples of the smallest, or a list."""
+    fitting = [steps for steps in range(1, how.length + 1) if _fits(how, steps)]
+    if not fitting:
+        return "no number of steps does"
+    if fitting == list(range(fitting[0], how.length + 1, fitting[0])):
+        every = "every number" if fitting[0] == 1 else f"every multiple of {fitting[0]}"
+        return f"{every} up to {how.length} does"
+    return f"these do: {', '.join(map(str, fitting))}"
+
+
+def plot_place(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
+    """Where the plot goes: as told, beside the table, in the run's folder, or here."""
+    if chosen is not None:
+        return chosen
+    if out is not None:
+        return out.with_suffix(".png")
+    folder = Path(run_or_model)
+    return (folder if (folder / "config.yaml").is_file() else Path()) / "frontier.png"
+
+
+def check_plot(path: Path) -> None:
+    """ValueError for a kind of file that cannot be drawn; nothing is known where matplotlib is not installed."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        return
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise ValueError(f"--plot: {path.name} is no kind of picture; end its name with one of {', '.join(kinds)}")
+
+
+def draw(lines: Sequence[Line], path: Path) -> bool:
+    """Score against forward passes, a point for each number of steps; False where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    passes = [line.passes for line in lines]
+    curves = {"greedy": [line.score for line in lines]}
+    curves |= {f"pass@{k}, sampled": [line.sampled[k] for line in lines] for k in lines[0].sampled}
+    for name, shares in curves.items():
+        value = [100 * share.value for share in shares]
+        around = [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
+        axes.errorbar(passes, value, yerr=around, marker="o", capsize=2, label=name)
+    for line in lines:
+        told, point = f"{line.case.how.steps} steps", (line.passes, 100 * line.score.value)
+        axes.annotate(told, point, xytext=(5, -10), textcoords="offset points", fontsize=7)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.1)
+    axes.set_xlabel("forward passes a problem")
+    axes.set_ylabel("score, %")
+    about = lines[0].card
+    axes.set_title(f"{about['task']} ({about['protocol']}), {about['problems']} problems, 95 % intervals", fontsize=9)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=140)
+    return True

@@ -1,0 +1,69 @@
+"""What a config.json states, asked field by field: a field that is missing or of the wrong kind is named."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+LARGEST, DEEPEST = 2**31, 2**12  # sizes and layers that no model comes near
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A config.json."""
+
+    path: Path
+    fields: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field; the default where it is missing or null."""
+        value = self.fields.get(name)
+        return default if value is None else value
+
+    def need(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            raise ValueError(f"{self.path} does not state {name}, which a checkpoint of this kind needs.")
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A field that is a whole number above 0; the default where it is missing or null."""
+        value = self.need(name) if default is None else self.get(name, default)
+        if type(value) is not int or not 0 < value < (DEEPEST if "layers" in name else LARGEST):
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a whole number above 0.")
+        return value
+
+    def only(self, allowed: Mapping[str, Any]) -> None:
+        """ValueError if a field is there and is not what it has to be."""
+        for name, value in allowed.items():
+            if self.get(name, value) != value:
+                raise ValueError(f"{self.path} sets {name} to {self.get(name)!r}; only {value!r} is supported.")
+
+    def kind(self, name: str, wanted: type, default: Any) -> Any:
+        """A field that is of this type; the default where it is missing or null."""
+        value = self.get(name, default)
+        if not isinstance(value, wanted):
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a {wanted.__name__}.")
+        return value
+
+    def unbuilt(self, error: Exception) -> ValueError:
+        """What to say where settings that do not go together made a library fail."""
+        told = " ".join(str(error).split())
+        told = f"there is no {told}" if isinstance(error, KeyError) else told
+        return ValueError(f"{self.path} describes no network: {told}")
+
+    def number(self, name: str, value: Any = None) -> float:
+        """A field that is a number above 0; or else this value, which must be one."""
+        value = self.need(name) if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a number above 0.")
+        return float(value)

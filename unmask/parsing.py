@@ -1,0 +1,56 @@
+"""YAML as people write it, read safely, no key twice; and values as an error message shows them."""
+
+import reprlib
+from typing import Any, get_args
+
+import yaml
+
+LONGEST = 100  # characters of a text in a message
+DEEPEST = 32  # sections within sections
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > DEEPEST:  # the time that reading takes grows with the square of the depth
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(problem="it is nested too deeply", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.constructor.ConstructorError(problem=f"{twice!r} is there twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def parsed_yaml(text: str, where: str) -> Any:
+    """What the text says; ValueError that begins with `where` for what is not YAML."""
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark, told = error.problem_mark, str(error.problem)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        told = f"{error.context} {told}" if told.startswith("but ") else told
+        raise ValueError(f"{where}: not YAML: {told}{place}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last of a number or a date that is none
+        raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, however large it is."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = LONGEST
+    return short.repr(value)
+
+
+def number_or_not(value: Any, annotation: Any) -> Any:
+    """The value; ValueError for true or false where a number is meant, as which Python would take them."""
+    kinds = {annotation, *get_args(annotation)}
+    if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+        raise ValueError("input should be a number, not true or false")
+    return value
