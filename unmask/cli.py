@@ -1,11 +1,14 @@
 """The `unmask` command: its subcommands are the functions of `unmask.commands`."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from unmask.commands import checkpoints, evaluation, listing, sampling, training
+from unmask.commands import auditing, checkpoints, comparing, evaluation, listing, sampling, training
+
+# A command line that is wrong. Where the class itself is has changed from version to version of typer.
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,6 +18,8 @@ app = typer.Typer(
 )
 for _command in (
     training.train,
+    comparing.compare,
+    auditing.audit,
     evaluation.eval,
     sampling.sample,
     sampling.generate,
@@ -31,9 +36,15 @@ for _command in (
 def main() -> None:
     """Run a command; what a user can put right is one line on standard error and exit code 2."""
     try:
-        app()
+        sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # not None, which torchrun takes for no end
+    except UsageError as error:
+        command, told = error.ctx.command_path if error.ctx else "unmask", error.format_message()
+        if told and "\n" not in told:  # else the help has been shown, where nothing was asked
+            told = f"{command}: {told[0].lower()}{told[1:].rstrip('.')}; see {command} --help"
+        typer.echo(told, err=True)
+        sys.exit(2)
     except (ValueError, OSError) as error:
-        typer.echo(f"unmask: {error}", err=True)
+        typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)
         sys.exit(2)
 
 

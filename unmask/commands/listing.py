@@ -1,7 +1,7 @@
 """unmask methods, unmask tasks and unmask doctor"""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,21 +22,22 @@ def methods(as_json: AsJson = False) -> None:
         typer.echo(f"{name:14} {kind:8} {_line(factory)}")
 
 
-def tasks(as_json: AsJson = False) -> None:
-    """List the tasks."""
-    from unmask.config import option_help
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="One of them, or the Python file of your own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""
+    from unmask.describe import description, page, task_named
     from unmask.tasks import TASKS
 
-    built = {name: (factory(), option_help(factory)) for name, factory in TASKS.items()}
-    if as_json:
-        rows = [
-            {"name": name, "summary": task.summary, "length": task.length, "options": options}
-            for name, (task, options) in built.items()
-        ]
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    for name, (task, _) in built.items():
-        typer.echo(f"{name:14} {task.summary}")
+    if name is not None:
+        found = description(*task_named(name))
+        typer.echo(json.dumps(found, indent=2) if as_json else page(found))
+    elif as_json:
+        typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))
+    else:
+        for name, factory in TASKS.items():
+            typer.echo(f"{name:16} {factory().summary}")
 
 
 def doctor(as_json: AsJson = False) -> None:

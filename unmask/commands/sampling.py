@@ -21,7 +21,7 @@ def sample(
     task: TaskOption = None,
     steps: Annotated[bool, typer.Option("--steps", help="Print the canvas after each denoising step.")] = False,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
     decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
@@ -42,14 +42,14 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
     traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the first line; line i has seed + i.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
+    from unmask.benchmark import check_place
     from unmask.prompts import entries, read_prompts
 
     rows = read_prompts(prompts)
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
+    check_place(out)
     decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
     made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)

@@ -1,0 +1,307 @@
+"""From an audit's numbers to tables, a conclusion and a plot; all from what audit.json holds (audit_figures.py)."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from unmask.audit_figures import (
+    Audit,
+    Compared,
+    Estimator,
+    Shares,
+    Slope,
+    Value,
+    budget_cosine,
+    cosine,
+    defined,
+    difference,
+    jackknifed,
+    jackknifed_size,
+    mean_cosine,
+    mean_of,
+    readings,
+    relative_noise,
+    slope_shares,
+    value_shares,
+)
+from unmask.statistics import Interval
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+
+def plain(audit: Audit) -> dict[str, Any]:
+    """The numbers as JSON takes them, a list over the problems for every field."""
+
+    def lists(kind: Any, rows: Sequence[Value | Slope | None]) -> dict[str, list[float | None]]:
+        return {
+            field: [None if row is None else _rounded(getattr(row, field)) for row in rows] for field in kind._fields
+        }
+
+    def told_of(one: Estimator) -> dict[str, Any]:
+        return {
+            "name": one.name,
+            "forwards": one.forwards,
+            "values": {label: lists(Value, rows) for label, rows in one.values.items()},
+            "slopes": lists(Slope, one.slopes),
+        }
+
+    return {
+        "truth": audit.truth,
+        "slack": audit.slack,
+        "reference": audit.reference,
+        "draws": audit.draws,
+        "marginal": None if audit.marginal is None else told_of(audit.marginal),
+        "estimators": [told_of(one) for one in audit.estimators],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.7g}")
+
+
+def restored(data: dict[str, Any]) -> Audit:
+    """What `plain` was made of."""
+
+    def rows(kind: Any, lists: dict[str, list[Any]]) -> list[Any]:
+        found = [kind(*cells) for cells in zip(*(lists[field] for field in kind._fields), strict=True)]
+        return [None if all(cell is None for cell in row) else row for row in found]
+
+    def estimator(one: dict[str, Any]) -> Estimator:
+        values = {label: rows(Value, lists) for label, lists in one["values"].items()}
+        return Estimator(one["name"], one["forwards"], values, rows(Slope, one["slopes"]))
+
+    marginal = None if data["marginal"] is None else estimator(data["marginal"])
+    estimators = [estimator(one) for one in data["estimators"]]
+    return Audit(data["truth"], data["reference"], estimators, data["draws"], data["slack"], marginal)
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+VALUE_COLUMNS = ("estimator", "forwards", "bias, nats", "a token", "variance", "x forwards", "r", "rank r", "r at {F}")
+SLOPE_COLUMNS = ("estimator", "forwards", "cosine", "cosine of mean", "rel. variance", "x forwards", "cosine at {F}")
+
+
+def value_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
+    """The likelihood table, one row for every reading."""
+    rows = list[tuple[str, ...]]()
+    for reading in readings(audit):
+        values, forwards = reading.values, reading.forwards
+        noise = math.fsum(v.noise for v in values) / len(values)
+        bias, tokens = mean_of([v.bias for v in values]), math.fsum(v.tokens for v in values) / len(values)
+        assert bias is not None
+        rows.append(
+            (
+                reading.name,
+                f"{forwards:.3g}",
+                told(bias, "+.2f"),
+                f"{bias.mean / tokens:+.3f}",
+                _few(noise),
+                _few(noise * forwards),
+                told(bounded(mean_of([v.pearson for v in values])), ".2f"),
+                told(bounded(mean_of([v.spearman for v in values])), ".2f"),
+                told(_affordable(value_shares(values), forwards, budget), ".2f"),
+            )
+        )
+    return rows
+
+
+def slope_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
+    """The gradient table; the sum over orders first, where it was done."""
+    rows = list[tuple[str, ...]]()
+    for one in _all(audit):
+        shares = slope_shares(one.slopes)
+        some = defined(shares)
+        noise = jackknifed_size(relative_noise(shares), some)
+        rows.append(
+            (
+                one.name,
+                f"{one.forwards:.3g}",
+                told(bounded(jackknifed(cosine(shares, 1.0), some)), ".2f"),
+                told(jackknifed(mean_cosine(shares, audit.draws), some), ".2f"),
+                told(noise, ".3g"),
+                "-" if noise is None else _few(noise.mean * one.forwards),
+                told(_affordable(shares, one.forwards, budget), ".2f"),
+            )
+        )
+    return rows
+
+
+def _all(audit: Audit) -> list[Estimator]:
+    return [*([] if audit.marginal is None else [audit.marginal]), *audit.estimators]
+
+
+def _few(value: float) -> str:
+    return "0" if abs(value) < 1e-9 else f"{value:.3g}"
+
+
+def bounded(interval: Interval | None) -> Interval | None:
+    """The interval of a correlation, which does not reach beyond 1."""
+
+    def cut(value: float) -> float:
+        return max(-1.0, min(1.0, value))
+
+    if interval is None or interval.low is None or interval.high is None:
+        return interval if interval is None else Interval(cut(interval.mean), None, None)
+    return Interval(cut(interval.mean), cut(interval.low), cut(interval.high))
+
+
+def _affordable(shares: Sequence[Shares | None], forwards: float, budget: float) -> Interval | None:
+    return bounded(jackknifed(budget_cosine(shares, forwards, budget), defined(shares)))
+
+
+def told(interval: Interval | None, form: str) -> str:
+    if interval is None:
+        return "-"
+    if interval.low is None or interval.high is None:
+        return format(interval.mean, form)
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def tables(audit: Audit, budget: float) -> tuple[Table, Table]:
+    """Both tables, to print."""
+    one, other = ([c.replace("{F}", f"{budget:g}") for c in columns] for columns in (VALUE_COLUMNS, SLOPE_COLUMNS))
+    return (
+        _table(f"likelihood against {audit.truth}", one, value_rows(audit, budget)),
+        _table(f"gradient against {audit.reference} (below 1 is no proof of bias)", other, slope_rows(audit, budget)),
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def named(audit: Audit, names: str) -> tuple[Estimator, Estimator]:
+    """Two estimators by their names, with a comma between."""
+    known = {one.name: one for one in _all(audit)}
+    words = [word.strip() for word in names.split(",")]
+    if wrong := [word for word in words if word not in known]:
+        raise ValueError(f"compare: there is no {wrong[0]!r}; the file has {', '.join(known)}")
+    if len(words) != 2:
+        raise ValueError("compare: name two estimators, e.g. agrpo:draws=2,agrpo:draws=4")
+    return known[words[0]], known[words[1]]
+
+
+def comparison(one: Estimator, other: Estimator, rows: Sequence[Compared]) -> Table:
+    """Both, and what lies between them, to print."""
+
+    def cells(row: Compared) -> list[str]:
+        both = ["-" if value is None else _few(value) for value in (row.one, row.other)]
+        return [row.figure, *both, told(row.change, ".2f" if row.ratio else "+.2f"), "ratio" if row.ratio else ""]
+
+    columns = ["figure", one.name, other.name, "difference", ""]
+    return _table("paired over problems", columns, [cells(row) for row in rows])
+
+
+# --- the conclusion ------------------------------------------------------------------------------------------------
+
+
+class Bid(NamedTuple):
+    """What an estimator offers at the budget."""
+
+    name: str
+    shares: list[Shares | None]
+    thinned: float
+    value: float
+
+
+def conclusion(audit: Audit, budget: float) -> str:
+    """One sentence: the best buy for the likelihood, the best for the gradient, and whether that is no tie."""
+    values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
+    slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
+    return (
+        f"At {budget:g} forward passes a completion, for the likelihood {_best(_bids(values, budget), 'r')}; "
+        f"for the gradient {_best(_bids(slopes, budget), 'cosine')}."
+    )
+
+
+def _bids(offers: list[tuple[str, float, list[Shares | None]]], budget: float) -> list[Bid]:
+    """Those that are affordable and defined."""
+    bids = []
+    for name, forwards, shares in offers:
+        value = cosine(shares, forwards / budget)(range(len(shares)))
+        if forwards <= budget + 1e-9 and value is not None:
+            bids.append(Bid(name, shares, forwards / budget, value))
+    return bids
+
+
+def _best(bids: list[Bid], unit: str) -> str:
+    """The best bid against the next."""
+    if not bids:
+        return "nothing can be said (no estimator is affordable, or nothing varies within the groups)"
+    best, *others = sorted(bids, key=lambda bid: -bid.value)
+    if not others:
+        return f"{best.name} is the only one ({unit} {best.value:.2f})"
+    ours, theirs = (cosine(bid.shares, bid.thinned) for bid in (best, others[0]))
+    lead = jackknifed(difference(ours, theirs), defined(best.shares, others[0].shares))
+    if lead is None or lead.low is None or lead.high is None:
+        return f"{best.name} has the largest {unit} ({best.value:.2f}), with too few problems for an interval"
+    tie = "which excludes a tie" if lead.excludes_zero else "which does not exclude a tie"
+    gap = f"{lead.mean:.2f} [{lead.low:.2f}, {lead.high:.2f}]"
+    return f"{best.name} has the largest {unit} ({best.value:.2f}), {gap} above {others[0].name}, {tie}"
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, data: dict[str, Any]) -> list[Path]:
+    """audit.json, and audit.png where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "audit.json"
+    path.write_text(json.dumps(data) + "\n")
+    picture = folder / "audit.png"
+    return [path, picture] if plot(restored(data), data["steps"], picture) else [path]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An audit.json."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        data = json.loads(path.read_text())
+        restored(data)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not an audit.json: {error!r}") from None
+    assert isinstance(data, dict)
+    return data
+
+
+def plot(audit: Audit, steps: int, path: Path) -> bool:
+    """r and cosine against the forward passes spent; False where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 6.5), layout="constrained")
+    most = 2 * max([float(steps), *(one.forwards for one in audit.estimators)])
+    values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
+    slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
+    colour = {one.name: number for number, one in enumerate(audit.estimators)}
+    for place, (lines, label) in enumerate(((values, "r within groups"), (slopes, "cosine with the reference"))):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for name, forwards, shares in lines:
+            spent = [forwards * (most / forwards) ** (i / 20) for i in range(21)]
+            found = [cosine(shares, forwards / x)(range(len(shares))) for x in spent]
+            height = [math.nan if y is None else min(1.0, y) for y in found]
+            number = colour[name.partition(" (")[0]]
+            look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
+            axes.plot(spent, height, label=name, marker="o", markevery=[0], **look)  # type: ignore[arg-type]
+        axes.set(xlabel="forward passes a completion", ylabel=label)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+    figure.legend(handles=figure.axes[0].get_lines(), loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=120)
+    return True
+

@@ -1,0 +1,126 @@
+"""unmask compare"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unmask.commands.arguments import AsJson, DataOption, of_task
+from unmask.commands.training import _split
+
+if TYPE_CHECKING:
+    from unmask.compare import Report, Standing
+
+
+def compare(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="What all runs share; the demo's if not given."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
+    methods: Annotated[str, typer.Option(help="Base methods, e.g. diffu_grpo,agrpo,agrpo:draws=2.")] = "",
+    plugins: Annotated[
+        str, typer.Option("--with", help="Sets of plug-ins, e.g. none,daca,daca+dispo,daca:strata=8.")
+    ] = "none",
+    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from 0.")] = 5,
+    budget: Annotated[
+        str | None, typer.Option(help="What a run may spend: updates=N, forwards=N or seconds=S.")
+    ] = None,
+    lr: Annotated[
+        str | None, typer.Option(help="Learning rates to choose from for each method, e.g. 5e-5,1e-4,2e-4.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; the same command goes on in it.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: one a core; on a GPU one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    data: DataOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep every run folder with its trained model.")] = False,
+    redraw: Annotated[Path | None, typer.Option(help="Print and draw a folder's results again; run nothing.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train methods against each other: a table over seeds, learning curves, and one sentence of conclusion.
+
+    A finished run is not run again, so a comparison that was killed goes on with the same command.
+    """
+    from unmask.compare_report import markdown
+    from unmask.compare_report import redraw as drawn_again
+
+    if redraw is not None:
+        found, folder = drawn_again(redraw), redraw
+    else:
+        from unmask.compare import compare as run_comparison
+        from unmask.compare_cells import Settings
+
+        if not methods or out is None:
+            raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
+        path, overrides = _split(arguments or [])
+        settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
+        folder = out
+        with _display() as report:
+            found = run_comparison(
+                methods.split(","),
+                plugins.split(","),
+                out=out,
+                seeds=seeds,
+                budget=budget,
+                rates=_rates(lr),
+                settings=settings,
+                jobs=jobs,
+                keep=keep,
+                report=report,
+            )
+    if as_json:
+        typer.echo(json.dumps(found["summary"], indent=1))
+        return
+    typer.echo(markdown(found["summary"]))
+    typer.echo(f"{folder / 'table.md'}, {folder / 'curves.png'}; everything: {folder / 'results.json'}")
+
+
+def _rates(text: str | None) -> list[float]:
+    try:
+        return [float(rate) for rate in text.split(",")] if text is not None else []
+    except ValueError:
+        raise ValueError(f"--lr: {text!r} is not a list of numbers such as 5e-5,1e-4,2e-4") from None
+
+
+@contextmanager
+def _display() -> "Iterator[Report]":
+    """A live bar in a terminal, a plain line a run elsewhere; on standard error, where it is in nobody's way."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    live = console.is_terminal
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
+    with Progress(*columns, console=console, disable=not live) as bar:
+        job = bar.add_task("planning", total=1.0, left="")
+
+        def report(now: "Standing") -> None:
+            left = f"{_duration(now.left)} left"
+            bar.update(job, completed=now.share, description=f"{now.stage} {now.done}/{now.total}", left=left)
+            if now.event.share == 1.0:
+                text = f"{now.stage} {now.done}/{now.total}  {_told(now)}" + ("" if live else f"  {left}")
+                bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        yield report
+
+
+def _told(now: "Standing") -> str:
+    job, error = now.event.job, now.event.error
+    rate = f" lr {job.config['optimizer']['lr']:g}" if now.stage == "learning rates" else ""
+    text = f"{job.label} seed {job.seed}{rate}: "
+    if error:
+        return f"{text}FAILED: {error}"
+    result = job.result()
+    first, last = result["curve"][0], result["curve"][-1]
+    solved = [f"{name} {100 * first[name]:.1f} -> {100 * last[name]:.1f} %" for name in ("sampled", "greedy")]
+    return f"{text}{', '.join(solved)}, {result['wall']:.0f} s"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

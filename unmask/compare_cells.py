@@ -1,0 +1,172 @@
+"""The cells of a comparison: which method with which plug-ins and options, and what configuration that is.
+
+A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `wd1:inner=4+sml:strata=8`.
+After a colon stands an option of the method or plug-in, or else any key of the configuration.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.config import DEMO, Config, option_help, read_config
+from unmask.counting import counted, prompt_tokens
+from unmask.meter import WITH_GRADIENT
+from unmask.methods import BASES, PLUGINS
+from unmask.models.load import Outline, outline
+from unmask.run import checkpoint_of
+from unmask.setup import LARGE, decoding_of
+
+BUDGETS = ("updates", "forwards", "seconds")
+FIXED = {"method": "--methods", "with": "--with", "seed": "--seeds"}
+"""Keys of a configuration that the grid sets."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every cell may spend: updates, forward passes or seconds of training."""
+
+    kind: str
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.10g} {self.kind}"
+
+
+def budget_of(text: str) -> Budget:
+    """forwards=2e5 and the like."""
+    kind, _, amount = text.partition("=")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = 0.0
+    whole = kind == "seconds" or value == int(value if abs(value) < 1e18 else 0)
+    if kind not in BUDGETS or not 0 < value < 1e18 or not whole:
+        raise ValueError(f"--budget: {text!r} is not updates=N, forwards=N or seconds=S with a number above 0")
+    return Budget(kind, value)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and its plug-ins, each with the options it is given."""
+
+    base: str
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return "+".join([self.base, *self.plugins])
+
+    @property
+    def names(self) -> list[str]:
+        return [part.partition(":")[0] for part in (self.base, *self.plugins)]
+
+    def overrides(self) -> Iterator[str]:
+        """What its options are in the configuration."""
+        catalogue = {**BASES, **PLUGINS}
+        for part, name in zip((self.base, *self.plugins), self.names, strict=True):
+            own = option_help(catalogue[name]) if name in catalogue else {}
+            for change in part.split(":")[1:]:
+                yield f"{name}.{change}" if change.partition("=")[0] in own else change
+
+
+def variants(methods: Sequence[str], plugins: Sequence[str]) -> list[Variant]:
+    """Every method with every set of plug-ins; `none` is the empty set."""
+    found = [
+        Variant(method, () if names == "none" else tuple(names.split("+")))
+        for method in methods
+        for names in plugins
+    ]
+    labels = [variant.label for variant in found]
+    if not found or not all(all(variant.names) for variant in found):
+        raise ValueError("--methods and --with are names with commas between them, such as diffu_grpo,agrpo")
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"{twice} is in the grid twice; name it once")
+    return found
+
+
+def reference_of(variant: Variant, grid: Iterable[Variant]) -> Variant | None:
+    """What a variant is compared with: its base as it is there, or without options; None if the grid has neither."""
+    for other in (Variant(variant.base), Variant(variant.names[0])):
+        if other in grid and other != variant:
+            return other
+    return None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells share."""
+
+    path: Path | None = None
+    overrides: tuple[str, ...] = ()
+    task: str | None = None
+    device: str | None = None
+
+    def check(self, grid: Sequence[Variant]) -> None:
+        """ValueError for a key that the grid sets, and for options of what is in no cell."""
+        used = {name for variant in grid for name in variant.names}
+        for text in (*self.overrides, *(text for variant in grid for text in variant.overrides())):
+            key = text.partition("=")[0]
+            if key in FIXED:
+                raise ValueError(f"{key}: the grid sets it; use {FIXED[key]}")
+            if (name := key.split(".")[0]) in {*BASES, *PLUGINS} - used:
+                raise ValueError(f"{key}: no cell of the grid has {name}; name it in --methods or --with")
+
+    def config(self, variant: Variant, *more: str) -> Config:
+        """The configuration of a variant, `more` overrides on top."""
+        foreign = {*BASES, *PLUGINS} - set(variant.names)
+        common = [text for text in self.overrides if text.partition("=")[0].split(".")[0] not in foreign]
+        base, *plugins = variant.names
+        try:
+            named: dict[str, Any] = {"task": self.task, "device": self.device, "method": base, "with": plugins}
+            return read_config(self.path or DEMO, [*common, *variant.overrides(), *more], **named)
+        except ValueError as error:
+            raise ValueError(f"{variant.label}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward passes of one update and of one evaluation, counted before there is a run: an upper bound where rows end
+    early or groups are idle."""
+
+    update: float
+    evaluation: float
+
+
+def cost_of(config: Config) -> Cost:
+    """By sending a stand-in through the real sampler and the real update (counting.py)."""
+    found, task = outline(checkpoint_of(config.model)), config.build_task()
+    decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, found)
+    passes = counted(config, config.build_method(), decoding, found, prompt, _rows(config, found))
+    width = prompt + decoding.length
+    forwards = {
+        kind: (WITH_GRADIENT if kind == "update, gradient" else 1) * tally.columns / width
+        for kind, tally in passes.items()
+    }
+    evaluation = sum(value for kind, value in forwards.items() if kind.startswith("evaluation"))
+    return Cost(sum(forwards.values()) - evaluation, evaluation)
+
+
+def _rows(config: Config, found: Outline) -> tuple[int, int]:
+    large = found.parameters >= LARGE
+    return config.rollout.rows or (32 if large else 512), config.rows or (8 if large else 512)
+
+
+def key_of(data: Mapping[str, Any]) -> str:
+    """A hash of a resolved configuration, and of the files that its options name."""
+    sections = [section for section in data.values() if isinstance(section, dict)]
+    values = [value for section in sections for value in section.values() if isinstance(value, str) and value]
+    files = sorted({value for value in values if Path(value).is_file()})
+    held = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
+    return hashlib.sha256(json.dumps([data, held], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """JSON that is there entirely or not at all, whenever the process is killed."""
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    os.replace(part, path)

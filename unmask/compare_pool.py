@@ -1,0 +1,137 @@
+"""Cells side by side: one process each, started once and given one cell after the other."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import unmask
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to be trained, in its folder."""
+
+    label: str
+    seed: int
+    folder: Path
+    config: dict[str, Any]
+    weight: float
+    """About what it costs, in forwards."""
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    def result(self) -> dict[str, Any]:
+        """What it found, or {"error": why not}; nothing where it was never tried."""
+        for name in ("result.json", "error.json"):
+            if (self.folder / name).is_file():
+                found: dict[str, Any] = json.loads((self.folder / name).read_text())
+                return found
+        return {}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something has happened to a job."""
+
+    job: Job
+    share: float = 1.0
+    """How much of it is done."""
+    error: str = ""
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(workers: int) -> int:
+    """Threads a process, so that all together have the cores; OMP_NUM_THREADS, where it is set, has the last word."""
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // workers))
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
+    """Train every job, `workers` at a time; yields what happens. Whatever ends one, the others go on."""
+    waiting: Queue[Job] = Queue()
+    events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
+    running: list[subprocess.Popen[str]] = []
+    for job in jobs:
+        waiting.put(job)
+
+    def serve() -> None:
+        try:
+            process: subprocess.Popen[str] | None = None
+            while True:
+                try:
+                    job = waiting.get_nowait()
+                except Empty:
+                    break
+                if process is None:
+                    process = _started(threads_of(workers))
+                    running.append(process)
+                for event in _served(process, job, keep):
+                    events.put(event)
+                if process.poll() is not None:
+                    process = None
+            if process is not None and process.stdin is not None:
+                process.stdin.close()
+            events.put(None)
+        except BaseException as error:  # a thread's errors are nobody's, unless they are handed on
+            events.put(error)
+
+    count = min(workers, len(jobs))
+    for _ in range(count):
+        Thread(target=serve, daemon=True).start()
+    try:
+        while count:
+            event = events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
+                count -= 1
+            else:
+                yield event
+    finally:
+        for process in running:
+            process.kill()
+            with suppress(BrokenPipeError), process:  # its pipes are closed, and it is waited for
+                pass
+
+
+def _started(threads: int) -> "subprocess.Popen[str]":
+    home = str(Path(unmask.__file__).parents[1])
+    path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    command = [sys.executable, "-m", "unmask.compare_worker"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+
+
+def _served(process: "subprocess.Popen[str]", job: Job, keep: bool) -> Iterator[Event]:
+    """Give a job to a process and pass on what it says, until it has done or died."""
+    assert process.stdin is not None and process.stdout is not None
+    order = {"folder": str(job.folder.resolve()), "config": job.config, "keep": keep}
+    try:
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            message = json.loads(line)
+            if "share" in message:
+                yield Event(job, min(0.99, message["share"]))
+                continue
+            yield Event(job, error=message.get("error", ""))
+            return
+    except BrokenPipeError:
+        pass
+    told = f"its process ended with code {process.wait()}: see {job.folder / 'log.txt'}"
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / "error.json").write_text(json.dumps({"error": told}) + "\n")
+    yield Event(job, error=told)

@@ -1,0 +1,126 @@
+"""A process that trains the cells it is given, one after the other: `python -m unmask.compare_worker`.
+
+In: a JSON object a line, {"folder", "config", "keep"}. Out: {"share": part of the updates done}, and at the end of a
+cell {"done": true} or {"error": ...}. When its input ends, whoever gave the orders is gone, and so is it.
+"""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+TAIL = 20
+"""Updates over which training metrics are averaged at the end of a run."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders is interrupted too, and hangs up
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    Thread(target=_listen, args=(orders,), daemon=True).start()
+
+    def tell(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+
+    while True:
+        run_cell(**orders.get(), tell=tell)
+
+
+def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    os._exit(0)
+
+
+def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> None:
+    """Train a cell in its folder from the beginning; result.json is written last, and says that it is finished."""
+    home = Path(folder)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    with (home / "log.txt").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            result = _trained(home, config, keep, tell)
+        except Exception as error:  # whatever ended this cell, the others go on
+            traceback.print_exc()
+            message: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
+            (home / "error.json").write_text(json.dumps(message) + "\n")
+        else:
+            from unmask.compare_cells import write_whole
+
+            message = {"done": True}
+            write_whole(home / "result.json", result)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    tell(message)
+
+
+def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[str, Any]:
+    import torch
+
+    from unmask.config import parse_config
+    from unmask.run import Run, read_metrics, versions
+    from unmask.train import train
+
+    class CellRun(Run):
+        def draw(self) -> None:
+            """The comparison draws all of them."""
+
+    config = parse_config(data)
+    told = [0.0]
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if time.monotonic() - told[0] > 0.5:
+            told[0] = time.monotonic()
+            tell({"share": step / config.updates})
+
+    start = time.perf_counter()
+    train(config, lambda: CellRun(home / "run", config.dump()), report)
+    wall = time.perf_counter() - start
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # the next cell may be another process's
+    result = result_of(read_metrics(home / "run"))
+    if not keep:
+        for name in ("config.yaml", "metrics.jsonl"):
+            (home / "run" / name).rename(home / name)
+        shutil.rmtree(home / "run")
+    return {**result, "wall": wall, "threads": torch.get_num_threads(), "versions": versions(), "config": config.dump()}
+
+
+def result_of(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Evaluations with what had been spent when they were made, and training metrics at the end."""
+    spent, curve = {"forwards": 0.0, "seconds": 0.0}, []
+    updates = [row for row in rows if "cost/forwards" in row]
+    for row in rows:
+        if "cost/forwards" in row:
+            spent["forwards"] = row["cost/forwards"]
+            spent["seconds"] += row["time/rollout"] + row["time/update"]
+        if "eval/solved_sampled" in row:
+            passes = {key.removeprefix("eval/"): row[key] for key in row if key.startswith("eval/pass@")}
+            solved = {"sampled": row["eval/solved_sampled"], "greedy": row["eval/solved_greedy"], **passes}
+            curve.append({"updates": row["step"], **spent, **solved, "reward": row["eval/reward"]})
+    last = updates[-TAIL:]
+    names = [name for name in last[-1] if name.startswith("train/") and all(name in row for row in last)]
+    later = [row["time/rollout"] + row["time/update"] for row in updates[1:] or updates]
+    return {
+        "curve": curve,
+        "seconds_per_update": sum(later) / len(later),
+        "tail": {name: sum(row[name] for row in last) / len(last) for name in names},
+    }
+
+
+if __name__ == "__main__":
+    main()

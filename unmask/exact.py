@@ -1,0 +1,270 @@
+"""The probability that the sampler writes a completion, over every order in which it could have come about.
+
+A state on the way to a completion o is the set of positions that are filled: their tokens are those of o. So
+
+    alpha_0(nothing) = 1,    alpha_{t+1}(S) = sum over the S' = S without K of alpha_t(S') * P(step t commits K | S')
+    log pi(o | q) = log alpha_T(everything)
+
+K runs over the sets of the step's size. With q_j the law position j draws from, s_j(v) the score that a draw v there is
+ranked by, C the masked positions of the block, and c the least (s_i(o_i), -i) over K (docs/estimators.md):
+
+    P(K | S') = prod over K of q_i(o_i) * prod over C without K of  F_j(c),   F_j(c) = P((s_j(v), -j) < c),  v ~ q_j
+
+for every order that ranks by what the policy says or by place (where the draw plays no part, F is 0 or 1), and
+prod over K of q_i(o_i) / C(|C|, |K|) for the random one. Blocks follow one another: the end of one is a single state.
+
+States whose alpha is below `tolerance` times the probability of the way the completion really came about, itself one
+of the terms, are not followed. What is lost is bounded by their sum, since nothing that follows has more than
+probability one: the result says how much that may be.
+
+Everything is differentiable where gradients are enabled; a step's passes are done again on the way back, so that memory
+holds the states and not what the policy made of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import comb, log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from unmask.evaluate import Decoding
+from unmask.law import law_of, plain_law
+from unmask.models.policy import Policy
+from unmask.order import Look, Order, drawn_confidence, low_confidence, random
+from unmask.rows import Rows
+from unmask.trace import Trace, selected
+
+WIDEST = 40
+"""Positions of a block: sets of them are numbered."""
+MOST_SETS = 20_000
+"""Sets a step may choose from."""
+MOST_CELLS = 2**23
+"""States times sets times positions in memory at a time."""
+
+_BY_DRAW: dict[Order, Callable[[Look], Tensor]] = {
+    low_confidence: lambda look: look.plain_QV,
+    drawn_confidence: lambda look: look.law_QV,
+}
+"""Orders that rank a position by what was drawn there: the score of every token, (Q, V)."""
+
+
+class Summed(NamedTuple):
+    logp_B: Tensor
+    """log pi(o | q) of every trace."""
+    path_B: Tensor
+    """The log-probability of the way it really came about, choice of positions included."""
+    slack: float
+    """The most by which any of the first may be too low, in nats."""
+    states: int
+    """Masked states the policy was asked at."""
+
+
+class TooMany(Exception):
+    """More states than were allowed."""
+
+
+def summable(decoding: Decoding) -> bool:
+    """Whether the sum can be done at all: fixed numbers of positions a step, and sets that can be listed."""
+    if decoding.threshold is not None or decoding.block > WIDEST:
+        return False
+    commits = decoding.schedule(decoding.length, decoding.steps, decoding.block)
+    for sizes in commits:
+        left = decoding.block
+        for size in sizes:
+            if comb(left, size) > MOST_SETS:
+                return False
+            left -= size
+    return True
+
+
+def summed_orders(
+    policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, most: float = torch.inf, tolerance: float = 1e-6
+) -> Summed:
+    """log pi(o | q) of every trace, asking the policy at no more than `most` states: TooMany where more are needed."""
+    taken = _Way(policy, trace, decoding, rows, most)
+    with torch.no_grad():
+        path_B, _ = taken.walked(None)
+    canvas_BL = torch.cat([trace.tokens_BL, trace.attended_BL.long()], 1)
+    _, same_B = canvas_BL.unique(dim=0, return_inverse=True)  # traces that wrote the same have the same probability
+    one_U = torch.zeros(int(same_B.max()) + 1, dtype=torch.long, device=same_B.device)
+    one_U[same_B] = torch.arange(len(trace), device=same_B.device)
+    best_U = path_B.new_zeros(len(one_U)).scatter_reduce(0, same_B, path_B, "amax", include_self=False)
+    ways = _Way(policy, selected(trace, one_U), decoding, rows, most - taken.asked)
+    logp_U, lost_U = ways.walked(best_U + log(tolerance))
+    slack = float((torch.logaddexp(logp_U, lost_U) - logp_U).detach().max())
+    return Summed(logp_U[same_B], path_B, slack, taken.asked + ways.asked)
+
+
+@dataclass(frozen=True)
+class _Front:
+    """States reached after a step, those of all traces together."""
+
+    trace_F: Tensor
+    filled_FW: Tensor
+    """Which positions of the block."""
+    logp_F: Tensor
+
+    def only(self, kept_F: Tensor) -> "_Front":
+        return _Front(self.trace_F[kept_F], self.filled_FW[kept_F], self.logp_F[kept_F])
+
+
+class _Way:
+    """From masks to given completions, step by step."""
+
+    def __init__(self, policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, most: float) -> None:
+        self.policy, self.trace, self.decoding, self.rows, self.most = policy, trace, decoding, rows, most
+        self.start = trace.tokens_BL.shape[1] - decoding.length
+        self.asked = 0
+
+    def walked(self, floor_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """log alpha of the finished canvases and of all that was left behind below the floor, (B,) each.
+
+        Without a floor only the way each trace really took is walked.
+        """
+        trace, width = self.trace, self.decoding.block
+        commits = self.decoding.schedule(self.decoding.length, self.decoding.steps, width)
+        begun_B = torch.arange(len(trace), device=trace.tokens_BL.device)
+        blank = torch.zeros(len(trace), width, dtype=torch.bool, device=begun_B.device)
+        front = _Front(begun_B, blank, torch.zeros_like(begun_B, dtype=torch.float64))
+        finished, lost, step = [front.only(begun_B[:0])], [front.only(begun_B[:0])], 0
+        for number, sizes in enumerate(commits):
+            first = self.start + number * width
+            target_BW = trace.filled_BL[:, first : first + width]
+            further_B = trace.filled_BL[:, first + width :].any(-1)
+            front = replace(front, filled_FW=torch.zeros_like(front.filled_FW))
+            for size in sizes:
+                if size and len(front.trace_F):
+                    front = self._stepped(front, number, size)
+                    if floor_B is None:
+                        own_BW = target_BW & (trace.step_BL[:, first : first + width] <= step)
+                        front = front.only((front.filled_FW == own_BW[front.trace_F]).all(-1))
+                    else:
+                        low_F = front.logp_F < floor_B[front.trace_F]
+                        lost.append(front.only(low_F))
+                        front = front.only(~low_F)
+                    whole_F = (front.filled_FW == target_BW[front.trace_F]).all(-1)
+                    done_F = whole_F & ~further_B[front.trace_F]
+                    finished.append(front.only(done_F))
+                    token_FW = trace.tokens_BL[front.trace_F, first : first + width]
+                    unbroken_FW = front.filled_FW.long().cumprod(-1).bool()
+                    ended_F = (unbroken_FW & (token_FW == trace.eos_id)).any(-1)
+                    front = front.only(~done_F & ~ended_F)
+                step += 1
+        return _added(finished, len(trace)), _added(lost, len(trace))
+
+    def _stepped(self, front: _Front, number: int, size: int) -> _Front:
+        """All that a step can make of the states, equal results added up."""
+        first, width = self.start + number * self.decoding.block, self.decoding.block
+        state_FL = self.trace.tokens_BL[front.trace_F].clone()
+        state_FL[:, first + width :] = self.trace.mask_id
+        state_FL[:, first : first + width].masked_fill_(~front.filled_FW, self.trace.mask_id)
+        asked_FL = torch.cat([state_FL, self.trace.attended_BL[front.trace_F].long()], 1)
+        _, number_F = asked_FL.unique(dim=0, return_inverse=True)  # siblings often share a state
+        count = int(number_F.max()) + 1
+        self.asked += count
+        if self.asked > self.most:
+            raise TooMany
+        found, left = [], int((~front.filled_FW[0]).sum())
+        some = max(1, min(self.rows.most, MOST_CELLS // (left * comb(left, size))))
+        for start in range(0, count, some):
+            index_G = ((number_F >= start) & (number_F < start + some)).nonzero().squeeze(1)
+            some_G = front.only(index_G), state_FL[index_G], number_F[index_G] - start
+            found.append(checkpoint(self._onwards, *some_G, first, size, use_reentrant=False, preserve_rng_state=False))
+        return _merged(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _onwards(
+        self, front: _Front, state_FL: Tensor, number_F: Tensor, first: int, size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a step leads from some states and with what probability, one row for every set it may choose."""
+        trace, left = self.trace, int((~front.filled_FW[0]).sum())
+        place_FM = (~front.filled_FW).nonzero()[:, 1].view(-1, left)
+        states = int(number_F.max()) + 1
+        member_U = torch.zeros(states, dtype=torch.long, device=number_F.device)
+        member_U[number_F] = torch.arange(len(number_F), device=number_F.device)
+        column_UM = first + place_FM[member_U]
+        offset_U1 = torch.arange(states, device=number_F.device)[:, None] * state_FL.shape[1]
+        attended_UL = trace.attended_BL[front.trace_F[member_U]]
+        logits_QV = self.policy(
+            state_FL[member_U], None if attended_UL.all() else attended_UL, (offset_U1 + column_UM).flatten()
+        )
+        plain_QV = plain_law(logits_QV, trace.mask_id)
+        law_QV, _ = law_of(plain_QV, trace.law)
+        token_FM = trace.tokens_BL[front.trace_F[:, None], first + place_FM]
+        row_FM = number_F[:, None] * left + torch.arange(left, device=number_F.device)
+        logq_FM = law_QV.double()[row_FM, token_FM]
+        order, ways = self.decoding.order, comb(left, size)
+        set_XK = torch.combinations(torch.arange(left, device=number_F.device), size)
+        if order is random:
+            logp_FX = logq_FM[:, set_XK].sum(-1) - log(ways)
+            chosen_FXK = place_FM[:, set_XK]
+        else:
+            column_Q, nothing_Q = column_UM.flatten(), torch.zeros(plain_QV.shape[0], device=plain_QV.device)
+            look = Look(plain_QV.detach(), law_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
+            score_QV = _BY_DRAW[order](look) if order in _BY_DRAW else order(look)[:, None].expand_as(plain_QV)
+            logp_FX, chosen_FXK = _ranked(score_QV, law_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
+        logp_FX = front.logp_F[:, None] + logp_FX
+        led_F, led_X = (logp_FX > -torch.inf).nonzero(as_tuple=True)
+        filled_HW = front.filled_FW[led_F].scatter(1, chosen_FXK[led_F, led_X], True)
+        return front.trace_F[led_F], filled_HW, logp_FX[led_F, led_X]
+
+
+def _ranked(
+    score_QV: Tensor,
+    law_QV: Tensor,
+    row_FM: Tensor,
+    token_FM: Tensor,
+    logq_FM: Tensor,
+    place_FM: Tensor,
+    set_XK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """log P(K) of every set of positions, (F, X), and the sets, (F, X, K): all other draws must rank below them."""
+    score_FM = score_QV[row_FM, token_FM]
+    rank_FM = score_FM.sort(dim=-1, descending=True, stable=True).indices  # ties to the left
+    score_FM, logq_FM, place_FM, row_FM = (x.gather(1, rank_FM) for x in (score_FM, logq_FM, place_FM, row_FM))
+    rising_QV, at_QV = score_QV.sort(-1)
+    mass_QV = law_QV.double().exp().gather(-1, at_QV).cumsum(-1)
+    mass_QV = torch.cat([torch.zeros_like(mass_QV[:, :1]), mass_QV], -1).clamp(max=1.0)
+
+    # F of position j (last) under the draw of position i (middle) as the least of the kept
+    bound_FMM = score_FM[:, :, None].expand(-1, -1, score_FM.shape[1]).transpose(1, 2).contiguous()
+    rising_FMV = rising_QV[row_FM].contiguous()
+    below, upto = (torch.searchsorted(rising_FMV, bound_FMM, right=right) for right in (False, True))
+    right_of_FMM = place_FM[:, :, None] > place_FM[:, None, :]
+    under_FMM = _log(mass_QV[row_FM].gather(-1, torch.where(right_of_FMM, upto, below))).transpose(1, 2)
+
+    kept_XM = torch.zeros(len(set_XK), score_FM.shape[1], dtype=torch.bool, device=set_XK.device)
+    kept_XM.scatter_(1, set_XK, True)
+    passed_FX = under_FMM[:, set_XK[:, -1]].masked_fill(kept_XM, 0.0).sum(-1)
+    return logq_FM[:, set_XK].sum(-1) + passed_FX, place_FM[:, set_XK]
+
+
+def _merged(trace_H: Tensor, filled_HW: Tensor, logp_H: Tensor) -> _Front:
+    """Equal states of equal traces as one, their probabilities added."""
+    bit_W = 2 ** torch.arange(filled_HW.shape[1], device=trace_H.device)
+    code_H = trace_H * 2 ** filled_HW.shape[1] + (filled_HW * bit_W).sum(-1)
+    code_F, index_H = code_H.unique(return_inverse=True)
+    logp_F = _log_sums(logp_H, index_H, len(code_F))
+    bits_F = code_F % 2 ** filled_HW.shape[1]
+    return _Front(code_F // 2 ** filled_HW.shape[1], (bits_F[:, None] & bit_W) > 0, logp_F)
+
+
+def _added(fronts: list[_Front], count: int) -> Tensor:
+    """log of the sum, trace by trace, (count,)."""
+    logp_H, trace_H = (torch.cat(parts) for parts in zip(*((f.logp_F, f.trace_F) for f in fronts), strict=True))
+    return _log_sums(logp_H, trace_H, count)
+
+
+def _log(x: Tensor) -> Tensor:
+    """log, with no slope where it is -inf."""
+    return torch.where(x > 0, x, 1.0).log().masked_fill(x <= 0, -torch.inf)
+
+
+def _log_sums(logp_H: Tensor, index_H: Tensor, count: int) -> Tensor:
+    """log of the sum of exp over equal indices, (count,); -inf of none."""
+    most = torch.full((count,), -torch.inf, dtype=logp_H.dtype, device=logp_H.device)
+    most = most.scatter_reduce(0, index_H, logp_H.detach(), "amax")
+    level = torch.where(most > -torch.inf, most, 0.0)
+    return _log(torch.zeros_like(most).index_add(0, index_H, (logp_H - level[index_H]).exp())) + level
