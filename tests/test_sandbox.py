@@ -2,9 +2,13 @@
 
 import contextlib
 import os
+import signal
+import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -205,6 +209,32 @@ def test_a_program_that_hangs_or_ends_is_begun_again_for_its_other_tests():
     assert "within 1 s" in verdicts[1].reason and "ended its process" in verdicts[2].reason
     verdicts = sandbox.run(program, [tests[2]] * 5)
     assert not any(verdict.passed for verdict in verdicts) and "not run" in verdicts[4].reason
+
+
+def descendants(process: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+@needs_sandbox
+def test_a_signal_to_all_of_a_job_is_no_verdict():
+    before = set(descendants(os.getpid()))
+    with ThreadPoolExecutor(1) as pool:
+        judged = pool.submit(sandbox.run, "import time\ndef f():\n    time.sleep(2)\n    return 1", ["assert f() == 1"])
+        deadline = time.monotonic() + 20
+        while len(jails := set(descendants(os.getpid())) - before) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        for process in jails:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+        assert [verdict.passed for verdict in judged.result(30)] == [True]
+
 
 
 @needs_sandbox

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from unmask.interrupt import deaf
 from unmask.sandbox.filter import seccomp_program
 
 MEMORY = 1 << 30  # bytes of address space
@@ -105,7 +106,16 @@ def start(
             *(str(interpreter), "-S", "-s", "-c", BEGINS, *inner_code(interpreter, role)),
             *map(str, (MEMORY, THREADS, FILES, cpu, *fds)),
         ]
-        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(rules, *fds))
+        with deaf():
+            return subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(rules, *fds),
+                start_new_session=True,
+                env={"PATH": os.environ.get("PATH", os.defpath)},  # what is secret stays out of bubblewrap too
+            )
     finally:
         os.close(rules)
 

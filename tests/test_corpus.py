@@ -1,0 +1,148 @@
+"""Hostile and odd inputs, each with what it gets: tests/corpus holds them, tests/corpus_runners.py says how to read it.
+
+One sentence that a person can act on, in one line, without a path of the machine; or the points a completion earns.
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from corpus_runners import (
+    KINDS,
+    Case,
+    agrees,
+    cases,
+    configured,
+    content,
+    data,
+    model_loaded,
+    named,
+    points,
+    rows_read,
+    text,
+    whole_models,
+)
+from unmask import sandbox
+from unmask.tasks import TASKS
+
+PATIENCE = 20  # seconds for a case on a busy machine; most take milliseconds
+RUN = {"humaneval", "mbpp", "code_mini"}  # tasks whose answers are run
+OPTIONAL = {"reasoning_gym", "own"}  # a package that is not there, and no grader of ours
+
+
+def each(kind: str) -> Any:
+    return pytest.mark.parametrize("case", cases(kind), ids=[named(case) for case in cases(kind)])
+
+
+@pytest.fixture(autouse=True)
+def soon() -> Iterator[None]:
+    """A case that hangs fails instead."""
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"more than {PATIENCE} seconds")
+
+    assert threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    whole_models(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(call: Callable[[Case, Path], None], case: Case, folder: Path, here: Path) -> None:
+    with pytest.raises((ValueError, OSError)) as caught:
+        call(case, folder)
+    said = str(caught.value).replace(f"{here}/", "").replace(str(here), ".")
+    assert agrees(said, case["says"]), said
+    assert "\n" not in said
+
+
+@each("configs")
+def test_a_configuration_is_refused(case: Case, here: Path) -> None:
+    refused(configured, case, here, here)
+
+
+@each("rows")
+def test_a_data_file_is_refused(case: Case, here: Path) -> None:
+    refused(rows_read, case, here, here)
+
+
+@each("models")
+def test_a_model_is_refused(case: Case, here: Path, models: Path) -> None:
+    refused(model_loaded, case, models, here)
+
+
+@each("completions")
+def test_a_completion_earns_what_it_is_worth(case: Case) -> None:
+    if case["task"] in RUN and sandbox.problem():
+        pytest.skip(sandbox.problem())
+    assert points(case) == case["points"]
+
+
+@pytest.mark.parametrize("task", sorted(TASKS.keys() - OPTIONAL - RUN))
+def test_hostile_completions_earn_nothing_from_any_grader(task: str) -> None:
+    protocols = TASKS[task]().about.protocols or [None]
+    for protocol in protocols:
+        options = {} if protocol is None else {"options": {"protocol": protocol}}
+        for hostile in content("completions")["hostile"]:
+            assert points({"task": task, "text": hostile, **options}) == 0, (protocol, str(hostile)[:80])
+
+
+@pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
+@pytest.mark.parametrize("task", sorted(RUN))
+def test_hostile_completions_are_no_programs_either(task: str) -> None:
+    built = TASKS[task]()
+    row = content("completions")["rows"].get(task) or built.about.example
+    texts = [text(hostile) for hostile in content("completions")["hostile"]]
+    assert built.ahead is not None
+    built.ahead([row] * len(texts), texts)
+    assert [built.graded(row, each).points for each in texts] == [0] * len(texts)
+
+
+@each("commands")
+def test_a_command_line_is_refused(case: Case, unmask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    for name, written in content("commands")["files"].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data(written if isinstance(written, dict) else {"text": written}))
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = unmask(*case["line"].split(" "))
+    said = err.removesuffix("\n").replace(f"{tmp_path}/", "").replace(str(tmp_path), ".")
+    assert code == 2 and not out
+    assert agrees(said, case["says"]) and "\n" not in said, said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_corpus_is_as_large_as_it_should_be() -> None:
+    distinct = {
+        kind: len({json.dumps({k: v for k, v in case.items() if k not in ("says", "points")}) for case in cases(kind)})
+        for kind in KINDS
+    }
+    assert distinct == {kind: len(cases(kind)) for kind in KINDS}
+    assert sum(distinct.values()) >= 1200 and min(distinct.values()) >= 180, distinct
+
+
+def test_every_sentence_says_something_and_names_no_place_of_the_machine() -> None:
+    for kind in set(KINDS) - {"completions"}:
+        for case in cases(kind):
+            says = case["says"]
+            assert len(says) > 15 and "Traceback" not in says
+            assert not any(place in says for place in ("/work", "/root", "/home", "/tmp", "site-packages")), says
