@@ -88,10 +88,10 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
         (["generate", "tiny", "one.jsonl", "--out", "no/where.jsonl"], "there is no folder no to write where.jsonl in"),
         (["sample", "tiny", "é"], "printable ASCII"),
         (["sample", "tiny", "1" * 200], "the longest prompt has 200 tokens"),
-        (["generate", "tiny", "nothing.jsonl"], "there is no file nothing.jsonl"),
+        (["generate", "tiny", "nothing.jsonl"], "there is no data file nothing.jsonl"),
         (["generate", "tiny", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
-        (["generate", "tiny", "empty.jsonl"], "empty.jsonl holds no prompts"),
-        (["generate", "tiny", "blank.jsonl"], 'blank.jsonl line 1 has no text "prompt"'),
+        (["generate", "tiny", "empty.jsonl"], "empty.jsonl holds no rows"),
+        (["generate", "tiny", "blank.jsonl"], "blank.jsonl line 1: 'prompt' is missing"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, sentence) -> None:

@@ -225,11 +225,11 @@ def test_impossible_options_are_named(factory, tmp_path):
 @needs_sandbox
 def test_rows_that_cannot_be_judged_are_named(tmp_path):
     for row, told in (({**ROW, "test": "x = 1"}, "check"), ({**ROW, "entry_point": "other"}, "other")):
-        with pytest.raises(ValueError, match=f"row 1: .*{told}"):
+        with pytest.raises(ValueError, match=f"line 1: .*{told}"):
             humaneval.task(test_data=written(tmp_path / "bad.jsonl", row)).rows("test", 1, 0)
     with pytest.raises(ValueError, match="test_list"):
         mbpp.task(test_data=written(tmp_path / "bad.jsonl", {**SUM, "test_list": []})).rows("test", 1, 0)
-    with pytest.raises(ValueError, match="for evaluation"):
+    with pytest.raises(ValueError, match=r"for the test.*split=hashed"):
         humaneval.task(test_data=written(tmp_path / "own.jsonl", ROW)).rows("train", 1, 0)
 
 
@@ -249,6 +249,21 @@ def test_the_splits():
     both = humaneval.task(data=str(HUMANEVAL))
     held_out = {row["task_id"] for row in both.rows("test", 1000, 0)}
     assert held_out and not held_out & {row["task_id"] for row in both.rows("train", 300, 0)}
+
+
+@needs_data
+@needs_sandbox
+def test_humaneval_is_trained_on_only_where_asked_for(unmask, monkeypatch):
+    """The hub's rows stood in for by the file: the sizes are those that the task tells."""
+    rows = [json.loads(line) for line in HUMANEVAL.read_text().splitlines()]
+    monkeypatch.setattr(humaneval, "hub_rows", lambda *_: rows)
+    code, _, err = unmask("train", "--task", "humaneval")
+    assert code == 2 and "all 164 problems are for the test" in err and "humaneval.split=hashed" in err
+    task = humaneval.task(split="hashed")
+    train, test = ({row["task_id"] for row in task.rows(split, 124, 0)} for split in ("train", "test"))
+    assert {"train": len(train), "test": len(test)} == dict(task.about.sizes) == {"train": 124, "test": 40}
+    assert not train & test
+    assert len(humaneval.task().rows("test", 200, 0)) == humaneval.task().about.sizes["test"] == 164
 
 
 @needs_data

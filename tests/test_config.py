@@ -18,7 +18,7 @@ BAD = {
     "rollout.temperature: input should be a finite number": {"rollout": {"temperature": float("inf")}},
     "device: 'abacus' cannot be used here": {"device": "abacus"},
     "optimizer.betas.0: input should be less than 1": {"optimizer": {"betas": [2, 3]}},
-    "seed: value error, input should be a number, not true or false": {"seed": True},
+    "seed: input should be a number, not true or false": {"seed": True},
     "1: keys must be text": {1: 2},
     "dps: shuffled deals the scores of steps": {"with": ["dps"], "dps": {"variant": "own", "shuffled": True}},
     "espo: draws=0 must be at least 1": {"method": "espo", "espo": {"draws": 0}},

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_the_split_never_moves():
         {"numbers": 2},
         {"numbers": 4},
         {"numbers": 4, "signs": "+-*/"},
+        {"numbers": 5},
+        {"numbers": 6, "signs": "+-*/"},
         {"signs": "+*"},
         {"largest": 9, "target_largest": 10},
         {"largest": 100, "target_largest": 100},
@@ -107,6 +110,22 @@ def test_reachable_finds_everything_and_says_how(numbers):
         assert found is not None
         assert found[0] == value
         assert sorted(found[1]) == list(numbers)
+
+
+def test_a_random_way_is_one_of_all_and_all_are_found():
+    ways = [countdown.way(random.Random(i), [2, 7, 12], "+-*/") for i in range(3000)]
+    assert {value for value, _ in ways} == set(countdown.reachable((2, 7, 12)))
+    for value, text in ways:
+        found, used = countdown.expression(text)
+        assert found == value and sorted(used) == [2, 7, 12]
+
+
+def test_six_numbers_are_drawn_in_no_time_or_refused():
+    start = time.perf_counter()
+    assert len(countdown.task(numbers=6, largest=100, target_largest=100, signs="+-*/").rows("test", 100, 0)) == 100
+    with pytest.raises(ValueError, match="raise target_largest"):
+        countdown.task(numbers=6, largest=100, target_largest=10, signs="+").rows("test", 1, 0)
+    assert time.perf_counter() - start < 10  # listing all that six numbers reach takes a second for each
 
 
 def test_solutions_carry_no_needless_parentheses():
@@ -216,7 +235,7 @@ def test_each_number_exactly_once():
     ("options", "named"),
     [
         ({"numbers": 1}, "numbers"),
-        ({"numbers": 5}, "numbers"),
+        ({"numbers": 7}, "numbers"),
         ({"largest": 8}, "largest"),
         ({"largest": 101}, "largest"),
         ({"target_largest": 0}, "target_largest"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from unmask.grade import graded, task_of
-from unmask.tasks import gsm8k, math500, text_countdown, text_sudoku
+from unmask.grade import graded
+from unmask.tasks import TASKS, gsm8k, math500, text_countdown, text_sudoku
 
 FILE = Path(__file__).parents[2] / "shared" / "data" / "d1_generations" / "graded.jsonl.gz"
 pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="needs the shared data folder beside the checkout")
@@ -38,7 +38,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 
 def grades(name: str, rows: list[dict[str, Any]], protocol: str = "d1") -> Any:
-    return graded(task_of(NAMES[name], protocol), [(str(row["id"]), row) for row in rows])
+    return graded(TASKS[NAMES[name]](protocol=protocol), [(str(row["id"]), row) for row in rows])
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluate import Decoding, evaluate, judged, mean_share, pass_at, wilson
+from unmask.evaluate import Decoding, evaluate, mean_share, pass_at, wilson
+from unmask.judge import judged
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, Task
 
@@ -32,12 +33,21 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_hit() -> None:
 
 
 def test_the_interval_of_a_mean_counts_problems_not_samples() -> None:
-    value_P = torch.tensor([0.0, 0.5, 1.0, 0.5])
+    value_P, z = torch.tensor([0.0, 0.5, 1.0, 0.5, 0.25]), 1.959963984540054
     share = mean_share(value_P)
-    half = 1.959963984540054 * float(value_P.std()) / 2
-    assert (share.value, share.low, share.high) == pytest.approx((0.5, 0.5 - half, min(1, 0.5 + half)))
+    # The normal score test, whose variance at another mean is scaled as that of a share is.
+    scale = float(value_P.var(correction=0)) / (0.45 * 0.55) / 5
+    for edge in share[1:]:
+        assert abs(share.value - edge) == pytest.approx(z * math.sqrt(scale * edge * (1 - edge)), rel=1e-6)
     flat = mean_share(torch.ones(10))
     assert flat.high == pytest.approx(1) and 0.6 < flat.low < 0.8  # ten of ten does not prove certainty
+
+
+@pytest.mark.parametrize(("hits", "total"), [(0, 1), (1, 1), (1, 2), (1, 50), (7, 20), (19, 20)])
+def test_one_sample_a_problem_has_the_interval_of_a_share(hits: int, total: int) -> None:
+    assert mean_share(torch.tensor([1.0] * hits + [0.0] * (total - hits))) == pytest.approx(wilson(hits, total))
+    alike_P = torch.full((9,), 1 / 3, dtype=torch.float64)  # neither right nor wrong
+    assert mean_share(alike_P) == pytest.approx(wilson(3, 9))
 
 
 def _letter_task(letter: str) -> Task:
@@ -95,7 +105,8 @@ def test_no_problems_is_an_error() -> None:
 def test_work_that_can_be_done_ahead_is_done_once_for_all_completions() -> None:
     called, task = [], replace(_letter_task("q"), ahead=lambda rows, texts: called.append((rows, texts)))
     rows = task.rows("test", 3, 0)
-    reward_B, solved_B = judged(task, rows, ["q", "x", "q"])
+    found = judged(task, rows, ["q", "x", "q"])
     assert called == [(rows, ["q", "x", "q"])]
     plain = judged(replace(task, ahead=None), rows, ["q", "x", "q"])
-    assert torch.equal(reward_B, plain[0]) and torch.equal(solved_B, plain[1])
+    assert found.reward_B.tolist() == plain.reward_B.tolist() == [1.0, 0.0, 1.0]
+    assert torch.equal(found.solved_B, plain.solved_B)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from branching import branch_traces, fillings, visits
 from unmask.advantage import group_mean, leave_one_out
 from unmask.branch import Branch
 from unmask.law import Law
@@ -26,18 +27,15 @@ from world import (
     Paths,
     TablePolicy,
     World,
-    branch_traces,
     chance_of_worse,
     enumerated,
     expected_advantage,
-    fillings,
     gradient,
     laws,
     number,
     relative_error,
     reward_of,
     step_of,
-    visits,
 )
 
 TOLERANCE = 1e-9

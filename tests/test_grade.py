@@ -4,12 +4,17 @@ import gzip
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from unmask.evaluate import wilson
-from unmask.grade import graded, score, task_of
+from unmask.benchmark import Bench, Case, measured
+from unmask.evaluate import Decoding, wilson
+from unmask.grade import graded, score
+from unmask.models import tiny_policy
+from unmask.rows import Rows
+from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
 
 LINES = [
@@ -38,9 +43,10 @@ def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
         "rows": 3,
         "points": 2.0,
         "out_of": 3.0,
+        "errors": 0,
     }
     verdicts = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(v["id"], v["points"], v["out_of"], v["answer"]) for v in verdicts] == [
+    assert [(v["id"], v["points"], v["out_of"], v["read"]) for v in verdicts] == [
         ("a", 1, 1, "18"),
         ("b", 1, 1, "1000"),
         ("c", 0, 1, ""),
@@ -68,7 +74,7 @@ def test_a_compressed_file_and_the_other_tasks(unmask, tmp_path: Path) -> None:
         assert code == 0, err
         assert json.loads(told)["score"] == 1.0
     numbers = {"generation": "\\boxed{1+2}", "numbers": [1, 2], "target": 4}
-    assert graded(task_of("countdown_text", None), [("here", numbers)]).score.value == 0.0
+    assert graded(TASKS["countdown_text"](), [("here", numbers)]).score.value == 0.0
 
 
 def test_points_are_pooled_and_rows_are_the_units() -> None:
@@ -117,9 +123,113 @@ def test_what_is_not_known_is_named(unmask, tmp_path: Path) -> None:
     for arguments, told in [
         (("--task", "chess", file), "no 'chess'"),
         (("--task", "gsm8k", "--protocol", "wd1", file), "unmask, d1"),
-        (("--task", "sudoku", "--protocol", "d1", file), "no protocols"),
+        (("--task", "sudoku", "--protocol", "d1", file), "sudoku.protocol: unknown option"),
         (("--task", "gsm8k", str(tmp_path / "none.jsonl")), "no data file"),
         (("--task", "gsm8k", file, "--out", str(tmp_path / "none" / "v.jsonl")), "no folder"),
     ]:
         code, _, err = unmask("grade", *arguments)
         assert code == 2 and told in err
+
+
+CHOICE = {"question": "Which?", "options": ["London", "Paris"], "answer": 1}
+RAW = {
+    "gsm8k": ({"question": "How many?", "answer": "#### 5"}, "\\boxed{5}"),
+    "math500": ({"problem": "Which?", "solution": "It is $\\boxed{x^2}$."}, "\\boxed{x^2}"),
+    "countdown_text": ({"numbers": [1, 2], "target": 3}, "\\boxed{1+2}"),
+    "sudoku_text": ({"puzzle": "1234............", "solution": "1234341221434321"}, "1234341221434321"),
+    "multiple_choice": (CHOICE, "Answer: B"),
+    "multiple_choice, HellaSwag": ({"ctx": "Which?", "endings": ["London", "Paris"], "label": "1"}, "Answer: B"),
+    "json_schema": ({"prompt": "1?", "schema": '{"type": "integer"}', "reference": 1}, "1"),
+    "json_schema, parallel": ({"schema": {}, "reference": 1, "group": "BFCL_parallel"}, "2"),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_a_row_of_the_data_is_graded_as_in_an_evaluation(unmask, tmp_path: Path, name: str) -> None:
+    """Both files hold the row as its publisher has it."""
+    task, (row, right) = name.partition(",")[0], RAW[name]
+    if task in ("math500", "json_schema"):
+        pytest.importorskip({"math500": "math_verify", "json_schema": "jsonschema_rs"}[task])
+    texts = [right, "no idea", ""]
+    built = TASKS[task](data=written(tmp_path / "train.jsonl", [row]), test_data=written(tmp_path / "t.jsonl", [row]))
+    (asked,) = built.rows("test", 5, 0)
+    wanted = [built.graded(asked, text).points for text in texts]
+    out = tmp_path / "verdicts.jsonl"
+    file = written(tmp_path / "made.jsonl", [{**row, "generation": text} for text in texts])
+    code, _, err = unmask("grade", "--task", task, file, "--out", str(out))
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["points"] for line in lines] == wanted == [1, 0, 0]
+    assert all(row.items() <= line.items() for line in lines)  # nothing of the row is written over
+
+
+def test_options_change_the_grader(unmask, tmp_path: Path) -> None:
+    pytest.importorskip("jsonschema_rs")
+    file = written(tmp_path / "made.jsonl", [{"schema": {}, "reference": 1, "generation": "2"}])
+    for option, points in (("json_schema.fields=true", 0.0), ("json_schema.fields=false", 1.0)):
+        code, told, _ = unmask("grade", "--task", "json_schema", file, option, "--json")
+        assert code == 0 and json.loads(told)["points"] == points
+    code, _, err = unmask("grade", "--task", "json_schema", file, "json_schema.field=false")
+    assert code == 2 and "did you mean fields" in err
+
+
+def test_a_task_of_ones_own(unmask, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(completion, row): return {'x': 1.0, 'y': 0.5}[completion]\n")
+    file = written(tmp_path / "made.jsonl", [{"prompt": "?", "generation": text} for text in "xyz"])
+    code, _, err = unmask("grade", "--task", "mine.py", file)
+    assert code == 2 and "line 5: the reward of task 'mine' failed" in err and "KeyError: 'z'" in err
+    code, told, err = unmask("grade", "--task", "mine.py", file, "reward.on_error=zero", "--json")
+    found = json.loads(told)
+    assert code == 0 and (found["points"], found["rows"], found["errors"]) == (1, 3, 1)
+    assert "1 reward of mine failed" in err
+
+
+def test_a_data_set_of_reasoning_gym(unmask, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    row = TASKS["reasoning_gym"](name="chain_sum").rows("test", 1, 0)[0]
+    file = written(tmp_path / "made.jsonl", [{**row, "generation": f"<answer>{row['answer']}</answer>"}])
+    code, told, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum", "--json")
+    assert code == 0 and json.loads(told)["score"] == 1.0, err
+    file = written(tmp_path / "bare.jsonl", [{"generation": "<answer>1</answer>", "question": "?", "answer": "1"}])
+    code, _, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum")
+    assert code == 2 and "line 1: 'metadata' is missing" in err
+
+
+def test_lines_of_other_benchmarks_are_left_out_and_counted(unmask, tmp_path: Path) -> None:
+    countdown = {"generation": "\\boxed{1+2}", "ground_truth": [[1, 2], 3]}
+    lines = [{**LINES[0], "task": "gsm8k"}, {**countdown, "task": "countdown"}, {**LINES[2], "task": "mine"}]
+    file = written(tmp_path / "made.jsonl", lines)
+    code, told, _ = unmask("grade", "--task", "gsm8k", file, "--json")
+    assert code == 0 and (json.loads(told)["rows"], json.loads(told)["of_other_tasks"]) == (2, 1)
+    code, told, _ = unmask("grade", "--task", "countdown_text", written(tmp_path / "two.jsonl", lines[:2]))
+    assert code == 0 and "100.00 %" in told and "of other tasks: 1" in told
+    code, _, err = unmask("grade", "--task", "sudoku_text", written(tmp_path / "two.jsonl", lines[:2]))
+    assert code == 2 and "no line is of sudoku_text; the first says that it is of gsm8k" in err
+
+
+def test_puzzles_and_cells_are_told_side_by_side(unmask, tmp_path: Path) -> None:
+    line = {"puzzle": "1234000000000000", "ground_truth": "1234341221434321", "generation": "1234432121433412"}
+    file = written(tmp_path / "made.jsonl", [line])
+    code, told, _ = unmask("grade", "--task", "sudoku_text", "--protocol", "d1", file)
+    assert code == 0 and told.splitlines()[0].startswith("sudoku_text (d1): 33.33 %")
+    assert told.splitlines()[1].startswith("puzzles: 100.00 %") and "several solutions: 1" in told
+    code, told, _ = unmask("grade", "--task", "sudoku_text", file, "--json")
+    assert code == 0 and json.loads(told)["score"] == json.loads(told)["cells"]["value"] == 1.0
+
+
+def test_work_is_done_ahead() -> None:
+    called = []
+    task = replace(TASKS["sudoku"](), ahead=lambda rows, texts: called.append(([row["puzzle"] for row in rows], texts)))
+    lines = [("here", {"puzzle": "1234............", "generation": text}) for text in ("1", "2")]
+    graded(task, lines)
+    assert called == [(["1234............"] * 2, ["1", "2"])]
+
+
+def test_a_table_tells_both_scores_and_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TASKS["sudoku"]()
+    task = replace(task, beside={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
+    bench = Bench(tiny_policy(), task.rows("test", 3, 0))
+    (line,) = measured(bench, [Case(task, Decoding(16, 4, 16), Rows(8))], "steps", quiet=False)
+    assert line.data()["half"]["value"] == 0.5 and line.card["seen"] == 3
+    header, told = capsys.readouterr().out.splitlines()[1:3]
+    assert header.split()[1:3] == ["score", "half"] and "50.0 %" in told

@@ -32,14 +32,49 @@ def row(answer: str) -> dict[str, str]:
         ("-3", -3),
         ("$-3$", -3),
         ("−7", -7),
-        ("16-7", 7),
+        ("16-7", None),  # not worked out
+        ("16 - 7", None),
+        ("16 -7", None),
+        ("5 apples - 3 pears", None),
+        ("9 \\times 2", None),
+        ("2(9)", None),
+        ("\\sqrt{16}", None),
+        ("x^2", None),
+        ("3,4", None),
+        ("10:30", None),
+        ("5/6/2024", None),
+        ("+5", 5),
         ("x = -5", -5),
         ("9 \\times 2 = 18 \\text{ dollars for 2}", 18),
         ("\\frac{3}{4}", Fraction(3, 4)),
         ("-\\frac{3}{4}", Fraction(-3, 4)),
         ("3/4", Fraction(3, 4)),
         ("12/4 = 3", 3),
-        ("1/0", 0),
+        ("1/0", None),
+        ("\\frac{1}{0}", None),
+        ("\\frac12", Fraction(1, 2)),
+        ("\\dfrac{1}2", Fraction(1, 2)),
+        ("3\\frac{1}{2}", Fraction(7, 2)),
+        ("3 1/2", Fraction(7, 2)),
+        ("-3 1/2", Fraction(-7, 2)),
+        ("1 000", 1000),
+        ("1\u202f000 000", 1_000_000),
+        ("1_000", 1000),
+        ("1,2345", None),
+        ("1.000,50", None),
+        ("1e3", 1000),
+        ("2.5e-1", Fraction(1, 4)),
+        ("10^5", 100_000),
+        ("2^{10}", 1024),
+        ("2**10", 1024),
+        ("9^{999}", None),
+        ("0^{-1}", None),
+        ("18 dollars (9*2)", 18),
+        ("(18)", 18),
+        ("**18**", 18),
+        ("\\textbf{18}", 18),
+        ("$18/hour", 18),
+        ("20 eggs, of which 18", 18),
         (".5", Fraction(1, 2)),
         ("50\\%", 50),
         ("", None),
@@ -68,6 +103,9 @@ def test_the_last_number_of_an_answer(text: str, number: object) -> None:
         ("\\boxed{5}", "-5", False),
         ("\\boxed{5}", "-5.0", False),
         ("\\boxed{\\text{eighteen}} <answer>18</answer>", "18", True),
+        ("<answer>\\boxed{18</answer>", "18", True),
+        ("<answer>boxed{18}</answer>", "18", True),
+        ("<answer>\\boxed{16-7}</answer>", "7", False),
         ("<|endoftext|>\\boxed{18}", "18", False),  # after the end there is no answer
         ("The answer is 18.", "18", False),
         ("", "0", False),
@@ -112,7 +150,8 @@ def test_any_text_has_a_grade(protocol: str, text: str) -> None:
 
 @pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)
 @pytest.mark.parametrize(
-    "piece", ["\\boxed{", "{", "}", "<answer>", "\\boxed{1", "9", "1,", "-", "\\frac{1}{", "\\text{", " ", "1/", "."]
+    "piece", ["\\boxed{", "{", "}", "<answer>", "\\boxed{1", "9", "1,", "-", "\\frac{1}{", "\\text{", " ", "1/", ".",
+     " (", "1 ", "1 000 ", "**", "1^", "1e", "("]
 )
 def test_a_hostile_text_costs_little(protocol: str, piece: str) -> None:
     task, text = gsm8k.task(protocol=protocol), piece * (100_000 // len(piece))
@@ -147,22 +186,24 @@ def test_pieces_of_a_text() -> None:
     assert in_form("<reasoning>a</reasoning><answer>b</answer>")
     assert not in_form("<answer>b</answer><reasoning>a</reasoning>")
     assert not in_form("<reasoning>a</reasoning><answer>b</answer><answer>")
+    assert not in_form("<reasoning>a</reasoning><answer> \n</answer>")  # a form with nothing in it is none
+    assert not in_form("<reasoning> </reasoning><answer>b</answer>")
 
 
 def test_the_form_earns_its_share_only_where_asked() -> None:
     formed, bare = gsm8k.task().solution(ROW), "\\boxed{2}"
     wrong = formed.replace("2}", "3}")
     assert [gsm8k.task().reward(ROW, text) for text in (formed, bare, wrong)] == [1, 1, 0]
-    rewards = [gsm8k.task(format=0.2).reward(ROW, text) for text in (formed, bare, wrong, "")]
-    assert rewards == pytest.approx([1, 0.8, 0.2, 0])
+    shared = gsm8k.task(weights={"correctness": 0.8, "format": 0.2})
+    assert [shared.reward(ROW, text) for text in (formed, bare, wrong, "")] == pytest.approx([1, 0.8, 0.2, 0])
 
 
 def test_prompts_ask_the_question_and_show_the_form() -> None:
     for protocol in gsm8k.PROTOCOLS:
         task = gsm8k.task(protocol=protocol)
-        text = task.prompt(ROW)
-        assert "How many?" in text and "<reasoning>\n" in text and "\\boxed{" in text
-        assert task.prefill == "<reasoning>" and task.text
+        text, tag = task.system + task.prompt(ROW), gsm8k.PROTOCOLS[protocol].tag
+        assert "How many?" in text and f"<{tag}>\n" in text and ("\\boxed{" in text) == (protocol != "d1_train")
+        assert task.prefill == ("" if task.system or protocol == "d1_train" else "<reasoning>") and task.text
     assert gsm8k.task(protocol="d1").prompt(ROW).endswith("\n</answer>\n\nHow many?")
 
 
@@ -171,10 +212,10 @@ def test_what_is_not_known_is_named(tmp_path: Path) -> None:
         gsm8k.task(protocol="wd1")
     with pytest.raises(ValueError, match="no data file"):
         gsm8k.task(data=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ValueError, match="format"):
-        gsm8k.task(format=1.0)
+    with pytest.raises(ValueError, match="correctness, format, length"):
+        gsm8k.task(weights={"form": 1.0})
     (tmp_path / "bad.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps({"question": "?", "answer": "5"}) + "\n")
-    with pytest.raises(ValueError, match=r"bad\.jsonl row 2: .*####"):
+    with pytest.raises(ValueError, match=r"bad\.jsonl line 2: .*####"):
         gsm8k.task(data=str(tmp_path / "bad.jsonl")).rows("train", 1, 0)
 
 

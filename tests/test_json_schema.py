@@ -1,11 +1,7 @@
 """JSON schema adherence, checked against published instances and a validator written a second time."""
 
 import gzip
-import http.server
 import json
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,23 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas import ROW, valid
 from unmask.tasks import json_schema
 from unmask.tasks.json_schema import agreement, found_in, score
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "json_schema"
 with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
-
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name"],
-    "additionalProperties": False,
-}
-ROW = {"request": "Anna is 30.", "schema": PERSON, "reference": {"name": "Anna", "age": 30}}
-
-
-def valid(schema: Any, document: Any, formats: json_schema.Formats = "asserted") -> bool:
-    return score({"schema": schema}, json.dumps(document), formats).valid
 
 
 # -- the published instances
@@ -205,6 +190,7 @@ def test_agreement_is_one_for_the_same_document_only(one: Any, other: Any):
         ('As in [the list]: {"a": 1}', {"a": 1}),
         ('```python\n{"a": 0}\n```\n```JSON\n{"a": 1}\n```', {"a": 1}),
         ('```json\n{"a": 1}', {"a": 1}),
+        ('{"a": 1}<|eot_id|>', {"a": 1}),
     ],
 )
 def test_answers_that_are_found(completion: str, value: Any):
@@ -218,6 +204,7 @@ def test_answers_that_are_found(completion: str, value: Any):
         "",
         "I do not know.",
         '{"a": 1',  # cut off
+        'I do not know.<|eot_id|>{"a": 1}',  # after its end
         '{"a": {"b": 1}',
         '{"a": bad, "b": {"c": 1}}',  # broken outside, whole inside: no answer
         "{'a': 1}",
@@ -295,167 +282,3 @@ def test_an_empty_text_in_a_reference_may_be_left_out():
     assert agreement({"f": {"a": 1, "unit": ""}}, {"f": {}}) == 0.0
     assert agreement({"a": True}, {"a": 1}) == 0.0
     assert agreement([1, 2], [2, 1]) == 0.0
-
-
-def test_the_draft_is_the_one_the_schema_names():
-    old = "http://json-schema.org/draft-04/schema#"
-    assert not valid({"$schema": old, "type": "integer"}, 1.0)  # an integer by its value since draft 6
-    assert valid({"type": "integer"}, 1.0)
-    assert not valid({"$schema": old, "maximum": 1, "exclusiveMaximum": True}, 1)
-    assert not valid({"prefixItems": [{"type": "string"}]}, [1])  # of 2020-12
-    assert valid({"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{"type": "string"}]}, [1])
-
-
-def test_formats_are_asserted_or_ignored():
-    assert not valid({"format": "date"}, "tomorrow")
-    assert valid({"format": "date"}, "tomorrow", "ignored")
-
-
-# -- hostile schemas and answers
-
-
-@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", r"^(?:(a)|(?=a)a)*b$", r"^((?=a)a|a)*c\1$", "(x+x+)+y"])
-def test_pattern_bombs_are_bounded(pattern: str):
-    start = time.perf_counter()
-    bomb = {"items": {"pattern": pattern}, "minItems": 801}
-    assert not valid(bomb, ["a" * 20 + "!"] * 800)
-    assert not valid({"pattern": pattern}, "x" * 9_000 + "a" * 9_000 + "!")
-    assert time.perf_counter() - start < 5.0
-
-
-def test_a_pattern_that_gives_up_is_invalid_also_under_not():
-    assert not valid({"not": {"pattern": r"^(?:(a)|(?=a)a)*b$"}}, "a" * 40)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"allOf": [{"$ref": "#"}]},
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"items": {"$ref": "#"}, "uniqueItems": True},
-    ],
-)
-def test_schemas_that_refer_to_themselves_end(schema: Any):
-    deep: Any = 1
-    for _ in range(60):
-        deep = [deep]
-    assert valid(schema, deep)
-    assert valid(schema, list(range(3_000)))
-
-
-@pytest.mark.parametrize("kind", ["allOf", "anyOf", "oneOf"])
-def test_two_branches_at_every_level_do_not_double_the_work(kind: str):
-    both = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
-    sides = {
-        name: {"type": "object", "properties": {"x": {kind: both}}, limit: 5 * (limit != "minProperties")}
-        for name, limit in (("a", "maxProperties"), ("b", "minProperties"))
-    }
-    document: Any = 3
-    for _ in range(60):
-        document = {"x": document}
-    start = time.perf_counter()
-    assert not valid({"$defs": sides, "$ref": "#/$defs/a"}, document)
-    assert time.perf_counter() - start < 2.0
-
-
-class Counting(http.server.BaseHTTPRequestHandler):
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_nothing_is_ever_fetched(tmp_path: Path):
-    import jsonschema_rs
-
-    asked: list[str] = []
-    with http.server.HTTPServer(("127.0.0.1", 0), type("Handler", (Counting,), {"asked": asked})) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}/schema.json"
-            (tmp_path / "schema.json").write_text("{}")
-            for reference in (url, f"file://{tmp_path}/schema.json"):
-                for schema in (
-                    {"$ref": reference},
-                    {"$schema": reference},
-                    {"properties": {"a": {"$dynamicRef": reference}}},
-                ):
-                    with pytest.raises(ValueError, match="schema cannot be used"):
-                        json_schema.validator(schema)
-            assert asked == []
-            jsonschema_rs.validator_for({"$ref": url})  # the server is there to be asked: without our settings it is
-            assert asked == ["/schema.json"]
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-# -- rows
-
-
-def test_rows_of_a_file(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    lines: list[dict[str, Any]] = [{"schema": {"const": i}, "request": f"Say {i}", "reference": i} for i in range(50)]
-    lines.append(
-        {
-            "schema": json.dumps(PERSON),
-            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Anna"}],
-        }
-    )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = json_schema.task(data=str(path))
-    test, train = task.rows("test", 99, 0), task.rows("train", 40, 0)
-    assert not {json.dumps(row["schema"]) for row in test} & {json.dumps(row["schema"]) for row in train}
-    assert 4 <= len(test) <= 20 and task.rows("train", 10, 0) == train[:10]
-    for row in test + train:
-        if "reference" in row:
-            assert task.solved(row, task.solution(row))
-        else:
-            assert (
-                row["request"] == "Anna" and task.prompt(row).endswith(json.dumps(PERSON)) and task.solution(row) == ""
-            )
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ({"schema": {"type": "objekt"}}, "row 1: the schema cannot be used"),
-        ({"schema": {"$ref": "https://example.org/x"}}, "row 1: the schema cannot be used"),
-        ({"schema": {"pattern": "((a{1000}){1000}){1000}"}}, "row 1: the schema cannot be used"),
-        ({"schema": "{not json"}, "row 1"),
-        ({"schema": {}, "request": 3}, "row 1: the request"),
-        ({"request": "x"}, "'schema' is missing"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match=told):
-        json_schema.task(data=str(path)).rows("train", 1, 0)
-
-
-def test_bad_options_are_named(tmp_path: Path):
-    with pytest.raises(ValueError, match="partial"):
-        json_schema.task(partial=1.0)
-    with pytest.raises(ValueError, match=r"there is no data file .*none\.jsonl"):
-        json_schema.task(data=str(tmp_path / "none.jsonl"))
-
-
-def test_a_missing_package_is_told():
-    code = (
-        "import sys; sys.modules['jsonschema_rs'] = None\n"
-        "from unmask.tasks import json_schema\n"
-        "json_schema.task()\n"
-        "try: json_schema.validator({})\n"
-        "except ValueError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'unmask[json]'" in done.stdout

@@ -1,8 +1,10 @@
 """MATH500: normalisation, math-verify in its own process, and the rows."""
 
 import json
+import threading
 import time
 from pathlib import Path
+from queue import LifoQueue
 from unittest import mock
 
 import pytest
@@ -67,6 +69,10 @@ def test_the_grader_of_d1(completion: str, solved: bool) -> None:
     assert math500.task(protocol="d1").solved(row("7"), completion) == solved
 
 
+def running() -> set[int]:
+    return {process.running.pid for process in verifier.IDLE.queue if process.running is not None}
+
+
 class TestVerified:
     @pytest.fixture(autouse=True)
     def installed(self) -> None:
@@ -114,19 +120,42 @@ class TestVerified:
         self, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert verifier.equal("5", "5.0")  # the process is there
+        before = running()
         monkeypatch.setattr(verifier, "SECONDS", 1.0)
         start = time.perf_counter()
         assert math500.task().reward(row("5"), f"\\boxed{{{answer}}}") == 0.0
         assert time.perf_counter() - start < 20
         monkeypatch.undo()
-        assert verifier.equal("5", "10/2")  # and another one has taken its place
+        assert verifier.equal("5", f"{5 * len(answer)}/{len(answer)}")  # not asked before
+        assert running() == before  # which has forked another one to answer, and is not started anew
 
     def test_a_process_that_died_is_replaced(self) -> None:
         assert verifier.equal("6", "6.0")
-        assert verifier.VERIFIER.process is not None
-        verifier.VERIFIER.process.kill()
-        verifier.VERIFIER.process.wait()
-        assert verifier.VERIFIER.equal("6", "12/2")
+        for process in verifier.IDLE.queue:
+            if process.running is not None:
+                process.running.kill()
+                process.running.wait()
+        assert verifier.equal("6", "12/2")
+
+    def test_answers_are_compared_side_by_side_and_then_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two processes, each of which answers only while the other is asked too."""
+        together, asked, idle = threading.Barrier(2, timeout=60), [], LifoQueue()
+
+        class Waiting:
+            def ask(self, request: list, seconds: float) -> bool:
+                asked.append(request[:2])
+                together.wait()
+                return request[0] == request[1]
+
+        for _ in range(2):
+            idle.put(Waiting())
+        monkeypatch.setattr(verifier, "IDLE", idle)
+        monkeypatch.setattr(verifier, "WORKERS", 2)
+        task, rows = math500.task(), [row(answer) for answer in ("101", "102", "102", "103")]
+        texts = ["\\boxed{201}", "\\boxed{202}", "\\boxed{202}", "\\boxed{103}"]
+        task.ahead(rows, texts)
+        assert sorted(asked) == [["101", "201"], ["102", "202"]]  # each once, and none that is equal as a text
+        assert [task.graded(*pair).points for pair in zip(rows, texts, strict=True)] == [0, 0, 0, 1] and len(asked) == 2
 
     @pytest.mark.skipif(not DATA.is_file(), reason="needs the shared data folder beside the checkout")
     def test_every_published_answer_is_solved(self) -> None:
@@ -145,7 +174,6 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="pip install"):
         math500.task(data=str(file)).rows("train", 1, 0)
     assert math500.task(data=str(file), protocol="d1").rows("train", 1, 0)
-    monkeypatch.setattr(verifier, "VERIFIER", verifier.Verifier())
     with pytest.raises(ValueError, match="pip install"):
         math500.task().reward(row("123"), "\\boxed{321}")
 
@@ -170,12 +198,13 @@ def test_a_hostile_text_costs_little(piece: str) -> None:
 def test_a_row_without_an_answer_takes_it_from_its_solution(tmp_path: Path) -> None:
     assert math500.shaped({"problem": "?", "solution": "It is $\\boxed{\\frac{1}{2}}$."})["answer"] == "\\frac{1}{2}"
     (tmp_path / "bad.jsonl").write_text('{"problem": "?", "solution": "no box"}\n')
-    with pytest.raises(ValueError, match=r"bad\.jsonl row 1"):
+    with pytest.raises(ValueError, match=r"bad\.jsonl line 1"):
         math500.task(data=str(tmp_path / "bad.jsonl"), protocol="d1").rows("test", 1, 0)
 
 
 def test_prompts() -> None:
     for protocol in math500.PROTOCOLS:
-        text = math500.task(protocol=protocol).prompt(row("1"))
+        task = math500.task(protocol=protocol)
+        text = task.system + task.prompt(row("1"))
         assert "Find it." in text and "<answer>\n\\boxed{" in text
     assert '\\boxed{}." \nRespond' in math500.task(protocol="d1").prompt(row("1"))

@@ -44,6 +44,25 @@ from unmask.tasks.multiple_choice import letter
         ("AB", None),
         ("I think B", None),
         ("\u0412", None),  # Cyrillic
+        ("answer: a", "A"),
+        ("answer: a dog", None),
+        ("the answer is a", None),
+        ("The correct option is B.", "B"),
+        ("Best choice: C", "C"),
+        ("The answer is A because it is red.", "A"),
+        ("Answer: A dog barks", None),
+        ("<answer>A dog barks</answer>", None),
+        ("Answer: A, B", None),  # several at once are no choice
+        ("Answer: A or B", None),
+        ("Answer: (A) or (B)", None),
+        ("(A) or (B)", None),
+        ("(A) or (B), who knows?", None),
+        ("A, B, or C", None),
+        (r"Answer: A \boxed{A, B}", None),
+        ("Answer: B, because A is red", "B"),
+        ("Answer: B, I think", "B"),
+        (r"Answer: B, that is \boxed{Paris}", "B"),
+        ("Answer: B<|eot_id|>Answer: A", "B"),  # nothing counts after the end
     ],
 )
 def test_the_letter_that_is_chosen(completion: str, chosen: str | None):
@@ -56,7 +75,9 @@ def test_arbitrary_text_chooses_one_of_the_options_or_none(text: str):
     assert letter(text, 3) in ("A", "B", "C", None)
 
 
-@pytest.mark.parametrize("piece", ["answer is ", "<answer> ", "\\boxed{", "(", "answer:::", " \t", "A", "Answer: * * "])
+@pytest.mark.parametrize(
+    "piece", ["answer is ", "<answer> ", "\\boxed{", "(", "answer:::", " \t", "A", "Answer: * * ", "A, ", "A or "]
+)
 def test_long_texts_take_no_time(piece: str):
     import time
 
@@ -108,7 +129,7 @@ def test_one_file_is_split_by_question(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"options": ["x", "y"], "answer": "B"}, "row 1: there is no 'question'"),
+        ({"options": ["x", "y"], "answer": "B"}, "line 1: there is no 'question'"),
         ({"question": "q", "options": ["x"], "answer": "A"}, "1 options"),
         ({"question": "q", "options": ["x", 3], "answer": "A"}, "list of texts"),
         ({"question": "q", "options": ["x", "y"], "answer": "C"}, "none of the 2 options"),

@@ -1,6 +1,7 @@
 """Tasks in a file of the user's own: both forms of reward, several with weights, errors, and a training run."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from unmask.cli import main
 from unmask.config import parse_config
-from unmask.tasks import own
-from unmask.tasks.own import OwnTask, part_means
+from unmask.display import next_commands
+from unmask.judge import judged
+from unmask.tasks import Task, own
 
 PLAIN = """
 '''Say the digit again.
@@ -31,11 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(source: str, data: str = "rows.jsonl", **options: object) -> OwnTask:
+def made(source: str, data: str = "rows.jsonl", **options: object) -> Task:
     Path("my_task.py").write_text(source)
-    task = own.task("my_task.py", data, **options)  # type: ignore[arg-type]
-    assert isinstance(task, OwnTask)
-    return task
+    return own.task("my_task.py", data, **options)  # type: ignore[arg-type]
 
 
 def test_a_reward_and_rows_from_a_file(folder: Path):
@@ -92,14 +92,18 @@ def test_reward_functions_of_trl_as_they_are_with_weights(folder: Path):
     row = {"prompt": "27=", "answer": "7"}
     task = made(TRL)
     assert task.weights == {"accuracy_reward": 1.0, "format_reward": 0.5, "length_reward": 1.0}
+    assert task.parts is not None
     assert task.parts(row, "7") == {"accuracy_reward": 1.0, "format_reward": 1.0, "length_reward": -1 / 8}
     assert task.reward(row, "7") == pytest.approx(1 + 0.5 - 1 / 8)
     assert task.solved(row, "7") and not task.solved(row, "8")  # by the first reward
-    assert part_means(task, [row, row], ["7", "88"]) == {
-        "accuracy_reward": 0.5,
-        "format_reward": 0.5,
-        "length_reward": -3 / 16,
+    found = judged(task, [row, row], ["7", "88"])
+    assert {name: part_B.tolist() for name, part_B in found.parts.items()} == {
+        "accuracy_reward": [1.0, 0.0],
+        "format_reward": [1.0, 0.0],
+        "length_reward": [-1 / 8, -2 / 8],
     }
+    assert found.reward_B.tolist() == pytest.approx([1 + 0.5 - 1 / 8, -2 / 8])
+    assert found.solved_B.tolist() == [True, False]
     lighter = made(TRL, weights={"length_reward": 0.1, "format_reward": 0.0})
     assert lighter.reward(row, "7") == pytest.approx(1 - 0.1 / 8)
 
@@ -179,6 +183,7 @@ def test_a_file_that_is_no_task_is_named(folder: Path, source: str, told: str):
         ("def rows(): return [1]", "row 1 of rows"),
         ("def rows(): return [{'question': 1}]", "no text 'prompt'"),
         ("def rows(): return 1 / 0", "rows raised ZeroDivisionError"),
+        ("def rows(): return [{'prompt': 'a', 'when': {1, 2}}]", "texts, numbers, lists"),
         ("", "define rows"),
     ],
 )
@@ -187,6 +192,12 @@ def test_bad_rows_of_the_file_are_named(folder: Path, rows: str, told: str):
     with pytest.raises(ValueError, match=told) as raised:
         task.rows("train", 1, 0)
     assert "my_task.py" in str(raised.value)
+
+
+def test_rows_of_the_file_are_as_a_file_of_json_would_have_them(folder: Path):
+    rows = "def rows(): return [{'prompt': f'{n}', 'p': (n,)} for n in range(9)]"
+    task = made(f"def reward(completion): return 1\n{rows}", data="")
+    assert all(row["p"] == [int(row["prompt"])] for row in task.rows("train", 9, 0))
 
 
 def test_files_that_are_missing(folder: Path):
@@ -236,6 +247,15 @@ def test_training_and_evaluating_a_file(
     assert json.loads(capsys.readouterr().out)["task"] == "my_task"
     assert called(monkeypatch, "eval", "run", "--task", "sudoku", "--problems", "4", "--samples", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["task"] == "sudoku"
+
+
+def test_what_to_try_next_can_be_copied(folder: Path):
+    task = made("def reward(completion): return 1\ndef prompt(row): return row['prompt'] + \"it's $1\"\n")
+    evaluated, sampled, *_ = next_commands(task, "runs/a")
+    assert evaluated == "unmask eval runs/a"
+    assert shlex.split(sampled) == ["unmask", "sample", "runs/a", task.prompt(task.rows("test", 1, 0)[0]), "--steps"]
+    task = made("def reward(completion): return 1\ndef prompt(row): return row['prompt'] + '\\nin two lines'\n")
+    assert not any("sample" in command for command in next_commands(task, "runs/a"))
 
 
 def test_a_reward_that_fails_stops_the_run_with_one_line(

@@ -1,5 +1,7 @@
 """Pre-training: reproducible, its loss what it says, its mistakes where they belong, its product on board."""
 
+import hashlib
+import itertools
 import random
 from pathlib import Path
 
@@ -7,10 +9,12 @@ import pytest
 import torch
 import yaml
 
+from unmask import sandbox
 from unmask.models import TinyShape, load_model, load_tiny, tiny_policy
 from unmask.models.tiny import EOS, SHIPPED, CharacterTokenizer
 from unmask.pretrain import (
     RECORD,
+    WRONG,
     Lesson,
     PretrainConfig,
     cosine,
@@ -19,12 +23,16 @@ from unmask.pretrain import (
     masked_positions,
     pretrain,
     read_pretrain_config,
+    wrong_arithmetic,
+    wrong_code_mini,
     wrong_countdown,
+    wrong_json_mini,
     wrong_sudoku,
 )
-from unmask.tasks import TASKS
+from unmask.tasks import TASKS, code_mini
 
-CONFIG = Path(__file__).parents[1] / "configs" / "pretrain_tiny.yaml"
+CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIG, MINIS = CONFIGS / "pretrain_tiny.yaml", CONFIGS / "pretrain_minis.yaml"
 SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)
 MICRO = PretrainConfig(
     seed=1,
@@ -110,7 +118,7 @@ def test_short_answers_end_in_eos_and_prompts_are_whole():
 def test_wrong_sudoku_solutions_keep_the_givens():
     rng, changed, holes = random.Random(0), 0, 0
     for row in TASKS["sudoku"]().rows("train", 500, 0):
-        text = wrong_sudoku(row, 0.3, rng)
+        text = wrong_sudoku(row, row["solution"], 0.3, rng)
         for given, digit, drawn in zip(row["puzzle"], row["solution"], text, strict=True):
             assert drawn == given if given != "." else drawn in "1234"
             holes += given == "."
@@ -121,12 +129,77 @@ def test_wrong_sudoku_solutions_keep_the_givens():
 def test_wrong_countdown_solutions_keep_all_but_the_signs():
     rng, changed, signs = random.Random(0), 0, 0
     for row in TASKS["countdown"](signs="+-*/").rows("train", 500, 0):
-        text = wrong_countdown(row, 0.3, rng)
+        text = wrong_countdown(row, row["solution"], 0.3, rng)
         for character, drawn in zip(row["solution"], text, strict=True):
             assert drawn in "+-*/" if character in "+-*/" else drawn == character
             signs += character in "+-*/"
             changed += drawn != character
     assert changed / signs == pytest.approx(0.3 * 3 / 4, abs=0.04)
+
+
+def test_wrong_sums_slip_and_go_on_from_there():
+    rng, slips, steps = random.Random(0), 0, 0
+    task = TASKS["arithmetic"]()
+    for row in task.rows("train", 500, 0):
+        text, total = wrong_arithmetic(row, task.solution(row), 0.3, rng), row["terms"][0]
+        assert len(text) == task.length
+        for step, term in zip(text.split(";"), row["terms"][1:], strict=True):
+            asked, result = step.replace(" ", "").split("=")
+            assert asked == f"{total}{term:+d}"
+            off = int(result) - (total + term)
+            assert abs(off) in (0, 1, 10) or result == "0"
+            slips, steps, total = slips + (off != 0), steps + 1, int(result)
+        assert task.solved(row, text) == (total == row["answer"])
+    assert slips / steps == pytest.approx(0.3, abs=0.03)
+
+
+def test_sums_without_room_for_a_slip_keep_their_width():
+    task = TASKS["arithmetic"](largest=33, signs="+")
+    rng = random.Random(0)
+    texts = [wrong_arithmetic(row, task.solution(row), 1.0, rng) for row in task.rows("train", 3000, 0)]
+    assert {len(text) for text in texts} == {task.length} and any(text.endswith("=99") for text in texts)
+
+
+def test_wrong_objects_have_quotes_where_none_belong_or_none_where_they_do():
+    task, rng, wrong, seen = TASKS["json_mini"](), random.Random(0), 0, 0
+    for row in task.rows("train", 500, 0):
+        text = wrong_json_mini(row, task.solution(row), 0.3, rng)
+        asked = [field.replace("=", ":").split(":") for field in row["request"].split(" ")]
+        mistakes = 0
+        for (key, kind, value), field in zip(asked, text[1:-1].split(","), strict=True):
+            bare = {"yes": "true", "no": "false"}[value] if kind == "b" else value
+            right, other = (f'"{value}"', value) if kind == "s" else (bare, f'"{value}"')
+            assert field in (f'"{key}":{right}', f'"{key}":{other}')
+            mistakes += field == f'"{key}":{other}'
+        assert text[0] + text[-1] == "{}" and task.solved(row, text) == (mistakes == 0)
+        wrong, seen = wrong + mistakes, seen + len(asked)
+    assert wrong / seen == pytest.approx(0.3, abs=0.04)
+
+
+def test_wrong_expressions_keep_their_form():
+    rng, changed, places = random.Random(0), {"digit": 0, "sign": 0}, {"digit": 0, "sign": 0}
+    for a, b, c in itertools.product(range(2), range(-9, 10), range(-9, 10)):
+        solution = code_mini.written((a, b, c))
+        for character, drawn in zip(solution, wrong_code_mini({}, solution, 0.3, rng), strict=True):
+            kind = "digit" if character.isdigit() else "sign" if character in "+-" else None
+            if kind is None:
+                assert drawn == character
+                continue
+            assert drawn in ("123456789" if kind == "digit" else "+-")
+            places[kind] += 1
+            changed[kind] += drawn != character
+    assert changed["digit"] / places["digit"] == pytest.approx(0.3 * 8 / 9, abs=0.04)
+    assert changed["sign"] / places["sign"] == pytest.approx(0.3 / 2, abs=0.04)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_without_noise_a_wrong_solution_is_the_solution_and_with_all_of_it_it_fits(name, monkeypatch):
+    monkeypatch.setattr(sandbox, "problem", lambda: "")  # rows need no sandbox, only answers do
+    task, rng = TASKS[name](), random.Random(0)
+    for row in task.rows("train", 200, 0):
+        solution = task.solution(row)
+        assert WRONG[name](row, solution, 0.0, rng) == solution
+        assert len(WRONG[name](row, solution, 1.0, rng)) <= task.length
 
 
 def test_the_share_of_wrong_solutions():
@@ -173,6 +246,27 @@ def test_the_shipped_model_is_the_one_of_the_config():
     assert (SHIPPED / "model.safetensors").stat().st_size <= 4_000_000
     policy, untrained = load_tiny(), tiny_policy(config.shape, config.seed)
     assert {n: p.shape for n, p in policy.named_parameters()} == {n: p.shape for n, p in untrained.named_parameters()}
+
+
+def test_the_lessons_of_the_shipped_model_never_move():
+    # Else the same config would no longer give the same model.
+    config = read_pretrain_config(CONFIG)
+    rng, digest = random.Random(f"unmask pretrain {config.seed}"), hashlib.sha256()
+    for lesson in config.lessons:
+        task = TASKS[lesson.task](**lesson.options)
+        for tokens in lesson_tokens(lesson, task, task.rows("train", 300, config.seed), rng):
+            digest.update(bytes(tokens.flatten().tolist()))
+    assert digest.hexdigest()[:16] == "3bf1eff98da7d2e6"
+
+
+def test_the_config_of_the_minis_can_be_used(monkeypatch):
+    monkeypatch.setattr(sandbox, "problem", lambda: "")
+    config = read_pretrain_config(MINIS)
+    assert {lesson.task for lesson in config.lessons} == {"arithmetic", "json_mini", "code_mini"}
+    for lesson in config.lessons:
+        task = TASKS[lesson.task](**lesson.options)
+        prompt_BP, completion_BC = lesson_tokens(lesson, task, task.rows("train", 200, 0), random.Random(0))
+        assert prompt_BP.shape[1] + completion_BC.shape[1] <= config.shape.max_length
 
 
 def test_the_shipped_model_knows_its_tasks():

@@ -15,7 +15,7 @@ from unmask.pretrain import read_pretrain_config
 from unmask.tasks import gsm8k, math500
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if path.name != "pretrain_tiny.yaml")
+RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("pretrain_"))
 NAMES = [path.stem for path in RECIPES]
 SOURCE = re.compile(r"  # (paper \d{4}\.\d{5}|code [\w-]+/[\w-]+|inferred: |ours\b)")
 
@@ -47,7 +47,7 @@ def test_reading_a_recipe_asks_for_no_rows(path: Path, monkeypatch: pytest.Monke
     for module in (gsm8k, math500):
         monkeypatch.setattr(module, "hub_rows", asked)
     config = read_config(path, device="cpu")
-    assert config.build_task().text and config.options[config.task]["protocol"] in ("d1", "spg_3shot")
+    assert config.build_task().text and config.options[config.task]["protocol"] in ("d1", "d1_train", "spg_3shot")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
@@ -76,9 +76,7 @@ def test_a_recipe_says_what_it_is_not_and_how_to_see_its_cost(path: Path) -> Non
     assert (
         "Not the paper's task" not in text and len(re.findall(r"\bStill differs from the paper\. Prompt: ", text)) == 1
     )
-    assert {"Reward: ", "Data: ", "not implemented"} <= set(
-        re.findall("Reward: |Data: |not implemented", _flowing(text))
-    )
+    assert {"Reward: ", "Data: "} <= set(re.findall("Reward: |Data: ", _flowing(text)))
     assert f"unmask train configs/{path.name} --dry-run" in text
 
 
@@ -119,6 +117,18 @@ def test_the_numbers_of_a_recipe_are_the_published_ones() -> None:
 def test_agrpo_on_gsm8k_has_the_lengths_and_draws_of_the_paper() -> None:
     config = read_config(CONFIGS / "agrpo_gsm8k.yaml", device="cpu")
     assert (config.rollout.length, config.rollout.steps, config.options["agrpo"]["draws"]) == (384, 128, 24)
+
+
+def test_rewards_are_those_of_d1_where_the_head_says_so_and_fit_the_prompt() -> None:
+    for path in RECIPES:
+        config = read_config(path, device="cpu")
+        section, d1 = config.options[config.task], "Reward: d1's" in _flowing(path.read_text())
+        assert d1 == (section.get("rewards") == "d1") == (not path.stem.startswith("agrpo")), path.name
+        # d1's rewards of these two want the answer in <answer> and without a box, which the prompt must then ask for
+        assert (section["protocol"] == "d1_train") == (d1 and config.task in ("gsm8k", "countdown_text")), path.name
+        task = config.build_task()
+        row = task.about.example
+        assert row is not None and task.solved(row, task.solution(row)) and task.reward(row, task.solution(row)) >= 1
 
 
 def test_worked_examples_are_shown_where_the_split_is_that_of_spg() -> None:

@@ -173,9 +173,41 @@ def test_a_hostile_text_costs_little(task: str, piece: str) -> None:
     assert time.perf_counter() - start < 5
 
 
+@pytest.mark.parametrize("numbers", [3, 4, 5, 6])
+def test_countdown_with_so_many_numbers(numbers: int) -> None:
+    task = text_countdown.task(numbers=numbers)
+    for split in ("train", "test"):
+        for row in task.rows(split, 20, 1):
+            assert len(row["numbers"]) == numbers and in_test(row["numbers"]) == (split == "test")
+            assert task.reward(row, task.solution(row)) == 1.0 and 1 <= row["target"] <= 100
+
+
+def test_puzzles_and_cells_are_scored_side_by_side() -> None:
+    near = OTHER[:-1] + "1"  # its last cell wrong
+    ours, theirs = text_sudoku.task(), text_sudoku.task(protocol="d1")
+    cells, puzzles = ours.beside["cells"], theirs.beside["puzzles"]
+    for text, solved, nearest, listed in ((GRID, 1, 12, 12), (OTHER, 1, 12, 4), (near, 0, 11, 5), ("4" * 16, 0, 3, 3)):
+        completion = f"<answer>{text}</answer>"
+        assert ours.graded(PUZZLE, completion)[:2] == puzzles(PUZZLE, completion)[:2] == (solved, 1)
+        assert cells(PUZZLE, completion)[:2] == (nearest, 12)
+        assert theirs.graded(PUZZLE, completion)[:2] == (listed, 12)
+    assert cells({"puzzle": GRID, "solution": GRID}, GRID)[:2] == (16, 16)  # no holes
+    assert cells(PUZZLE, "")[:2] == (0, 12) and text_sudoku.cells_right(PUZZLE, "4" * 16) == 0  # no clue is kept
+    assert ours.facts([PUZZLE, {"puzzle": GRID}, PUZZLE]) == {"several_solutions": 2}
+    assert ours.facts(ours.rows("train", 50, 0)) == {"several_solutions": 0}
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "rows", "several"), [("d1_test", 500, 124), ("spg_test", 256, 0)])
+def test_how_many_published_puzzles_have_several_solutions(name: str, rows: int, several: int) -> None:
+    task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
+    found = task.rows("test", 1000, 0)
+    assert len(found) == rows and task.facts(found) == {"several_solutions": several}
+
+
 @pytest.mark.parametrize("module", [text_countdown, text_sudoku])
 def test_generated_rows_are_solvable_repeatable_and_apart(module) -> None:
-    for protocol in module.PROTOCOLS:
+    for protocol in (name for name, rules in module.PROTOCOLS.items() if not rules.sets):
         task = module.task(protocol=protocol)
         rows = {split: task.rows(split, 40, 3) for split in ("train", "test")}
         for split, found in rows.items():
@@ -188,10 +220,10 @@ def test_generated_rows_are_solvable_repeatable_and_apart(module) -> None:
 
 def test_the_form_earns_its_share() -> None:
     for module, row in ((text_countdown, {**NUMBERS, "solution": "22+37-52"}), (text_sudoku, PUZZLE)):
-        task = module.task(format=0.25)
+        task = module.task(weights={"correctness": 0.75, "format": 0.25})
         assert task.reward(row, task.solution(row)) == 1.0
-        assert task.reward(row, "</reasoning><answer>?</answer>") == 0.25
-        assert task.reward(row, "") == 0.0
+        assert task.reward(row, "why</reasoning><answer>?</answer>") == 0.25
+        assert task.reward(row, "why</reasoning><answer></answer>") == task.reward(row, "") == 0.0
 
 
 def test_questions_are_those_of_d1() -> None:
@@ -205,6 +237,34 @@ def test_questions_are_those_of_d1() -> None:
         assert text_sudoku.shaped({"puzzle": puzzle, "solution": grid})
         assert sudoku.solution_count(text_sudoku.with_dots(puzzle)) == 1
         assert grid in sudoku.split_grids("train")  # no answer of the test is shown
+
+
+@needs_data
+def test_no_worked_example_answers_a_published_test_puzzle() -> None:
+    for name in ("d1_test", "spg_test"):
+        rows = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl")).rows("test", 500, 0)
+        assert not {grid for _, grid in text_sudoku.SHOTS} & {grid for row in rows for grid in text_sudoku.fitting(row)}
+
+
+def solving(row: dict) -> set[str]:
+    """All grids that keep the givens, one by one."""
+    pairs = ((grid, zip(row["puzzle"], grid, strict=True)) for grid in sudoku.grids())
+    return {grid for grid, cells in pairs if all(given in ("0", digit) for given, digit in cells)}
+
+
+def test_every_grid_that_answers_a_test_puzzle_is_held_out(tmp_path: Path) -> None:
+    """Also where it is not the one that is listed, of the test puzzle or of the one to train on."""
+    fits = solving(PUZZLE)
+    assert {GRID, OTHER} < fits == text_sudoku.fitting(PUZZLE)
+    (tmp_path / "test.jsonl").write_text(json.dumps(PUZZLE))
+    trained = text_sudoku.task(test_data=str(tmp_path / "test.jsonl"), unique=False).rows("train", 400, 0)
+    assert len(trained) == 400 and not fits & {grid for row in trained for grid in solving(row)}
+    assert fits & set(sudoku.split_grids("train"))  # which generated rows would else have
+    free = next(grid for grid in sudoku.grids() if grid not in fits)
+    listed = [(GRID, GRID), (OTHER, OTHER), (free, free), ("0" * 16, free)]  # the last is solved by OTHER too
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"puzzle": p, "solution": g}) + "\n" for p, g in listed))
+    task = text_sudoku.task(data=str(tmp_path / "train.jsonl"), test_data=str(tmp_path / "test.jsonl"))
+    assert {row["puzzle"] for row in task.rows("train", 5, 0)} == {free}
 
 
 @pytest.mark.parametrize(
@@ -228,11 +288,11 @@ def test_rows_that_are_none_are_named(module, rows: list[dict], told: str, tmp_p
 
 def test_impossible_options_are_named() -> None:
     for module in (text_countdown, text_sudoku):
-        for options in ({"protocol": "wd1"}, {"partial": 1.0}, {"format": -0.1}, {"data": "/none.jsonl"}):
+        for options in ({"protocol": "wd1"}, {"partial": 1.0}, {"data": "/none.jsonl"}):
             with pytest.raises(ValueError, match=next(iter(options))):
                 module.task(**options)
     with pytest.raises(ValueError, match="numbers"):
-        text_countdown.task(numbers=5)
+        text_countdown.task(numbers=7)
 
 
 @needs_data
@@ -255,11 +315,12 @@ def test_training_rows_share_nothing_with_a_test_file() -> None:
         task = text_countdown.task(data=data, test_data=test_data)
         tested = {tuple(sorted(row["numbers"])) for row in task.rows("test", 256, 0)}
         assert not tested & {tuple(sorted(row["numbers"])) for row in task.rows("train", 2000, 0)}
-    for name in ("d1_test", "spg_test"):
+    for name, left in (("d1_test", 23), ("spg_test", 136)):
         task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
-        tested = {row["solution"] for row in task.rows("test", 500, 0)}
+        tested = {grid for row in task.rows("test", 500, 0) for grid in solving(row)}
         trained = task.rows("train", 300, 0)
         assert len(trained) == 300 and not tested & {row["solution"] for row in trained}
+        assert len(set(sudoku.split_grids("train")) - tested) == left
 
 
 @needs_data

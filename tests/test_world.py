@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 import torch
 
+from branching import visits
 from unmask.law import Law
 from unmask.order import ORDERS
 from unmask.shapes import NEVER
@@ -20,7 +21,6 @@ from world import (
     laws,
     number,
     reward_of,
-    visits,
 )
 
 SHAPES = [

@@ -1,0 +1,19 @@
+"""A schema, a row that asks for it, and how a document is judged."""
+
+import json
+from typing import Any
+
+from unmask.tasks import json_schema
+from unmask.tasks.json_schema import score
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ROW = {"request": "Anna is 30.", "schema": PERSON, "reference": {"name": "Anna", "age": 30}}
+
+
+def valid(schema: Any, document: Any, formats: json_schema.Formats = "asserted") -> bool:
+    return score({"schema": schema}, json.dumps(document), formats).valid

@@ -1,0 +1,396 @@
+"""unmask compare: what is run, with which budget, what survives a kill, and what is said at the end."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unmask import compare as compare_module
+from unmask import compare_pool
+from unmask.compare import SWEEP_SEEDS, compare
+from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants
+from unmask.compare_pool import Event, Job, run_jobs, threads_of
+from unmask.compare_report import markdown, redraw
+from unmask.compare_worker import result_of
+from unmask.config import Config, parse_config
+
+SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")
+DIES = "optimizer.lr=1e38"
+"""What no optimiser takes."""
+
+
+# --- the grid -------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_every_method_with_every_set_of_plugins() -> None:
+    grid = variants(["wd1", "spg:inner=2"], ["none", "sml:strata=8+dispo"])
+    assert [variant.label for variant in grid] == [
+        "wd1", "wd1+sml:strata=8+dispo", "spg:inner=2", "spg:inner=2+sml:strata=8+dispo",
+    ]  # fmt: skip
+    bare, full = Settings().config(grid[0]), Settings(overrides=("dispo.branches=3",)).config(grid[3])
+    assert (bare.method, bare.plugins, bare.options) == ("wd1", (), {})
+    assert (full.method, full.plugins, full.inner) == ("spg", ("sml", "dispo"), 2)
+    assert full.options == {"sml": {"strata": 8}, "dispo": {"branches": 3}}
+
+
+def test_after_a_colon_stands_an_option_or_a_key_of_the_configuration() -> None:
+    variant = Variant("agrpo:inner=4:draws=2:optimizer.lr=0.5")
+    assert list(variant.overrides()) == ["inner=4", "agrpo.draws=2", "optimizer.lr=0.5"]
+    config = Settings(overrides=("inner=2",)).config(variant)
+    assert (config.inner, config.optimizer.lr) == (4, 0.5)
+
+
+def test_a_variant_is_compared_with_its_base_or_with_the_base_without_options() -> None:
+    grid = variants(["agrpo", "wd1:inner=2"], ["none", "daca"])
+    alone, with_daca, other, other_daca = grid
+    assert [reference_of(variant, grid) for variant in grid] == [None, alone, None, other]
+    assert reference_of(Variant("agrpo:draws=2", ("daca",)), grid) == alone
+    assert reference_of(Variant("agrpo:draws=2"), grid) == alone
+    assert reference_of(Variant("spg", ("daca",)), grid) is None
+    assert reference_of(with_daca, [with_daca, other_daca]) is None
+
+
+def test_a_key_is_the_configuration_and_the_files_it_names(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("one")
+    config = {"seed": 1, "gsm8k": {"data": str(data)}}
+    first = key_of(config)
+    assert key_of({"gsm8k": {"data": str(data)}, "seed": 1}) == first != key_of(config | {"seed": 2})
+    data.write_text("two")
+    assert key_of(config) != first
+
+
+# --- planning, with runs that are made up ---------------------------------------------------------------------------
+
+
+class MadeUp:
+    """In the place of run_jobs: writes what a run would, from its configuration alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trained: list[Job] = []
+        monkeypatch.setattr(compare_module, "run_jobs", self.run)
+
+    def run(self, jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
+        for job in jobs:
+            self.trained.append(job)
+            job.folder.mkdir(parents=True)
+            config = parse_config(job.config)
+            if config.optimizer.lr > 1:
+                (job.folder / "error.json").write_text('{"error": "ValueError: too much"}')
+                yield Event(job, error="ValueError: too much")
+                continue
+            yield Event(job, 0.5)
+            (job.folder / "result.json").write_text(json.dumps(self.result(config)))
+            yield Event(job)
+
+    def result(self, config: Config) -> dict[str, Any]:
+        # the best rate is 2e-4 for agrpo and 1e-4 for the others; daca gains 0.1; a seed's luck is its own
+        best = 2e-4 if config.method == "agrpo" else 1e-4
+        solved = 0.5 + 0.1 * ("daca" in config.plugins) - 1000 * abs(config.optimizer.lr - best)
+        luck = {0: 0.0, 1: 0.01, 2: 0.02}.get(config.seed, 0.0) * (1 + ("daca" in config.plugins))
+        end = {"sampled": solved + luck, "greedy": 0.7, "pass@2": 0.8, "reward": 0.0}
+        curve = [{"updates": 0, "forwards": 0.0, "seconds": 0.0, **dict.fromkeys(end, 0.4)}]
+        spent = config.updates * cost_of(config).update
+        curve.append({"updates": config.updates, "forwards": spent, "seconds": config.updates * 0.25, **end})
+        rest = {"tail": {}, "wall": 1.0, "threads": 1, "versions": {}, "config": config.dump()}
+        return {"curve": curve, "seconds_per_update": 0.25 if config.method == "agrpo" else 0.125, **rest}
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    return MadeUp(monkeypatch)
+
+
+def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path: Path) -> None:
+    found = compare(
+        ["diffu_grpo", "agrpo"], ["none", "dispo"], out=tmp_path, seeds=2, budget="forwards=700",
+        settings=Settings(overrides=SHORT),
+    )  # fmt: skip
+    # 6 rollouts of 4 steps; 6 reference answers of diffu_grpo and 6 gradients at three forwards each; agrpo's 4 draws;
+    # dispo asks for one more pass of each rollout, and for its gradient.
+    spent = {"diffu_grpo": 24 + 6 + 18, "diffu_grpo+dispo": 24 + 6 + 18 + 6 + 18}
+    spent |= {"agrpo": 24 + 4 * 18, "agrpo+dispo": 24 + 4 * 18 + 6 + 18}
+    for row in found["cells"]:
+        assert row["planned_updates"] == 700 // spent[row["label"]]
+        assert row["planned_forwards"] == row["planned_updates"] * spent[row["label"]]
+    assert {job.config["updates"] for job in made_up.trained if job.label == "agrpo"} == {700 // 96}
+    assert {job.config["eval"]["every"] for job in made_up.trained if job.label == "agrpo"} == {2}
+    order = [(job.seed, job.label) for job in made_up.trained]
+    assert order == [(seed, label) for seed in (0, 1) for label in spent]
+
+
+def test_seconds_are_shared_out_by_a_short_run_of_each_that_is_not_made_twice(made_up: MadeUp, tmp_path: Path) -> None:
+    def again() -> dict[str, Any]:
+        how = Settings(overrides=("eval.every=7",))
+        return compare(["agrpo", "wd1"], out=tmp_path, seeds=1, budget="seconds=5", settings=how)
+
+    found, pilots = again(), made_up.trained[:2]
+    assert [job.config["updates"] for job in pilots] == [4, 4] and pilots[0].folder.parent.name == "pilots"
+    assert [row["planned_updates"] for row in found["cells"]] == [20, 40]
+    assert [job.config["eval"]["every"] for job in made_up.trained] == [0, 0, 7, 7]
+    assert again() == found and len(made_up.trained) == 4
+
+
+def test_the_learning_rate_is_chosen_for_each_base_on_validation_problems(made_up: MadeUp, tmp_path: Path) -> None:
+    found = compare(["wd1", "agrpo"], ["daca"], out=tmp_path, seeds=2, rates=[5e-5, 1e-4, 2e-4, 2.0])
+    tried, cells = made_up.trained[:16], made_up.trained[16:]
+    assert {job.seed for job in tried} == set(SWEEP_SEEDS) and {job.label for job in tried} == {"wd1", "agrpo"}
+    assert {job.config["eval"]["split"] for job in tried} == {"validation"}
+    assert {job.config["eval"]["split"] for job in cells} == {"test"}
+    chosen = {job.label: job.config["optimizer"]["lr"] for job in cells}
+    assert chosen == {"wd1+daca": 1e-4, "agrpo+daca": 2e-4} and len(cells) == 4
+    assert found["rates"]["wd1"]["chosen"] == 1e-4
+    assert found["rates"]["wd1"]["solved"]["0.0001"] == [0.5, 0.5] and "2" not in found["rates"]["wd1"]["solved"]
+    notes = "\n".join(found["summary"]["notes"])
+    assert "wd1: learning rate 0.0001, by validation problems solved (5e-05: 45.0 %, 0.0001: 50.0 %" in notes
+    assert "agrpo: learning rate 0.0002" in notes and notes.count("at the edge") == 1
+
+
+def test_a_base_without_a_rate_that_goes_through_fails_and_the_others_do_not(made_up: MadeUp, tmp_path: Path) -> None:
+    found = compare(["wd1"], ["none", "daca"], out=tmp_path, seeds=1, rates=[2.0])
+    assert len(made_up.trained) == 2 and not any(row["runs"] for row in found["cells"])
+    assert "no learning rate went through: ValueError: too much" in found["cells"][1]["failed"]["0"]
+    assert found["summary"]["conclusion"] == "No run has finished, so nothing can be said."
+
+
+def test_what_is_finished_is_not_run_again_and_what_failed_is(made_up: MadeUp, tmp_path: Path) -> None:
+    methods = ["wd1", "wd1:optimizer.lr=2"]
+    found = compare(methods, out=tmp_path, seeds=2)
+    assert [job.label for job in made_up.trained] == 2 * methods
+    assert found["cells"][1]["failed"] == dict.fromkeys("01", "ValueError: too much")
+    shutil.rmtree(next((tmp_path / "cells").glob("wd1-seed1*")))
+    for folder in (tmp_path / "cells").glob("*lr=2*"):
+        shutil.rmtree(folder)
+    found = compare([*methods, "spg"], out=tmp_path, seeds=2)
+    again = [(job.label, job.seed) for job in made_up.trained[4:]]
+    assert again == [(methods[1], 0), ("spg", 0), ("wd1", 1), (methods[1], 1), ("spg", 1)]
+    assert len(found["cells"][0]["runs"]) == 2
+
+
+def test_time_left_is_what_is_ahead_at_the_pace_so_far(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()  # a second every time it is looked at: when the study begins, and at every event
+    monkeypatch.setattr(compare_module.time, "monotonic", lambda: float(next(clock)))
+    seen: list[compare_module.Standing] = []
+    compare(["wd1"], ["none"], out=tmp_path, seeds=4, rates=[1e-4], report=seen.append)
+    assert [now.stage for now in seen] == ["learning rates"] * 4 + ["cells"] * 8
+    assert [now.done for now in seen] == [0, 1, 1, 2, 0, 1, 1, 2, 2, 3, 3, 4]
+    # 80 updates each; a run that chooses a rate is evaluated twice, a cell five times; told of at its half and its end
+    cost = cost_of(Settings().config(Variant("wd1")))
+    halves = [(80 * cost.update + times * cost.evaluation) / 2 for times in [2] * 4 + [5] * 8]
+    for number, now in enumerate(seen, 1):
+        done, ahead = sum(halves[:number]), sum(halves[number:])
+        assert now.share == pytest.approx(done / sum(halves))
+        assert now.left == pytest.approx(number * ahead / done, abs=1e-6)
+
+
+# --- real runs ------------------------------------------------------------------------------------------------------
+
+
+GRID = {"methods": ["wd1"], "plugins": ["none", "daca", f"dps:{DIES}"]}
+
+
+def command(out: Path) -> list[str]:
+    grid = ["--methods", ",".join(GRID["methods"]), "--with", ",".join(GRID["plugins"]), "--seeds", "2"]
+    return ["compare", *grid, "--budget", "updates=3", "--jobs", "1", "--out", str(out), *SHORT]
+
+
+def timeless(table: str) -> list[list[str]]:
+    """A table's cells, less the column of seconds."""
+    lines = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("|")]
+    at = lines[0].index("seconds")
+    return [line[:at] + line[at + 1 :] for line in lines]
+
+
+def untimed(path: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> None:
+    """A time limit kills one process: no other may go on writing into the folders."""
+    config = Settings(overrides=(*SHORT, "updates=100000")).config(Variant("wd1")).dump()
+    with subprocess.Popen(
+        [sys.executable, "-m", "unmask.compare_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdin.write(json.dumps({"folder": str(tmp_path / "cell"), "config": config, "keep": False}) + "\n")
+        process.stdin.flush()
+        assert "share" in json.loads(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert (tmp_path / "cell").is_dir() and not (tmp_path / "cell" / "result.json").exists()
+
+
+def test_a_grid_that_is_killed_goes_on_and_says_the_same(
+    unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And cells that fail, here a third of them, stop none of the others."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    cells = killed / "cells"
+    process = subprocess.Popen([sys.executable, "-m", "unmask", *command(killed)], start_new_session=True)
+    while not (list(cells.glob("*/result.json")) and len(list(cells.glob("*"))) > 1):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
+    assert 0 < len(finished) < 4
+    code, out, err = unmask(*command(killed))
+    assert code == 0 and {path: path.stat().st_mtime_ns for path in finished} == finished
+    how: dict[str, Any] = {**GRID, "seeds": 2, "budget": "updates=3", "settings": Settings(overrides=SHORT), "jobs": 1}
+    compare(**how, out=whole, keep=True)
+
+    tables = [timeless((folder / "table.md").read_text()) for folder in (killed, whole)]
+    assert tables[0] == tables[1] == timeless(out)
+    assert len(tables[0]) == 2 + 1 + 3
+    results = [json.loads((folder / "results.json").read_text())["cells"] for folder in (killed, whole)]
+    assert [len(row["runs"]) for row in results[0]] == [2, 2, 0]
+    assert ["overflow" in error for error in results[0][2]["failed"].values()] == [True, True]
+    assert err.count("FAILED") == 2 and err.count(" left\n") == 6 - len(finished)
+    ends = [[run["curve"][-1]["forwards"] for row in rows for run in row["runs"].values()] for rows in results]
+    assert ends[0] == ends[1] and all(ends[0])
+
+    # A cell is the run that `unmask train` makes of its configuration, whatever its process trained before it.
+    (last,) = cells.glob("wd1+daca-seed1-*")
+    kept = whole / "cells" / last.name / "run"
+    assert (kept / "checkpoint").is_dir() and not (last / "run").exists()
+    code, _, _ = unmask("train", str(last / "config.yaml"), "--out", str(tmp_path / "alone"))
+    assert code == 0
+    logs = [untimed(folder / "metrics.jsonl") for folder in (last, kept, tmp_path / "alone")]
+    assert logs[0] == logs[1] == logs[2] and len(logs[0]) == 3 + 4  # updates; evaluations before, between and after
+
+    # Cells of both, put together by copying, are a whole grid: nothing is left to run but what failed.
+    merged, wanted = tmp_path / "merged", list[Job]()
+    for number, folder in enumerate(sorted(cells.iterdir())):
+        shutil.copytree((killed if number % 2 else whole) / "cells" / folder.name, merged / "cells" / folder.name)
+    monkeypatch.setattr(compare_module, "run_jobs", lambda jobs, workers, keep: iter(wanted.extend(jobs) or ()))
+    compare(**how, out=merged)
+    assert timeless((merged / "table.md").read_text()) == tables[0]
+    assert [DIES in job.label for job in wanted] == [True, True]
+    plan = json.loads((killed / "results.json").read_text())
+    for row in plan["cells"]:
+        row["runs"], row["failed"] = {}, {}
+    (merged / "results.json").write_text(json.dumps(plan))
+    assert timeless(markdown(redraw(merged)["summary"])) == tables[0]  # also where nothing could be run
+
+
+def test_a_process_that_dies_loses_its_cell_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies_at_2 = """
+import json, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    if order["config"]["seed"] == 2:
+        sys.exit(7)
+    print(json.dumps({"share": 0.5}), flush=True)
+    print(json.dumps({"error": "odd"} if order["config"]["seed"] == 1 else {"done": True}), flush=True)
+"""
+    plain = subprocess.Popen
+
+    def started(arguments: list[str], **how: Any) -> Any:
+        return plain([sys.executable, "-c", dies_at_2], **how)
+
+    monkeypatch.setattr(compare_pool.subprocess, "Popen", started)
+    jobs = [Job("x", seed, tmp_path / str(seed), {"seed": seed}, 1.0) for seed in range(5)]
+    events = list(run_jobs(jobs, 1, keep=False))
+    ends = {event.job.seed: event.error for event in events if event.share == 1.0}
+    assert ends.pop(2).startswith("its process ended with code 7") and "code 7" in jobs[2].result()["error"]
+    assert ends == {0: "", 1: "odd", 3: "", 4: ""}
+    assert [event.job.seed for event in events if event.share == 0.5] == [0, 1, 3, 4]
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_pool, "cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert [threads_of(workers) for workers in (1, 5, 16, 40)] == [16, 3, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert threads_of(16) == 2
+
+
+def test_a_curve_says_what_had_been_spent() -> None:
+    solved = {"eval/solved_sampled": 0.5, "eval/solved_greedy": 0.6, "eval/pass@2": 0.7, "eval/reward": 0.1}
+    rows: list[dict[str, float]] = [{"step": 0, **solved}]
+    for step in (1, 2, 3):
+        cost = {"cost/forwards": 10.0 * step, "time/rollout": 2.0, "time/update": 1.0 + (step == 1)}
+        rows.append({"step": step, "train/reward": step, **cost})
+    rows.insert(3, {"step": 2, **solved})
+    rows.append({"step": 3, **solved})
+    found = result_of(rows)
+    assert [(p["updates"], p["forwards"], p["seconds"]) for p in found["curve"]] == [(0, 0, 0), (2, 20, 7), (3, 30, 10)]
+    assert found["curve"][0]["pass@2"] == 0.7
+    assert found["seconds_per_update"] == 3.0 and found["tail"] == {"train/reward": 2.0}
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+GOOD = {"--methods": "wd1", "--out": "out"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "extra", "sentence"),
+    [
+        ({"--methods": "wd2"}, [], "wd2: method: there is no 'wd2'; did you mean wd1?"),
+        ({"--with": "none,dacca"}, [], "wd1+dacca: with: there is no 'dacca'; did you mean daca?"),
+        ({"--methods": "wd1,"}, [], "names with commas between them"),
+        ({"--methods": "wd1,wd1"}, [], "wd1 is in the grid twice"),
+        ({"--methods": "wd1:drawz=3"}, [], "wd1:drawz=3: drawz: unknown key"),
+        ({"--budget": "epochs=3"}, [], "'epochs=3' is not updates=N, forwards=N or seconds=S"),
+        ({"--budget": "updates=0"}, [], "with a number above 0"),
+        ({"--budget": "updates=2.5"}, [], "with a number above 0"),
+        ({"--budget": "forwards=many"}, [], "with a number above 0"),
+        ({"--budget": "forwards=1"}, [], "one update of wd1 takes"),
+        ({"--budget": "updates=5"}, ["updates=7"], "leave out updates= or --budget"),
+        ({"--seeds": "0"}, [], "--seeds: 0 runs of a cell are none"),
+        ({"--jobs": "0"}, [], "--jobs: 0 runs at a time are none"),
+        ({"--lr": "1e-4,fast"}, [], "is not a list of numbers"),
+        ({"--lr": "1e-4,-1"}, [], "numbers above 0, each once"),
+        ({"--lr": "1e-4"}, ["optimizer.lr=1e-5"], "leave out one of them"),
+        ({"--task": "sudoko"}, [], "there is no 'sudoko'; did you mean sudoku?"),
+        ({}, ["seed=3"], "seed: the grid sets it; use --seeds"),
+        ({"--methods": "wd1:seed=3"}, [], "seed: the grid sets it; use --seeds"),
+        ({}, ["daca.strata=8"], "no cell of the grid has daca"),
+        ({}, ["nothing.yaml"], "there is no configuration file nothing.yaml"),
+        ({"--out": "full"}, [], "is not the folder of a comparison"),
+        ({"--device": "cuda:99"}, [], "cannot be used here"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_a_sentence(unmask, tmp_path: Path, changed: dict, extra: list[str], sentence: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    code, _, err = unmask("compare", *(text for pair in (GOOD | changed).items() for text in pair), *extra)
+    assert code == 2 and sentence in err and err.count("\n") == 1
+
+
+def test_what_is_needed_is_said(unmask) -> None:
+    code, _, err = unmask("compare", "--methods", "wd1")
+    assert code == 2 and "--methods and --out are needed" in err
+    code, _, err = unmask("compare", "--redraw", "nowhere")
+    assert code == 2 and "run the comparison first" in err
+
+
+def test_two_comparisons_do_not_share_a_folder(made_up: MadeUp, tmp_path: Path) -> None:
+    with compare_module._alone(tmp_path), pytest.raises(ValueError, match="another comparison is at work"):
+        compare(["wd1"], out=tmp_path)
+    assert compare(["wd1"], out=tmp_path, seeds=1)["seeds"] == 1
+
+
+def test_a_budget_is_read_as_it_is_written() -> None:
+    assert str(budget_of("forwards=2e5")) == "200,000 forwards"
+    assert str(budget_of("seconds=1.5")) == "1.5 seconds"
+
+
+def test_what_all_rows_have_is_said_of_all_rows_only(made_up: MadeUp, tmp_path: Path) -> None:
+    same = compare(["wd1"], ["none"], out=tmp_path, seeds=1)
+    assert same["budget"] == "80 updates" and same["problems"] == 256
+    found = compare(["wd1", "wd1:updates=160"], out=tmp_path, seeds=1)
+    assert found["budget"] == "the updates of its row"
+    assert [row["planned_updates"] for row in found["cells"]] == [80, 160]

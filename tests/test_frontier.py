@@ -1,0 +1,111 @@
+"""The frontier: scores against passes really made, steps that fit, and where the plot goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unmask.benchmark import Case
+from unmask.commits import even, timestep
+from unmask.evaluate import Decoding
+from unmask.frontier import cases_by_steps, plot_place
+from unmask.rows import Rows
+from unmask.tasks import TASKS
+
+
+def case(*shape: int, **how) -> Case:
+    return Case(TASKS["sudoku"](), Decoding(*shape, **how), Rows(8))
+
+
+def test_only_the_steps_differ() -> None:
+    first = case(16, 8, 8)
+    found = cases_by_steps(first, [2, 16])
+    assert [c.how.steps for c in found] == [2, 16]
+    assert all((c.task, c.how.length, c.how.block, c.batch) == (first.task, 16, 8, first.batch) for c in found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "told"),
+    [
+        ((256, 128, 32), 20, "20 does not fit 256 positions in blocks of 32; every multiple of 8 up to 256 does"),
+        ((16, 8, 16), 17, "17 does not fit 16 positions; every number up to 16 does"),
+        ((16, 8, 2), 4, "4 does not fit 16 positions in blocks of 2; every multiple of 8 up to 16 does"),
+    ],
+)
+def test_steps_that_do_not_fit_are_told_which_do(shape: tuple[int, int, int], steps: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        cases_by_steps(case(*shape), [shape[1], steps])
+    length, _, block = shape
+    every = int(told.split("multiple of ")[1].split()[0]) if "multiple" in told else 1
+    for count in range(1, length + 2):  # what the message says is what the schedule takes
+        if count % every == 0 and count <= length:
+            assert sum(map(sum, even(length, count, block))) == length
+        else:
+            with pytest.raises(ValueError, match="must be a multiple"):
+                even(length, count, block)
+
+
+def test_dreams_schedule_takes_any_number_and_a_threshold_none() -> None:
+    assert [c.how.steps for c in cases_by_steps(case(16, 8, 16, schedule=timestep), [3, 40])] == [3, 40]
+    with pytest.raises(ValueError, match=r"with rollout\.threshold the answer decides"):
+        cases_by_steps(case(16, 16, 16, threshold=0.9), [4])
+
+
+def test_the_plot_goes_where_it_is_told_or_beside_the_table_or_the_run(tmp_path: Path) -> None:
+    assert plot_place(Path("a.png"), Path("b.json"), "tiny") == Path("a.png")
+    assert plot_place(None, Path("x/b.json"), "tiny") == Path("x/b.png")
+    assert plot_place(None, None, str(tmp_path)) == plot_place(None, None, "tiny") == Path("frontier.png")
+    (tmp_path / "config.yaml").write_text("")
+    assert plot_place(None, None, str(tmp_path)) == tmp_path / "frontier.png"
+
+
+def test_the_command_draws_more_passes_for_a_better_score(unmask, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["eval", "tiny", "--task", "sudoku", "--problems", "48", "--steps", "1,4,16"]
+    code, said, _ = unmask(*command, "--out", "frontier.json")
+    assert code == 0 and "plot: frontier.png" in said
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    lines = json.loads((tmp_path / "frontier.json").read_text())
+    assert [(line["steps"], line["passes"]) for line in lines] == [(1, 1.0), (4, 4.0), (16, 16.0)]
+    assert lines[0]["score"] < lines[1]["score"] < lines[2]["score"]  # what the shipped model is known to do
+    task = TASKS["sudoku"]()
+    rows = task.rows("test", 48, 0)
+    for line, row in zip(lines, said.splitlines()[2:], strict=False):
+        solved = sum(task.solved(r, t) for r, t in zip(rows, line["answers"], strict=True))
+        assert line["score"] == solved / 48 and row.split()[:2] == [str(line["steps"]), f"{100 * solved / 48:.1f}"]
+
+
+def test_json_alone_is_on_standard_output_and_samples_are_drawn(unmask, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["eval", "tiny", "--task", "sudoku", "--problems", "6", "--steps", "4,8", "--samples", "2"]
+    code, said, told = unmask(*command, "--json", "--plot", "p.png", "--lengths", "16")
+    assert code == 0 and "plot: p.png" in told and (tmp_path / "p.png").is_file()
+    lines = json.loads(said)
+    assert [line["steps"] for line in lines] == [4, 8] and all(line["pass@2"]["high"] <= 1 for line in lines)
+    told = "2 at temperature 1.0, top_k 0, top_p 1.0, guidance 0.0, seed 0"
+    assert {line["card"]["sampled"] for line in lines} == {told}
+
+
+@pytest.mark.parametrize("name", ["p.xyz", "p"])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(unmask, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["eval", "tiny", "--task", "sudoku", "--problems", "4", "--steps", "4", "--out", "t.json"]
+    code, said, told = unmask(*command, "--plot", name)
+    assert code == 2 and f"--plot: {name} is no kind of picture; end its name with one of" in told and "png" in told
+    assert not said and not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--steps", "5", "rollout.block=4"], "every multiple of 4 up to 16 does"),
+        (["--steps", "4,"], "--steps: '4,' is not a list of numbers such as 16,32,64"),
+        (["--steps", "4", "--lengths", "16,32"], "--steps goes with one of the --lengths"),
+        (["--steps", "4", "--paraphrase", "w.jsonl"], "ask for one at a time"),
+        (["--steps", "4", "--plot", "nowhere/p.png"], "there is no folder nowhere"),
+        (["--lengths", "16", "--plot", "p.png"], "--plot belongs to --steps"),
+    ],
+)
+def test_honest_errors(unmask, more: list[str], told: str) -> None:
+    code, _, said = unmask("eval", "tiny", "--task", "sudoku", "--problems", "4", *more)
+    assert code == 2 and told in said

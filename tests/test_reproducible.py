@@ -1,0 +1,73 @@
+"""The same command gives the same metrics on a CPU, bit for bit: every base and plug-in, in two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unmask.methods import BASES, PLUGINS
+
+SHORT = ["updates=2", "prompts=3", "group=4", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=4"]
+COMMANDS = {
+    **{method: ["--method", method] for method in BASES},
+    **{plugin: ["--method", "diffu_grpo", "--with", plugin] for plugin in PLUGINS},
+    "all": ["--method", "agrpo", "--with", "daca", "--with", "dispo", "inner=2"],
+    "adapter": ["--method", "wd1", "full=false", "lora.rank=2"],
+    "cache": ["--method", "spg", "rollout.cache=dual", "rollout.block=4"],
+}
+SCRIPT = """
+import json, sys
+from unmask.cli import app
+from unmask.run import Run
+Run.draw = lambda run: None  # which takes longer than the run
+for name, arguments in json.loads(sys.argv[1]).items():
+    app(["train", *arguments, "--out", name], standalone_mode=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """All commands, twice. The seed of Python's own hashes differs between processes, so it may decide nothing."""
+    commands = {name: [*how, "--seed", "3", *SHORT] for name, how in COMMANDS.items()}
+    folders = tmp_path_factory.mktemp("once"), tmp_path_factory.mktemp("again")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+            cwd=folder,
+            env={**os.environ, "PYTHONHASHSEED": str(number)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, folder in enumerate(folders)
+    ]
+    for process in running:
+        _, told = process.communicate()
+        assert process.returncode == 0, told
+    return folders
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_command_gives_the_same_metrics(both: tuple[Path, Path], name: str) -> None:
+    lines = [(folder / name / "metrics.jsonl").read_text().splitlines() for folder in both]
+    assert len(lines[0]) == len(lines[1]) == 4  # two updates between two evaluations
+    timeless = [
+        [{key: repr(value) for key, value in json.loads(line).items() if not key.startswith("time/")} for line in some]
+        for some in lines
+    ]
+    assert timeless[0] == timeless[1]
+    assert any("'cost/forwards'" in str(row) for row in timeless[0])
+    weights = "checkpoint/adapter_model.safetensors" if name == "adapter" else "checkpoint/model.safetensors"
+    for file in ("samples.jsonl", weights):
+        assert (both[0] / name / file).read_bytes() == (both[1] / name / file).read_bytes()
+
+
+def test_the_runs_differ_where_their_commands_do(both: tuple[Path, Path]) -> None:
+    """So that what is alike above could have been otherwise: every command has learnt something of its own."""
+    ends = {name: (both[0] / name / "metrics.jsonl").read_text().splitlines()[2] for name in COMMANDS}
+    slopes = {name: json.loads(line)["train/grad_norm"] for name, line in ends.items()}
+    assert all(slope > 0 for slope in slopes.values())
+    assert len(set(slopes.values())) == len(slopes)

@@ -1,0 +1,97 @@
+"""The tokenizers of released checkpoints."""
+
+from checkpoints import (
+    A2D,
+    DREAM,
+    LLADA_SPECIALS,
+    LLADA_TEMPLATE,
+    LLADA_TEXT,
+    QWEN_SPECIALS,
+    QWEN_TEMPLATE,
+    QWEN_TEXT,
+    SDAR,
+    llada,
+    modernbert,
+    qwen,
+    said,
+    with_tokenizer,
+    write,
+)
+from unmask.models import load_model, save
+
+
+def test_lladas_prompt_is_its_template_once(tmp_path):
+    settings = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "chat_template": LLADA_TEMPLATE}
+    folder = with_tokenizer(llada(tmp_path / "theirs", **LLADA_TEXT)[0], LLADA_SPECIALS, **settings)
+    policy = load_model(folder)
+    tokenizer, byte = policy.tokenizer, policy.tokenizer.encode
+    assert byte("a<|eot_id|>") == byte("a") + [261]
+    header = [259, *byte("user"), 260, *byte("\n\n")], [259, *byte("assistant"), 260, *byte("\n\n")]
+    assert tokenizer.prompt("  2 + 2? ") == [256, *header[0], *byte("2 + 2?"), 261, *header[1]]
+    assert (policy.mask_id, policy.eos_id, policy.pad_id) == (258, 257, 257)
+    four = byte("4 ä")
+    assert tokenizer.decode([*four, 257, 9, 9]) == tokenizer.decode([*four, 261, 9]) == "4 ä"  # both end a turn
+    assert tokenizer.decode([259, *four[:2], 258, *four[2:], 260, 270]) == "4 \ufffdä\ufffd"
+    assert tokenizer.decode([257]) == tokenizer.decode([]) == ""
+    assert tokenizer.show([*byte("4 a\n"), 258, 258, 257, four[2], 270]) == "4 a\u21b5\u00b7\u00b7\u00b6\ufffd\ufffd"
+    save(policy, tmp_path / "ours")
+    assert load_model(tmp_path / "ours").tokenizer.prompt("2 + 2?") == tokenizer.prompt("2 + 2?")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "ours" / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_dreams_tokenizer_is_read_without_its_code(tmp_path):
+    folder, _, _ = qwen(tmp_path, DREAM, **QWEN_TEXT)
+    settings = {"tokenizer_class": "DreamTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_dream.Dream", None]}}
+    settings |= {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>", "chat_template": QWEN_TEMPLATE}
+    with_tokenizer(folder, QWEN_SPECIALS, fast=False, **settings)
+    (folder / "tokenization_dream.py").write_text("raise SystemExit")
+    policy = load_model(folder)
+    byte = policy.tokenizer.encode
+    turn = [257, *byte("user\nhi"), 258, *byte("\n"), 257, *byte("assistant\n")]
+    assert policy.tokenizer.prompt("hi") == turn
+    assert policy.tokenizer.decode([*byte("so"), 258, 256]) == policy.tokenizer.decode([*byte("so"), 256, 258]) == "so"
+    assert policy.mask_id == policy.tokenizer.fast.mask_token_id == 260
+
+
+def test_a2d_takes_the_tokenizers_mask_and_never_thinks(tmp_path):
+    folder, _, _ = qwen(tmp_path, A2D, **{**QWEN_TEXT, "mask_token_id": "absent", "eos_token_id": [258, 256]})
+    with_tokenizer(folder, QWEN_SPECIALS, mask_token="<|mask|>", eos_token="<|im_end|>")
+    (folder / "chat_template.jinja").write_text(QWEN_TEMPLATE)
+    policy = load_model(folder)
+    assert (policy.mask_id, policy.eos_id, policy.pad_id) == (260, 258, 256)
+    assert policy.tokenizer.decode(policy.tokenizer.prompt("hi")[-20:]) == "\n<think>\n\n</think>\n\n"
+    assert policy.tokenizer.end_ids == {256, 258}
+
+
+def test_without_a_template_a_prompt_is_the_text(tmp_path):
+    folder = with_tokenizer(qwen(tmp_path, SDAR, **QWEN_TEXT)[0], QWEN_SPECIALS)
+    tokenizer = load_model(folder).tokenizer
+    assert tokenizer.prompt("2 + 2?") == tokenizer.encode("2 + 2?")
+    assert tokenizer.decode(tokenizer.encode("2 + 2?")) == "2 + 2?"
+
+
+def test_bert_chat_is_a_template_and_a_closing_word(tmp_path):
+    template = "{% for m in messages %}[Question]\n{{ m['content'] | trim }}\n[/Question]\n\n{% endfor %}[Answer]\n"
+    folder = modernbert(tmp_path, vocab_size=272)
+    (folder / "chat_template.jinja").write_text(template + "{# closed by [/Answer] #}")
+    with_tokenizer(folder, ["[PAD]", "[MASK]"], pad_token="[PAD]", mask_token="[MASK]")
+    tokenizer = load_model(folder).tokenizer
+    assert tokenizer.prompt(" two ") == tokenizer.encode("[Question]\ntwo\n[/Question]\n\n[Answer]\n")
+    assert tokenizer.decode(tokenizer.encode("four\n[/Answer]\n[Question]")) == "four\n"
+
+
+def test_tokenizers_have_to_be_there_and_fit(tmp_path):
+    folder, weights, config = llada(tmp_path, **LLADA_TEXT)
+    assert said(folder, load_model) == (
+        "There is no tokenizer in FOLDER: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt."
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    assert said(folder, load_model).startswith("The tokenizer in FOLDER cannot be read: ")
+    with_tokenizer(folder, LLADA_SPECIALS)
+    write(folder, {**config, "mask_token_id": 272}, weights)
+    assert said(folder, load_model) == "FOLDER/config.json: the mask token 272 is outside the vocabulary of 272."
+    write(folder, {**config, "eos_token_id": -1}, weights)
+    assert said(folder, load_model) == "FOLDER/config.json: the end token -1 is outside the vocabulary of 272."
+    folder, _, _ = llada(tmp_path, **{**LLADA_TEXT, "embedding_size": 260, "mask_token_id": 258})
+    assert said(folder, load_model) == "The tokenizer in FOLDER has 262 tokens, the model only 260."
