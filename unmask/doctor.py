@@ -29,6 +29,16 @@ def _package(name: str, needed: bool, purpose: str) -> Finding:
         return Finding(name, False, needed, f"{purpose}; pip install {name} ({error})")
 
 
+def _gym() -> Finding:
+    from unmask.tasks.reasoning_gym import VERSION, check_installed
+
+    try:
+        check_installed()
+        return Finding("reasoning-gym", True, False, f"{VERSION}: the task reasoning_gym (extra: gym)")
+    except ValueError as error:
+        return Finding("reasoning-gym", False, False, str(error))
+
+
 def _torch_release() -> tuple[int, int]:
     major, minor = version("torch").split(".")[:2]
     return int(major), int(minor)
@@ -42,6 +52,7 @@ def examine() -> list[Finding]:
         _package("torch", True, "tensors"),
         _package("transformers", True, "models"),
         _package("matplotlib", False, "curves.png of a run (extra: plot)"),
+        _gym(),
     ]
     if findings[1].ok:
         import torch

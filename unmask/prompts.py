@@ -1,31 +1,16 @@
 """What `unmask generate` reads and writes: prompts, and what a model made of them."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from unmask.models import Model
+from unmask.tasks.data import read_rows
 from unmask.trace import Trace
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise ValueError(f'{path} line {number} has no text "prompt"')
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{path} holds no prompts")
-    return rows
+    return read_rows(path, {"prompt": str})
 
 
 def entries(policy: Model, trace: Trace, length: int, whole: bool) -> Iterator[dict[str, Any]]:
