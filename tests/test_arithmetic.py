@@ -108,4 +108,4 @@ def test_arbitrary_text_never_raises(text: str):
 )
 def test_impossible_options_are_named(options: dict[str, object]):
     with pytest.raises(ValueError, match=next(iter(options))):
-        arithmetic.task(**options)  # type: ignore[arg-type]
+        arithmetic.task(**options)

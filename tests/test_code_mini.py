@@ -203,4 +203,4 @@ def test_without_a_sandbox_there_are_no_rows(monkeypatch: pytest.MonkeyPatch):
 )
 def test_impossible_options_are_named(options: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(options))):
-        code_mini.task(**options)  # type: ignore[arg-type]
+        code_mini.task(**options)

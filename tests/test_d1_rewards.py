@@ -9,7 +9,7 @@ FULL = "<reasoning>\nTwelve less five.\n</reasoning>\n<answer>\n7\n</answer>\n"
 
 
 def gsm(text: str, **options: object) -> dict[str, float]:
-    task = gsm8k.task(rewards="d1", protocol="d1_train", **options)  # type: ignore[arg-type]
+    task = gsm8k.task(rewards="d1", protocol="d1_train", **options)
     assert task.parts is not None
     return task.parts(GSM, text)
 
