@@ -8,15 +8,16 @@ import pytest
 import torch
 from ranks_cases import toy_model, toy_task
 
-import unmask.train
+import unmask.keeper
 from unmask.config import Config, parse_config
 from unmask.evaluate import Evaluation, Share
+from unmask.keeper import Result
 from unmask.models import load_model, save
 from unmask.progress import Best, Progress, Skips, ending, progress_of
 from unmask.run import Run, read_metrics
 from unmask.sections import EvalConfig
 from unmask.tasks import TASKS
-from unmask.train import Result, resume, train
+from unmask.train import resume, train
 
 
 class Cut(BaseException):
@@ -48,7 +49,7 @@ class Script:
     def __init__(self, patch: pytest.MonkeyPatch, *solved: float) -> None:
         self.left, self.known, self.seen = list(solved), dict[bytes, float](), list[dict[str, torch.Tensor]]()
         self.cut = 99
-        patch.setattr(unmask.train, "evaluate", self.evaluate)
+        patch.setattr(unmask.keeper, "evaluate", self.evaluate)
 
     def evaluate(self, policy: torch.nn.Module, *given: object) -> Evaluation:
         self.cut -= 1

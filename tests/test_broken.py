@@ -10,6 +10,7 @@ import pytest
 import torch
 from ranks_cases import toy_task
 
+import unmask.keeper
 import unmask.train
 from unmask.broken import FACTS, read
 from unmask.config import Config, parse_config
@@ -112,13 +113,13 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind(
 ) -> None:
     fault(where, {2})
     states: dict[int, tuple[dict[str, torch.Tensor], dict]] = {}
-    plain = unmask.train.write
+    plain = unmask.keeper.write
 
     def write(folder: Path, step: int, tensors: dict, facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.train, "write", write)
+    monkeypatch.setattr(unmask.keeper, "write", write)
     config = config_for(model, method="agrpo", dtype="bfloat16" if where == "gradient" else None)
     rows = strict(run(config, tmp_path / "run"))[1:-1]
     before, after = states[1][0], states[2][0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
+from unmask import keeper as keeper_module
 from unmask import train as train_module
 from unmask.compare_cells import cost_of
 from unmask.config import Config, parse_config
@@ -60,8 +61,9 @@ class Counting:
         self.forward = self.backward = 0.0
         self.evaluating = False
         monkeypatch.setattr("unmask.setup.load_model", self.load)
-        for name in ("evaluate", "scorer_gap"):  # what is measured is no part of what it costs to learn
-            monkeypatch.setattr(train_module, name, self.uncounted(getattr(train_module, name)))
+        # What is measured is no part of what it costs to learn.
+        for module, name in ((keeper_module, "evaluate"), (train_module, "scorer_gap")):
+            monkeypatch.setattr(module, name, self.uncounted(getattr(module, name)))
 
     def uncounted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*arguments: Any, **more: Any) -> Any:
@@ -164,13 +166,13 @@ def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
 
 def test_an_evaluation_is_reckoned_as_it_is_made(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_for(small, updates=1)
-    meter, plain = Meter(), train_module.evaluate
+    meter, plain = Meter(), keeper_module.evaluate
 
     def evaluate(*arguments: Any, **more: Any) -> Any:
         with metered(meter):
             return plain(*arguments, **more)
 
-    monkeypatch.setattr(train_module, "evaluate", evaluate)
+    monkeypatch.setattr(keeper_module, "evaluate", evaluate)
     trained(config, tmp_path / "run")
     assert 0 < meter.forwards <= 2 * cost_of(config).evaluation == 2 * 2 * (1 + 1) * 4
 

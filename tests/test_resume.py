@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import unmask.batch
+import unmask.keeper
 import unmask.state
 import unmask.train
 from unmask.config import Config, parse_config
@@ -71,14 +72,15 @@ def told(folder: Path) -> dict[str, object]:
 
 def cut_at(monkeypatch: pytest.MonkeyPatch, place: str, call: int) -> None:
     """The `call`-th call of a function of the loop does not come back."""
-    plain, calls = getattr(unmask.train, place), iter(range(1, 1000))
+    where = unmask.keeper if hasattr(unmask.keeper, place) else unmask.train
+    plain, calls = getattr(where, place), iter(range(1, 1000))
 
     def counted(*given: object, **named: object) -> object:
         if next(calls) == call:
             raise Cut
         return plain(*given, **named)
 
-    monkeypatch.setattr(unmask.train, place, counted)
+    monkeypatch.setattr(where, place, counted)
 
 
 @pytest.mark.parametrize("kind", METHODS)

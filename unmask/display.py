@@ -16,9 +16,9 @@ from unmask.watch import sentences
 if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.evaluate import Evaluation
+    from unmask.keeper import Report, Result
     from unmask.models import Model
     from unmask.tasks import Task
-    from unmask.train import Report, Result
 
 console = Console()
 

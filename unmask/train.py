@@ -8,54 +8,30 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch, Source, TooLong, batch_metrics, collect, samples_of
-from unmask.broken import Broken, keep, sampled_logp
+from unmask.batch import Batch, Source, collect
+from unmask.broken import Broken, sampled_logp
 from unmask.config import Config, read_config
-from unmask.evaluate import Evaluation, evaluate, prompt_ids
-from unmask.interrupt import Paused
-from unmask.judge import Failure, RewardError
+from unmask.keeper import Keeper, Report, Result, Stop
 from unmask.masters import MasterAdamW
 from unmask.meter import Meter, metered
 from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights
 from unmask.models import Model
 from unmask.models.lora import trainable
 from unmask.parts import parts_of
-from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
 from unmask.ranks import Ranks, whole
-from unmask.rollout import canvas
 from unmask.rows import Rows
-from unmask.run import BEST, FINISHED, LAST, Run, made_by, read_metrics
+from unmask.run import FINISHED, LAST, Run, made_by
 from unmask.setup import Setup, decoding_of, prepared
 from unmask.shapes import Metrics
-from unmask.state import Optimizer, State, newest, restore, tensors_of, write
+from unmask.state import Optimizer, State, newest
 from unmask.update import NotFinite, Part, update
-from unmask.watch import REACH, Update, updates_of, watched
-
-EVAL_SEED = -1
-"""Every evaluation draws the same noise, and no training batch has it: theirs have seeds from 0."""
-
-Report = Callable[[int, dict[str, float]], None]
-Stop = Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Result:
-    before: Evaluation
-    after: Evaluation
-    run: Run | None
-    """None in a process that is not the first."""
-    seconds: float
-    ended: str = ""
-    """Why it ended before its last update: then with the weights of its best evaluation, which is `after`."""
 
 
 def train(
@@ -80,7 +56,7 @@ def train(
     with prepared(config, method.needs_reference) as setup:
         meter, source = Meter(), Source(setup, task, method, config, decoding)
         with metered(meter):
-            return _trained(config, setup, source, meter, run_folder, report, state, stop)
+            return _trained(source, meter, run_folder, report, state, stop)
 
 
 def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop = lambda: False) -> Result:
@@ -111,117 +87,17 @@ def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop
 
 
 def _trained(
-    config: Config,
-    setup: Setup,
-    source: Source,
-    meter: Meter,
-    run_folder: Callable[[], Run],
-    report: Report,
-    state: State | None,
-    stop: Stop,
+    source: Source, meter: Meter, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop
 ) -> Result:
-    policy, ranks, task, decoding = setup.policy, setup.ranks, source.task, source.decoding
+    config, setup, method = source.config, source.setup, source.method
+    policy, ranks, rows = setup.policy, setup.ranks, setup.update_rows
     optimizer, rate = optimizer_of(policy, config)
     rng = torch.Generator().manual_seed(config.seed)
-    held_out = task.rows("test", config.eval.prompts, 0)
-    canvas([prompt_ids(policy, task, row) for row in held_out], decoding.length, policy, "cpu")
-    run: Run | None = None
-    first, spent, history = 1, 0.0, list[Update]()
-    start = time.perf_counter()
-    if ranks.first:
-        report(0, {})
-
-    def measure(step: int) -> Evaluation:
-        # What is measured is no part of what it costs to learn.
-        with kept(step, step), whole(policy, ranks), metered(None):
-            how = setup.device, setup.rollout_rows, ranks, config.reward
-            return evaluate(policy, task, held_out, decoding, config.eval.samples, EVAL_SEED, *how)
-
-    def record(step: int, metrics: dict[str, float], failures: Sequence[Failure] = ()) -> None:
-        if run is not None:
-            run.log(step, metrics)
-            run.log_errors(step, failures)
-            report(step, metrics)
-
-    def save(step: int) -> None:
-        """The state after `step` to go on from, and the weights for others to use."""
-        tensors = tensors_of(policy, optimizer, rng, wanted=ranks.first)
-        if run is not None:
-            rows = [[each.most, each.halved] for each in (setup.rollout_rows, setup.update_rows)]
-            facts = {**so_far.data(), "forwards": spent, "rows": rows, "made_by": made_by(run.folder)}
-            write(run.folder / "state", step, tensors, {**facts, "lengths": run.lengths()})
-        with whole(policy, ranks):
-            if run is not None:
-                run.save(policy)
-        ranks.wait()
-
-    def save_best() -> None:
-        if keeps_best(config.eval):
-            with whole(policy, ranks):
-                if run is not None:
-                    run.save(policy, BEST)
-
-    def looked(step: int) -> Evaluation:
-        """Evaluate after an update. The best weights so far are kept if configured, and with them the state."""
-        found = measure(step)
-        record(step, found.metrics(), found.failures)
-        so_far.looked, so_far.best = step, so_far.best.after(step, found)
-        if so_far.best.step == step and keeps_best(config.eval):
-            save_best()
-            if step < config.updates:
-                save(step)
-        return found
-
-    def ended(step: int) -> str:
-        """Evaluate between updates, where that is due and has not been done; why the run ends there, if it does."""
-        due = config.eval.every and step % config.eval.every == 0 and so_far.looked < step < config.updates
-        if not due:
-            return ""
-        found = looked(step)
-        return ending(so_far.best, step, found, config.eval)
-
-    def finish(after: Evaluation, why: str = "") -> Result:
-        """The end; before the last update, with the best weights."""
-        if run is not None:
-            if why:
-                run.take_best()
-            best = {"best": so_far.best.step} if keeps_best(config.eval) else {}
-            run.finish(so_far.before.metrics(), after.metrics(), **best, **({"ended": why} if why else {}))
-            run.draw()
-        return Result(so_far.before, after, run, time.perf_counter() - start, why)
-
-    @contextmanager
-    def kept(step: int, done: int) -> Iterator[None]:
-        """Problems or a reward that stop the run in a step cost nothing that has been learnt in those that are done."""
-        try:
-            yield
-        except (RewardError, TooLong) as error:
-            if done:
-                save(done)
-            if run is not None and isinstance(error, RewardError):
-                run.log_errors(step, error.failures)
-            raise
-
-    if state is None:
-        before = measure(0)
-        so_far = Progress(before, Best(0, before), 0, Skips())
-        run = run_folder() if ranks.first else None
-        record(0, before.metrics(), before.failures)
-        save_best()
-    else:
-        restore(policy, optimizer, rng, state.tensors)
-        run = run_folder() if ranks.first else None
-        history = updates_of(read_metrics(run.folder)) if run is not None else []
-        so_far, first = progress_of(state.facts), state.step + 1
-        spent = state.facts["forwards"]
-        meter.forwards = spent if ranks.first else 0.0
-        for rows, kept_rows in zip((setup.rollout_rows, setup.update_rows), state.facts["rows"], strict=True):
-            rows.most, rows.halved = kept_rows
-        if why := ended(state.step):
-            return finish(so_far.best.found, why)
-    for step in range(first, config.updates + 1):
-        clock = time.perf_counter()
-        with kept(step, step - 1), whole(policy, ranks):
+    keeper = Keeper(source, optimizer, rng, meter, report, stop)
+    step = keeper.begin(run_folder, state)
+    while not keeper.over(step):
+        step, clock = step + 1, time.perf_counter()
+        with keeper.safe(step, done=step - 1), whole(policy, ranks):
             batch = collect(source, step)
             apart, weight_BL = cache_check(source, batch, step)
         rolled = time.perf_counter()
@@ -229,39 +105,13 @@ def _trained(
             group["lr"] = rate(step)
         metrics, broken = list[Metrics](), unsound(batch)
         if broken is None:
-            earned, rows = (batch.rollouts, batch.reward_B, batch.branch_reward_B), setup.update_rows
-            turns = parts_of(
-                source.method, policy, setup.reference, *earned, rng, config.inner, rows, ranks, weight_BL
-            )
+            earned = batch.rollouts, batch.reward_B, batch.branch_reward_B
+            turns = parts_of(method, policy, setup.reference, *earned, rng, config.inner, rows, ranks, weight_BL)
             metrics, broken = learnt(policy, optimizer, turns, rows, config.optimizer.max_norm, ranks)
         times = {"time/rollout": rolled - clock, "time/update": time.perf_counter() - rolled}
-        spent = meter.total(ranks, setup.device)
-        costs = {"cost/forwards": spent, **memory_metrics(setup)}
-        so_far.skips = so_far.skips.after(broken is not None)
-        told = {**batch_metrics(batch), **apart, **averaged(metrics), "train/skipped": float(so_far.skips.total)}
-        told = told if broken is None else {key: value for key, value in told.items() if math.isfinite(value)}
-        counts, begun = watched([*history, told])
-        record(step, {**told, "train/lr": rate(step), **costs, **times, **counts}, batch.failures)
-        history = [*history, {**told, **counts}][-REACH:]
-        if run is not None:
-            run.log_samples(step, samples_of(batch, config.group))
-            run.log_warnings(step, begun)
-        if broken is not None and so_far.skips.in_a_row >= config.optimizer.patience:
-            tensors = tensors_of(policy, optimizer, rng, wanted=ranks.first)
-            where = keep(run.folder, step, batch, broken, tensors) if run is not None else "the run folder"
-            save(step)
-            raise ValueError(
-                f"{so_far.skips.in_a_row} updates in a row were skipped, the last because {broken.error}. "
-                f"It is in {where}; unmask.replay does it again"
-            )
-        stopping = ranks.any(stop() or (run is not None and run.wished_to_stop()), setup.device)
-        if stopping or step == config.updates or (config.save_every and step % config.save_every == 0):
-            save(step)
-        if stopping:
-            raise Paused(None if run is None else run.folder, step)
-        if why := ended(step):
-            return finish(so_far.best.found, why)
-    return finish(looked(config.updates))
+        rest = {"train/lr": rate(step), **memory_metrics(setup), **times}
+        keeper.took(step, batch, {**apart, **averaged(metrics)}, rest, broken)
+    return keeper.finish()
 
 
 def unsound(batch: Batch) -> Broken | None:

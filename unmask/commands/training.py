@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config import Config
-    from unmask.train import Report, Result, Stop
+    from unmask.keeper import Report, Result, Stop
 
 
 def train(

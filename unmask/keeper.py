@@ -1,0 +1,189 @@
+"""What a run does beside learning: evaluates, logs, keeps states and weights, and ends.
+
+Every process has one and asks it the same; the first one has the run folder.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
+from unmask.broken import Broken, keep
+from unmask.evaluate import Evaluation, evaluate, prompt_ids
+from unmask.interrupt import Paused
+from unmask.judge import Failure, RewardError
+from unmask.meter import Meter, metered
+from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
+from unmask.ranks import whole
+from unmask.rollout import canvas
+from unmask.rows import Rows
+from unmask.run import BEST, Run, made_by, read_metrics
+from unmask.setup import Setup
+from unmask.state import Optimizer, State, restore, tensors_of, write
+from unmask.watch import REACH, Update, updates_of, watched
+
+EVAL_SEED = -1
+"""Every evaluation draws the same noise, and no training batch has it: theirs have seeds from 0."""
+
+Report = Callable[[int, dict[str, float]], None]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Result:
+    before: Evaluation
+    after: Evaluation
+    run: Run | None
+    """None in a process that is not the first."""
+    seconds: float
+    ended: str = ""
+    """Why the run ended before its last update; `after` is then its best evaluation."""
+
+
+class Keeper:
+    def __init__(
+        self, source: Source, optimizer: Optimizer, rng: torch.Generator, meter: Meter, report: Report, stop: Stop
+    ) -> None:
+        self.source, self.config, self.setup = source, source.config, source.setup
+        self.policy, self.ranks = source.setup.policy, source.setup.ranks
+        self.optimizer, self.rng, self.meter = optimizer, rng, meter
+        self.report, self.stop, self.start = report, stop, time.perf_counter()
+        self.held_out = source.task.rows("test", self.config.eval.prompts, 0)
+        prompts = [prompt_ids(self.policy, source.task, row) for row in self.held_out]
+        canvas(prompts, source.decoding.length, self.policy, "cpu")  # says now if one is too long
+        self.run: Run | None = None
+        self.spent, self.why, self.history = 0.0, "", list[Update]()
+        if self.ranks.first:
+            report(0, {})
+
+    def begin(self, run_folder: Callable[[], Run], state: State | None) -> int:
+        """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
+        if state is not None:
+            restore(self.policy, self.optimizer, self.rng, state.tensors)
+            self.run = run_folder() if self.ranks.first else None
+            self.history = updates_of(read_metrics(self.run.folder)) if self.run is not None else []
+            self.so_far, self.spent = progress_of(state.facts), state.facts["forwards"]
+            self.meter.forwards = self.spent if self.ranks.first else 0.0
+            for rows, kept in zip(_rows(self.setup), state.facts["rows"], strict=True):
+                rows.most, rows.halved = kept
+            return state.step
+        before = self._measured(0)
+        self.so_far = Progress(before, Best(0, before), 0, Skips())
+        self.run = run_folder() if self.ranks.first else None
+        self._record(0, before.metrics(), before.failures)
+        self._save_best()
+        return 0
+
+    @contextmanager
+    def safe(self, step: int, done: int) -> Iterator[None]:
+        """Problems or a reward that stop the run in a step cost nothing that has been learnt in those that are done."""
+        try:
+            yield
+        except (RewardError, TooLong) as error:
+            if done:
+                self._save(done)
+            if self.run is not None and isinstance(error, RewardError):
+                self.run.log_errors(step, error.failures)
+            raise
+
+    def took(
+        self, step: int, batch: Batch, found: dict[str, float], rest: dict[str, float], broken: Broken | None
+    ) -> None:
+        """Log an update, warn, and keep its state where that is due. `rest` is what no warning is about."""
+        self.spent = self.meter.total(self.ranks, self.setup.device)
+        skips = self.so_far.skips = self.so_far.skips.after(broken is not None)
+        told = {**batch_metrics(batch), **found, "train/skipped": float(skips.total)}
+        told = told if broken is None else {key: value for key, value in told.items() if math.isfinite(value)}
+        counts, begun = watched([*self.history, told])
+        self.history = [*self.history, {**told, **counts}][-REACH:]
+        self._record(step, {**told, "cost/forwards": self.spent, **rest, **counts}, batch.failures)
+        if self.run is not None:
+            self.run.log_samples(step, samples_of(batch, self.config.group))
+            self.run.log_warnings(step, begun)
+        if broken is not None and skips.in_a_row >= self.config.optimizer.patience:
+            self._give_up(step, batch, broken)
+        wished = self.stop() or (self.run is not None and self.run.wished_to_stop())
+        stopping, every = self.ranks.any(wished, self.setup.device), self.config.save_every
+        if stopping or step == self.config.updates or (every and step % every == 0):
+            self._save(step)
+        if stopping:
+            raise Paused(None if self.run is None else self.run.folder, step)
+
+    def over(self, step: int) -> bool:
+        """Whether nothing is left to do after so many updates. Evaluates between updates, where that is due."""
+        every, last = self.config.eval.every, self.config.updates
+        if every and step % every == 0 and self.so_far.looked < step < last:
+            found = self._looked(step)
+            self.why = ending(self.so_far.best, step, found, self.config.eval)
+        return step == last or bool(self.why)
+
+    def finish(self) -> Result:
+        """The end; before the last update, with the best weights."""
+        after = self.so_far.best.found if self.why else self._looked(self.config.updates)
+        before = self.so_far.before
+        if self.run is not None:
+            if self.why:
+                self.run.take_best()
+            best = {"best": self.so_far.best.step} if keeps_best(self.config.eval) else {}
+            self.run.finish(before.metrics(), after.metrics(), **best, **({"ended": self.why} if self.why else {}))
+            self.run.draw()
+        return Result(before, after, self.run, time.perf_counter() - self.start, self.why)
+
+    def _measured(self, step: int) -> Evaluation:
+        # What is measured is no part of what it costs to learn.
+        with self.safe(step, step), whole(self.policy, self.ranks), metered(None):
+            asked = self.source.task, self.held_out, self.source.decoding, self.config.eval.samples, EVAL_SEED
+            how = self.setup.device, self.setup.rollout_rows, self.ranks, self.config.reward
+            return evaluate(self.policy, *asked, *how)
+
+    def _looked(self, step: int) -> Evaluation:
+        """Evaluate after an update. The best weights so far are kept if configured, and with them the state."""
+        found = self._measured(step)
+        self._record(step, found.metrics(), found.failures)
+        self.so_far.looked, self.so_far.best = step, self.so_far.best.after(step, found)
+        if self.so_far.best.step == step and keeps_best(self.config.eval):
+            self._save_best()
+            if step < self.config.updates:
+                self._save(step)
+        return found
+
+    def _record(self, step: int, metrics: dict[str, float], failures: Sequence[Failure]) -> None:
+        if self.run is not None:
+            self.run.log(step, metrics)
+            self.run.log_errors(step, failures)
+            self.report(step, metrics)
+
+    def _save(self, step: int) -> None:
+        """The state after `step` to go on from, and the weights for others to use."""
+        tensors = tensors_of(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
+        if self.run is not None:
+            rows = [[each.most, each.halved] for each in _rows(self.setup)]
+            facts = {**self.so_far.data(), "forwards": self.spent, "rows": rows, "made_by": made_by(self.run.folder)}
+            write(self.run.folder / "state", step, tensors, {**facts, "lengths": self.run.lengths()})
+        with whole(self.policy, self.ranks):
+            if self.run is not None:
+                self.run.save(self.policy)
+        self.ranks.wait()
+
+    def _save_best(self) -> None:
+        if keeps_best(self.config.eval):
+            with whole(self.policy, self.ranks):
+                if self.run is not None:
+                    self.run.save(self.policy, BEST)
+
+    def _give_up(self, step: int, batch: Batch, broken: Broken) -> None:
+        tensors = tensors_of(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
+        where = keep(self.run.folder, step, batch, broken, tensors) if self.run is not None else "the run folder"
+        self._save(step)
+        raise ValueError(
+            f"{self.so_far.skips.in_a_row} updates in a row were skipped, the last because {broken.error}. "
+            f"It is in {where}; unmask.replay does it again"
+        )
+
+
+def _rows(setup: Setup) -> tuple[Rows, Rows]:
+    return setup.rollout_rows, setup.update_rows
