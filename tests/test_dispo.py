@@ -134,7 +134,7 @@ def test_daca_and_dispo_commute(name):
     assert torch.equal(found[1].credit_BL, torch.ones_like(found[1].credit_BL))
 
 
-@pytest.mark.parametrize("lateness", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("lateness", [-4.0, 0.0, 1.0, 4.0])
 def test_a_branch_step_is_drawn_in_proportion_to_a_power_of_its_place(lateness):
     law_T, weight = Branch(2, lateness).step_law(5), [((t + 1) / 5) ** lateness for t in range(5)]
     assert law_T.tolist() == pytest.approx([w / sum(weight) for w in weight])

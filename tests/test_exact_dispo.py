@@ -188,7 +188,7 @@ def test_daca_and_dispo_commute(base):
 # The sampler's branches
 
 
-@pytest.mark.parametrize("lateness", [0.0, 4.0])
+@pytest.mark.parametrize("lateness", [-4.0, 0.0, 4.0])
 def test_the_branch_step_law_is_the_polynomial_it_says(lateness):
     weight = [((t + 1) / 5) ** lateness for t in range(5)]
     assert Branch(2, lateness).step_law(5).tolist() == pytest.approx([w / sum(weight) for w in weight])

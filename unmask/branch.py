@@ -19,7 +19,7 @@ class Branch:
     """Fill one visited state of every row `fillings` times in one shot.
 
     The state is the one before step t, drawn before the rollout with probability in proportion to
-    ((t + 1) / T) ** lateness: 0 is uniform, 4 favours late states.
+    ((t + 1) / T) ** lateness: 0 is uniform, 4 favours late states, -4 early ones.
     """
 
     fillings: int = 2
@@ -27,8 +27,8 @@ class Branch:
 
     def step_law(self, steps: int) -> Tensor:
         """The probability of branching before each step, (T,)."""
-        weight_T = (torch.arange(1, steps + 1, dtype=torch.float64) / steps) ** self.lateness
-        return weight_T / weight_T.sum()
+        place_T = torch.arange(1, steps + 1, dtype=torch.float64) / steps
+        return (self.lateness * place_T.log()).softmax(0)
 
 
 def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ def dispo(
     """Branch at a visited state, score the fillings, update only what they filled."""
     if branches < 2:
         raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
-    within(0, inf, weight=weight, lateness=lateness, low=low, high=high, kl=kl)
+    within(0, inf, weight=weight, low=low, high=high, kl=kl)
+    within(-1000, 1000, lateness=lateness)
     term = BranchTerm(
         branch=Branch(branches, lateness),
         weight=weight,
