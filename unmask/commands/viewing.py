@@ -1,0 +1,41 @@
+"""unmask view"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN2 ...]", help="Run folders, e.g. runs/NAME.")],
+    export: Annotated[Path | None, typer.Option(help="Write one HTML file instead, to open or send anywhere.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
+    opening: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
+) -> None:
+    """Look at runs in a browser: curves, and every written-down rollout step by step.
+
+    Served on this machine alone, and kept up to date while a run goes on, until Ctrl-C.
+    """
+    from unmask.view import page, server
+
+    if export is not None:
+        path = page.export(runs, export)
+        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, one file that needs nothing else")
+        return
+    with server.Viewer(runs, port) as viewer:
+        typer.echo(f"{viewer.address} shows {', '.join(map(str, runs))}; Ctrl-C ends it")
+        if opening and _has_screen():
+            import webbrowser
+
+            webbrowser.open(viewer.address)
+        try:
+            viewer.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("")
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window: without one, a text browser might take the terminal."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

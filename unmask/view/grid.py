@@ -1,0 +1,44 @@
+"""Where the cells of a Sudoku are in a completion: the viewer draws the board as it fills."""
+
+import re
+from collections.abc import Sequence
+from math import isqrt
+from typing import Any
+
+from unmask.tasks import Task
+from unmask.tasks.sudoku import CELLS
+from unmask.tasks.task import Row
+
+OUTSIDE = -1
+"""The position of a cell that is not in the completion."""
+NOWHERE = [OUTSIDE] * CELLS
+# Sixteen digits of a board, with what it may be drawn with between them, wherever they begin; which of them are the
+# board, the task's grader has decided.
+BOARD = re.compile(r"(?=([1-4](?:[^0-9]{0,8}[1-4]){15}))")
+
+
+def cells_of(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int] | None:
+    """The position of each cell in a completion of these tokens, whose text is `text`; None where it is no Sudoku, or
+    where the board is not written with one token a cell."""
+    if task.name in ("sudoku", "sudoku_large"):
+        return list(range(task.length)) if all(len(token) == 1 for token in tokens[: task.length]) else None
+    if task.name != "sudoku_text":
+        return None
+    board, place_of = task.graded(row, text).answer, [place for place, token in enumerate(tokens) for _ in token]
+    if len(board) != CELLS:
+        return NOWHERE
+    for found in reversed(list(BOARD.finditer("".join(tokens)))):
+        digits = [found.start() + at for at, character in enumerate(found[1]) if character.isdigit()]
+        if "".join(found.string[at] for at in digits) == board:
+            cells = [place_of[at] for at in digits]
+            return cells if len(set(cells)) == CELLS else None
+    return NOWHERE
+
+
+def board_of(row: Row, cells: Sequence[list[int] | None]) -> dict[str, Any] | None:
+    """The puzzle, and where its cells are where that is the same in all rollouts; None without a board to show."""
+    if any(each is None for each in cells):
+        return None
+    shared = cells[0] if all(each == cells[0] for each in cells) else NOWHERE
+    puzzle = [int(clue) if clue.isdigit() else 0 for clue in row["puzzle"]]
+    return {"size": isqrt(len(puzzle)), "puzzle": puzzle, "cells": shared}

@@ -1,0 +1,94 @@
+"""The page with what it shows: one file that needs nothing else, or what the server answers with."""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from unmask.view.index import RunFolder, index_of
+
+PAGE = Path(__file__).parent / "page.html"
+DATA, TRACES = "<!--unmask-data-->", "<!--unmask-traces-->"
+LARGEST = 64 * 2**20
+"""Bytes of groups in an exported page."""
+UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def escaped(text: str) -> str:
+    """JSON as it may stand in HTML: nothing in it ends a script, and none of these stands outside of a string."""
+    return text.translate(UNSAFE)
+
+
+def template(path: Path = PAGE) -> tuple[str, str, str]:
+    """The built page in three pieces: before the data, between data and traces, and the rest."""
+    if not path.is_file():
+        raise ValueError(f"the viewer's page {path} is not there: `make web` builds it")
+    text = path.read_text(encoding="utf-8")
+    if text.count(DATA) != 1 or text.count(TRACES) != 1 or text.index(DATA) > text.index(TRACES):
+        raise ValueError(f"{path} is not the viewer's page: it has no place for the data; `make web` builds it")
+    head, _, rest = text.partition(DATA)
+    middle, _, tail = rest.partition(TRACES)
+    return head, middle, tail
+
+
+def block(name: str, text: str) -> str:
+    """JSON as a block of data that no browser runs."""
+    return f'<script type="application/json" id="{name}">{escaped(text)}</script>\n'
+
+
+def plain(value: Any) -> Any:
+    """The same without numbers that JSON does not have: a configuration may well say .inf."""
+    if isinstance(value, dict):
+        return {key: plain(inside) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [plain(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def index_text(runs: Sequence[RunFolder], live: bool) -> str:
+    return json.dumps(plain(index_of(runs, live)), allow_nan=False, default=str)
+
+
+def data_block(index: str) -> str:
+    return block("unmask-data", index)
+
+
+def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path = PAGE) -> Path:
+    """Write the runs (a run folder or several) and the viewer to one HTML file, which opens anywhere."""
+    folders = [runs] if isinstance(runs, Path | str) else list(runs)
+    read, path = [RunFolder(Path(folder)) for folder in folders], Path(path)
+    head, middle, tail = template(page)
+    for run in read:
+        run.refresh()
+        thin(run, LARGEST // len(read))
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
+    aside = path.with_name(f".{path.name}.partial")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(head + data_block(index_text(read, live=False)) + middle)
+        file.writelines(_trace_blocks(read))
+        file.write(tail)
+    os.replace(aside, path)
+    return path
+
+
+def thin(run: RunFolder, largest: int) -> None:
+    """Leave groups out, evenly, until the rest has no more than so many bytes."""
+    sizes = [run.places[told["id"]][1] for told in run.traces]
+    stride = next(n for n in range(1, len(sizes) + 2) if sum(sizes[::n]) <= largest or n > len(sizes))
+    if stride > 1:
+        kept = run.traces[::stride]
+        told = f"{run.folder}: {len(kept)} of {len(sizes)} groups are in the page, which would be too large with all"
+        warnings.warn(told, stacklevel=3)
+        run.traces = kept
+
+
+def _trace_blocks(runs: Sequence[RunFolder]) -> Iterator[str]:
+    for number, run in enumerate(runs):
+        for told in run.groups():
+            line = run.trace(told["id"])
+            if line is not None:
+                yield block(f"trace-{number}-{told['id']}", line.decode().strip())

@@ -1,0 +1,120 @@
+"""Writes groups of rollouts down while a run learns, for `unmask view`. It looks at what is there: nothing that is
+sampled, learnt or measured depends on it."""
+
+import torch
+from torch import Tensor
+
+from unmask.batch import Batch, Source
+from unmask.evaluate import WATCHED, Watch, completions
+from unmask.judge import Failure, Judged
+from unmask.tasks.task import Row
+from unmask.trace import Trace, selected
+from unmask.update import Part
+from unmask.view.grid import board_of, cells_of
+from unmask.view.index import VERSION, Line
+from unmask.view.records import answer_of, branches_of, rounded, short, taught_of, written
+
+MOST = 16
+"""Rollouts of a group that are written down."""
+
+
+class Recorder:
+    """Holds lines until they are written. Every process has one; the first one's has lines."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.config = source, source.config
+        self.show = source.setup.policy.tokenizer.show
+        self.waiting = list[Line]()
+        self.said = list[tuple[Part, Tensor]]()
+
+    def lines(self) -> list[Line]:
+        """What has been written down since this was last asked."""
+        found, self.waiting = self.waiting, []
+        return found
+
+    def watch(self, step: int, rows: list[Row]) -> Watch | None:
+        """What looks on at an evaluation after `step` updates: at its first problems, `rows` being all of them."""
+        if not self.config.trace_every or not self.source.setup.ranks.first:
+            return None
+
+        def seen(trace: Trace, found: Judged) -> None:
+            samples = self.config.eval.samples
+            for number in range(min(WATCHED, len(trace) // samples)):
+                index = number * samples + torch.arange(min(samples, MOST))
+                group = selected(trace, index)
+                self.waiting.append(self._line("eval", step, number, rows[number], group, found, index))
+
+        return seen
+
+    def heard(self, part: Part, logp_NL: Tensor) -> None:
+        """What the policy has said to a part of the first inner update."""
+        self.said.append((part, logp_NL))
+
+    def took(self, step: int, batch: Batch, learnt: bool) -> None:
+        """After an update, or after one that was skipped: write the first group of its batch down."""
+        said, self.said = self.said, []
+        every, length = self.config.trace_every, self.source.decoding.length
+        due = every > 0 and (step == 1 or step % every == 0)
+        if not due or not self.source.setup.ranks.first or not len(batch.trace):
+            return
+        index = torch.arange(min(self.config.group, MOST))
+        group, found = selected(batch.trace, index), Judged(batch.reward_B, batch.solved_B, {}, batch.failures)
+        line = self._line("train", step, 0, batch.rows[0], group, found, index)
+        for part, logp_NL in said:
+            if part.probes.trace is batch.trace:
+                taught_of(line["rollouts"], part, logp_NL, length, learnt)
+        branch_part = next((part for part, _ in said if part.probes.trace is batch.branches), None)
+        self._add_branches(line["rollouts"], batch, group, branch_part)
+        self.waiting.append(line)
+
+    def _line(self, kind: str, step: int, number: int, row: Row, trace: Trace, found: Judged, index: Tensor) -> Line:
+        """A group of which nothing has been learnt yet; `index` is where its traces are in what was judged."""
+        task, policy, length = self.source.task, self.source.setup.policy, self.source.decoding.length
+        texts, rollouts = completions(policy, trace, length), written(trace, length, self.show, policy.pad_id)
+        cells = [cells_of(task, row, each["tokens"], text) for each, text in zip(rollouts, texts, strict=True)]
+        board = board_of(row, cells)
+        for i, place in enumerate(index.tolist()):
+            rollouts[i] |= {
+                "weight": None,
+                "reward": rounded(float(found.reward_B[place])),
+                "solved": bool(found.solved_B[place]),
+                "advantage": None,
+                "verdict": self._verdict(row, texts[i], found.failures),
+                "probes": None,
+                "branches": None,
+                "taught": False,
+            }
+            if board is not None and cells[i] != board["cells"]:
+                rollouts[i]["cells"] = cells[i]
+        return {
+            "v": VERSION,
+            "id": f"{kind[0]}{step}-{number}",
+            "kind": kind,
+            "step": step,
+            "task": task.name,
+            "prompt": task.prompt(row),
+            "steps": 1 + max((step for each in rollouts for step in each["filled"] if step is not None), default=-1),
+            "temperature": self.config.rollout.temperature,
+            "order": self.config.rollout.order,
+            "answer": answer_of(task, row),
+            "sudoku": board,
+            "rollouts": rollouts,
+        }
+
+    def _verdict(self, row: Row, text: str, failures: list[Failure]) -> str | None:
+        """The grader's word; where the reward failed, why."""
+        for failure in failures:
+            if failure.row == row and failure.completion == text:
+                return short(failure.error)
+        return None if self.source.task.verdict is None else short(self.source.task.verdict(row, text))
+
+    def _add_branches(self, rollouts: list[Line], batch: Batch, group: Trace, part: Part | None) -> None:
+        """To each trace of the first group what filled a state of it in one shot."""
+        if batch.branches is None or batch.branch_reward_B is None:
+            return
+        # A branch names its trace as it was numbered before idle groups were left out: whole groups, one after another.
+        first, length = int(group.group_B[0]) * self.config.group, self.source.decoding.length
+        earned = batch.branch_reward_B, None if part is None else part.advantage_B
+        for i, rollout in enumerate(rollouts):
+            numbers = (batch.branches.group_B == first + i).nonzero().squeeze(1).tolist()
+            rollout["branches"] = branches_of(batch.branches, numbers, group.step_BL[i, -length:], *earned, self.show)

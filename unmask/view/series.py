@@ -1,0 +1,60 @@
+"""A curve of bounded size, however long the run: of every so many points the least and the greatest stay, so that no
+spike is lost."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 1000
+"""Of two points each at most."""
+PENDING = 8192
+"""Points that wait before they are thinned, together."""
+
+Numbers = NDArray[np.float64]
+
+
+class Series:
+    """Points are added at the end. Bins are of equal numbers of points; where they become too many, two become one, of
+    which the least of the least is still the least."""
+
+    def __init__(self) -> None:
+        self.count, self.width = 0, 1
+        self.kept: tuple[NDArray[np.int64], Numbers, Numbers] = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        self.xs: list[float] = []
+        self.ys: list[float] = []
+
+    def add(self, x: float, y: float) -> None:
+        self.xs.append(x)
+        self.ys.append(y)
+        if len(self.xs) >= PENDING:
+            self._settle()
+
+    def data(self) -> dict[str, list[float | None]]:
+        """What is left of the points, in their order; None where the value is no finite number."""
+        self._settle()
+        _, x_K, y_K = self.kept
+        return {"x": x_K.tolist(), "y": [y if math.isfinite(y) else None for y in y_K.tolist()]}
+
+    def _settle(self) -> None:
+        if not self.xs:
+            return
+        number_K = np.concatenate([self.kept[0], self.count + np.arange(len(self.xs))])
+        x_K = np.concatenate([self.kept[1], np.array(self.xs, dtype=np.float64)])
+        y_K = np.concatenate([self.kept[2], np.array(self.ys, dtype=np.float64)])
+        self.count += len(self.xs)
+        self.xs, self.ys = [], []
+        while self.count > BINS * self.width:
+            self.width *= 2
+        bin_K = number_K // self.width
+        chosen = np.union1d(_least(bin_K, y_K), _least(bin_K, -y_K))
+        self.kept = number_K[chosen], x_K[chosen], y_K[chosen]
+
+
+def _least(bin_K: NDArray[np.int64], y_K: Numbers) -> NDArray[np.int64]:
+    """The first place in each bin that has its least value; what is no number counts for more than any."""
+    y_K = np.where(np.isnan(y_K), np.inf, y_K)
+    starts = np.flatnonzero(np.diff(bin_K, prepend=bin_K[0] - 1))
+    least_K = np.repeat(np.minimum.reduceat(y_K, starts), np.diff(starts, append=len(bin_K)))
+    places = np.flatnonzero(y_K == least_K)
+    return places[np.diff(bin_K[places], prepend=bin_K[0] - 1) != 0]

@@ -1,0 +1,135 @@
+"""The viewer on this machine: a server for one reader, on the loopback interface.
+
+It answers three addresses and no other, to GET and HEAD: the page, /api/index and /api/trace?run=NUMBER&id=NAME. What a
+request names is looked up among what has been read; none of it becomes a path. A Host that is not this machine is
+refused, so that a page from elsewhere cannot have its own name lead here and read the run.
+"""
+
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from unmask.view.index import RunFolder
+from unmask.view.page import PAGE, data_block, index_text, template
+
+HOST = "127.0.0.1"
+# Any port: the reader may come through a tunnel that begins at another one.
+HERE = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+WORDS = "text/plain; charset=utf-8"
+HEADERS = {
+    # The page says itself, by hash, which scripts and styles of its own may run.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Viewer(ThreadingHTTPServer):
+    """Serves runs until it is shut down. `port` 0 takes a free one; `address` says which."""
+
+    daemon_threads = True
+
+    def __init__(self, folders: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
+        self.runs = {str(number): RunFolder(folder) for number, folder in enumerate(folders)}
+        self.page, self.reading, self.index, self.tag = template(page), threading.Lock(), "", ""
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise ValueError(f"port {port} cannot be had ({error.strerror}): choose another --port") from None
+        self.fresh_index()
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def fresh_index(self) -> tuple[str, str]:
+        """The index as JSON, and a tag by which it is known again."""
+        with self.reading:
+            changed = [run.refresh() for run in self.runs.values()]
+            if any(changed) or not self.index:
+                self.index = index_text(list(self.runs.values()), live=True)
+                self.tag = f'"{hashlib.sha256(self.index.encode()).hexdigest()[:32]}"'
+            return self.index, self.tag
+
+    def whole_page(self) -> str:
+        head, middle, tail = self.page
+        return head + data_block(self.fresh_index()[0]) + middle + tail
+
+    def trace(self, run: str, name: str) -> bytes | None:
+        with self.reading:
+            return self.runs[run].trace(name) if run in self.runs else None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader who leaves in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Viewer
+    server_version, sys_version = "unmask", ""
+    error_content_type, error_message_format = WORDS, "%(code)d %(message)s\n"
+    timeout = 30
+    """Seconds that a connection may say nothing."""
+
+    def do_GET(self) -> None:
+        if not HERE.fullmatch(self.headers.get("Host", "")):
+            self._say(HTTPStatus.FORBIDDEN, b"This server is for this machine alone.\n")
+            return
+        where = urlsplit(self.path)
+        if where.path == "/":
+            self._say(HTTPStatus.OK, self.server.whole_page().encode(), "text/html; charset=utf-8")
+        elif where.path == "/api/index":
+            self._index()
+        elif where.path == "/api/trace":
+            self._trace(where.query)
+        else:
+            self._say(HTTPStatus.NOT_FOUND, b"There is nothing here.\n")
+
+    do_HEAD = do_GET
+
+    def _refused(self) -> None:
+        self._say(HTTPStatus.METHOD_NOT_ALLOWED, b"This server only shows.\n", Allow="GET, HEAD")
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refused
+
+    def _index(self) -> None:
+        text, tag = self.server.fresh_index()
+        if self.headers.get("If-None-Match") == tag:
+            self._say(HTTPStatus.NOT_MODIFIED, b"", ETag=tag)
+        else:
+            self._say(HTTPStatus.OK, text.encode(), "application/json", ETag=tag)
+
+    def _trace(self, query: str) -> None:
+        try:
+            asked = parse_qs(query, max_num_fields=4)
+        except ValueError:
+            asked = {}
+        line = self.server.trace(asked.get("run", [""])[0], asked.get("id", [""])[0])
+        if line is None:
+            self._say(HTTPStatus.NOT_FOUND, b"There is no such group.\n")
+        else:
+            self._say(HTTPStatus.OK, line, "application/json")
+
+    def _say(self, status: HTTPStatus, body: bytes, kind: str = WORDS, **more: str) -> None:
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The terminal belongs to the reader."""

@@ -1,0 +1,87 @@
+/** Where the runs come from: out of the page itself, or from the server that sent it. */
+
+import { signal } from "@preact/signals";
+import type { Index, Rollout, Trace } from "./types";
+
+const POLL_MS = 3000;
+
+export const index = signal<Index | null>(null);
+/** Why there is nothing to show, or nothing new. */
+export const trouble = signal("");
+
+const traces = new Map<string, Promise<Trace>>();
+
+function embedded(id: string): string | null {
+  return document.getElementById(id)?.textContent ?? null;
+}
+
+/** Read the index out of the page, and follow it where it is still being written. */
+export function start(): void {
+  const text = embedded("unmask-data");
+  if (text === null) {
+    trouble.value = "This page holds no run. `unmask view RUN` puts one into it.";
+    return;
+  }
+  index.value = JSON.parse(text) as Index;
+  if (index.value.live) void poll("");
+}
+
+async function poll(tag: string): Promise<void> {
+  let next = tag;
+  try {
+    if (!document.hidden) {
+      const answer = await fetch("api/index", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+      if (answer.status === 200) {
+        next = answer.headers.get("ETag") ?? "";
+        index.value = (await answer.json()) as Index;
+      }
+      trouble.value = answer.ok || answer.status === 304 ? "" : `The server answered ${answer.status}.`;
+    }
+  } catch {
+    trouble.value = "The server does not answer; what is shown is what was known. Trying again.";
+  }
+  if (index.value?.live) setTimeout(() => void poll(next), POLL_MS);
+}
+
+/** One trace; read once. */
+export function traceOf(run: number, id: string): Promise<Trace> {
+  const key = `${run}/${id}`;
+  let found = traces.get(key);
+  if (found === undefined) {
+    found = read(run, id);
+    traces.set(key, found);
+    found.catch(() => traces.delete(key)); // the next visit may have more luck
+  }
+  return found;
+}
+
+async function read(run: number, id: string): Promise<Trace> {
+  const name = `trace-${run}-${id}`;
+  if (embedded(name) === null && document.readyState === "loading") {
+    await new Promise((parsed) => addEventListener("DOMContentLoaded", parsed, { once: true }));
+  }
+  const text = embedded(name);
+  if (text !== null) return complete(JSON.parse(text) as Trace);
+  if (!location.protocol.startsWith("http")) throw new Error(`This page holds no trace ${id}.`);
+  const answer = await fetch(`api/trace?run=${run}&id=${encodeURIComponent(id)}`);
+  if (!answer.ok) throw new Error(`The server has no trace ${id} (it answered ${answer.status}).`);
+  return complete((await answer.json()) as Trace);
+}
+
+/** What a recorder may leave out gets the value that shows nothing of it. */
+export function complete(trace: Trace): Trace {
+  return { ...trace, rollouts: (trace.rollouts ?? []).map(completeRollout) };
+}
+
+function completeRollout(rollout: Partial<Rollout>): Rollout {
+  const tokens = rollout.tokens ?? [];
+  return {
+    ...rollout,
+    tokens,
+    filled: rollout.filled ?? tokens.map(() => -1),
+    p: rollout.p ?? tokens.map(() => null),
+    counted: rollout.counted ?? tokens.map(() => 1),
+    reward: rollout.reward ?? null,
+    solved: rollout.solved ?? null,
+  };
+}

@@ -1,0 +1,20 @@
+/** Numbers and words as the page prints them. */
+
+/** Four significant digits, a real minus sign, no exponent where none is needed. */
+export function number(value: number | null | undefined): string {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  const text =
+    size !== 0 && (size < 0.001 || size >= 1e6) ? Number(value.toPrecision(3)).toExponential() : String(Number(value.toPrecision(size >= 1000 ? 6 : 4)));
+  return text.replaceAll("-", "−").replace("e+", "e");
+}
+
+export const signed = (value: number | null | undefined): string =>
+  (value ?? 0) > 0 ? `+${number(value)}` : number(value);
+
+export const percent = (value: number): string => `${number(100 * value)} %`;
+
+export const count = (amount: number, one: string, many = `${one}s`): string => `${amount} ${amount === 1 ? one : many}`;
+
+/** "update 40", and what step 0 is. */
+export const atUpdate = (step: number): string => (step === 0 ? "before training" : `update ${step}`);

@@ -1,0 +1,161 @@
+/** The runs: what they are, their curves, what was noticed, and what they wrote. */
+
+import { useMemo } from "preact/hooks";
+import { sectionsOf } from "../curves";
+import { atUpdate, count, number, percent } from "../format";
+import { pairings } from "../match";
+import { Chart } from "../parts/chart";
+import { Samples } from "../parts/samples";
+import { compareLink } from "../route";
+import type { Run, Series, Warning } from "../types";
+
+const HEADLINES: [string, string][] = [
+  ["eval/solved_greedy", "held out, greedy"],
+  ["eval/solved_sampled", "held out, sampled"],
+];
+
+function beforeAndAfter(series: Series | undefined): [number, number] | null {
+  const known = (series?.y ?? []).filter((y) => y !== null);
+  return known.length ? [known[0]!, known.at(-1)!] : null;
+}
+
+function Headline({ run }: { run: Run }) {
+  return (
+    <dl class="headline">
+      {HEADLINES.map(([key, label]) => {
+        const found = beforeAndAfter(run.metrics[key]);
+        return found && (
+          <div>
+            <dt>{label}</dt>
+            <dd><span class="quiet">{percent(found[0])}</span> <span aria-label="to">→</span> <b>{percent(found[1])}</b></dd>
+          </div>
+        );
+      })}
+    </dl>
+  );
+}
+
+function stateOf(run: Run): string {
+  const ended = run.finished?.["ended"];
+  if (typeof ended === "string" && ended) return ended;
+  return run.finished ? "finished" : "not finished";
+}
+
+function Card({ run }: { run: Run }) {
+  return (
+    <article class="run">
+      <h2>{run.name}</h2>
+      <p class="what"><span>{run.method}</span> <span class="quiet">on</span> <span>{run.task}</span></p>
+      <Headline run={run} />
+      <p class="progress">
+        <progress max={Math.max(1, run.updates)} value={run.done} aria-label={`Updates of ${run.name}`} />
+        <span>{run.done} of {count(run.updates, "update")}, {stateOf(run)}</span>
+        {run.errors > 0 && <span>{count(run.errors, "reward")} failed</span>}
+      </p>
+    </article>
+  );
+}
+
+/** Curves that most readers come for; the others are one click away. */
+const OPEN: ReadonlySet<string> = new Set(["Learning", "Policy"]);
+
+function Curves({ runs }: { runs: readonly Run[] }) {
+  const { sections, still } = useMemo(() => sectionsOf(runs), [runs]);
+  if (sections.length === 0) return <p class="quiet">Nothing has been measured yet.</p>;
+  return (
+    <>
+      {sections.map((section) => (
+        <details class="curves" key={section.title} open={OPEN.has(section.title)}>
+          <summary><h3>{section.title}</h3></summary>
+          <div class="charts">
+            {section.panels.map((panel) => <Chart key={panel.title} panel={panel} runs={runs} />)}
+          </div>
+        </details>
+      ))}
+      {still.size > 0 && (
+        <p class="still quiet">
+          The same throughout: {[...still].map(([key, value]) => <span><code>{key}</code> {number(value)}</span>)}
+        </p>
+      )}
+    </>
+  );
+}
+
+function Warnings({ runs }: { runs: readonly Run[] }) {
+  const all = runs.flatMap((run) => run.warnings.map((warning) => ({ run, warning })));
+  if (all.length === 0) return null;
+  const words = (warning: Warning) =>
+    warning.told ?? `${warning.name ?? "warning"}: ${number(warning.value)} past ${number(warning.bound)}`;
+  return (
+    <section class="warnings">
+      <h2>Warnings</h2>
+      <ul>
+        {all.map(({ run, warning }) => (
+          <li>
+            <b>{atUpdate(warning.step)}{runs.length > 1 && `, ${run.name}`}</b> {words(warning)}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+/** A configuration as dotted keys, the way the command line writes them. */
+export function flat(config: unknown, prefix = ""): [string, string][] {
+  if (config === null || typeof config !== "object" || Array.isArray(config)) {
+    return prefix ? [[prefix, typeof config === "string" ? config : JSON.stringify(config)]] : [];
+  }
+  return Object.entries(config).flatMap(([key, value]) => flat(value, prefix ? `${prefix}.${key}` : key));
+}
+
+function Configuration({ runs }: { runs: readonly Run[] }) {
+  const maps = runs.map((run) => new Map(flat(run.config)));
+  const keys = [...new Set(maps.flatMap((map) => [...map.keys()]))];
+  const differs = (key: string) => new Set(maps.map((map) => map.get(key))).size > 1;
+  const ordered = [...keys.filter(differs), ...keys.filter((key) => !differs(key))];
+  return (
+    <details class="configuration">
+      <summary>Configuration <span class="quiet">{runs.length > 1 ? `${count(keys.filter(differs).length, "key")} differ` : count(keys.length, "key")}</span></summary>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Configuration">
+        <table>
+          <thead>
+            <tr><th scope="col">key</th>{runs.map((run) => <th scope="col">{run.name}</th>)}</tr>
+          </thead>
+          <tbody>
+            {ordered.map((key) => (
+              <tr class={runs.length > 1 && differs(key) ? "differs" : ""}>
+                <th scope="row">{key}</th>
+                {maps.map((map) => <td>{map.get(key) ?? "–"}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+export function RunsPage({ runs }: { runs: readonly Run[] }) {
+  const comparable = useMemo(() => pairings(runs, 0, runs.length > 1 ? 1 : 0).length, [runs]);
+  return (
+    <>
+      <h1 class="unseen">Training runs</h1>
+      <div class="runs">{runs.map((run) => <Card key={run.name} run={run} />)}</div>
+      <Warnings runs={runs} />
+      <section>
+        <h2>Curves</h2>
+        <Curves runs={runs} />
+      </section>
+      <section>
+        <div class="heading">
+          <h2>Samples</h2>
+          {comparable > 0 && (
+            <a href={compareLink()}>{runs.length > 1 ? "Both runs on the same prompts" : "The same prompts before and after"}</a>
+          )}
+        </div>
+        <Samples runs={runs} />
+      </section>
+      <Configuration runs={runs} />
+    </>
+  );
+}

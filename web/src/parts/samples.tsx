@@ -1,0 +1,97 @@
+/** The recorded groups of a run, filtered. */
+
+import { signal } from "@preact/signals";
+import { EVERYTHING, type Filter, outcomeOf, passes } from "../filter";
+import { atUpdate, count, number } from "../format";
+import { traceLink } from "../route";
+import type { Entry, Run } from "../types";
+
+const PAGE = 50;
+
+// Kept outside the page, so that coming back from a trace finds the list as it was left.
+const filter = signal<Filter>(EVERYTHING);
+const shown = signal(PAGE);
+
+const wish = (change: Partial<Filter>) => {
+  filter.value = { ...filter.value, ...change };
+  shown.value = PAGE;
+};
+const numberIn = (event: { currentTarget: HTMLInputElement }) =>
+  event.currentTarget.value === "" ? null : Number(event.currentTarget.value);
+
+function Filters() {
+  const { kind, outcome, from, to, text } = filter.value;
+  return (
+    <form class="filters" role="search" aria-label="Samples" onSubmit={(event) => event.preventDefault()}>
+      <label>
+        From
+        <select value={kind} onChange={(event) => wish({ kind: event.currentTarget.value as Filter["kind"] })}>
+          <option value="">anywhere</option>
+          <option value="eval">held-out problems</option>
+          <option value="train">training batches</option>
+        </select>
+      </label>
+      <label>
+        Outcome
+        <select value={outcome} onChange={(event) => wish({ outcome: event.currentTarget.value as Filter["outcome"] })}>
+          <option value="">any</option>
+          <option value="solved">all solved</option>
+          <option value="mixed">some solved</option>
+          <option value="unsolved">none solved</option>
+        </select>
+      </label>
+      <label>
+        Updates from
+        <input type="number" min={0} inputMode="numeric" value={from ?? ""} onInput={(event) => wish({ from: numberIn(event) })} />
+      </label>
+      <label>
+        to
+        <input type="number" min={0} inputMode="numeric" value={to ?? ""} onInput={(event) => wish({ to: numberIn(event) })} />
+      </label>
+      <label class="wide">
+        Prompt contains
+        <input type="search" value={text} onInput={(event) => wish({ text: event.currentTarget.value })} />
+      </label>
+    </form>
+  );
+}
+
+function Row({ entry, run, runs }: { entry: Entry; run: number; runs: readonly Run[] }) {
+  const solved = entry.solved.filter(Boolean).length;
+  const rewards = entry.rewards.filter((reward) => reward !== null);
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  const unknown = outcomeOf(entry) === "unknown";
+  return (
+    <li>
+      <a href={traceLink(run, entry.id)} class={outcomeOf(entry)}>
+        <span class="when">{atUpdate(entry.step)}</span>
+        <span class="kind">{entry.kind === "eval" ? "held out" : "training"}{runs.length > 1 && `, ${runs[run]!.name}`}</span>
+        <code class="prompt">{entry.prompt}</code>
+        <span class="dots" aria-hidden="true">
+          {!unknown && entry.solved.slice(0, 16).map((one) => <i class={one ? "solved" : ""} />)}
+        </span>
+        <span class="sum">{!unknown && `${solved} of ${entry.solved.length} solved, `}reward {number(Number(mean.toPrecision(3)))}</span>
+      </a>
+    </li>
+  );
+}
+
+export function Samples({ runs }: { runs: readonly Run[] }) {
+  const all = runs.flatMap((run, number) => run.traces.map((entry) => ({ entry, run: number })));
+  const found = all.filter(({ entry }) => passes(entry, filter.value));
+  if (all.length === 0) return <p class="quiet">No groups were recorded in this run.</p>;
+  return (
+    <>
+      <Filters />
+      <p class="quiet" role="status">{found.length === all.length ? count(all.length, "group") : `${found.length} of ${count(all.length, "group")}`}</p>
+      <ol class="samples">
+        {found.slice(0, shown.value).map(({ entry, run }) => <Row key={`${run}/${entry.id}`} entry={entry} run={run} runs={runs} />)}
+      </ol>
+      {found.length > shown.value && (
+        <button type="button" class="more" onClick={() => (shown.value += 4 * PAGE)}>
+          Show {Math.min(4 * PAGE, found.length - shown.value)} more
+        </button>
+      )}
+    </>
+  );
+}

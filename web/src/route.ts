@@ -1,0 +1,69 @@
+/** The page's address: links, the back button and a reload lead to the same place. */
+
+import { signal } from "@preact/signals";
+
+export type Route =
+  | { at: "runs" }
+  | { at: "trace"; run: number; id: string }
+  | { at: "compare"; left: Ref | null; right: Ref | null };
+
+export interface Ref {
+  run: number;
+  id: string;
+}
+
+const encode = (ref: Ref) => `${ref.run}/${encodeURIComponent(ref.id)}`;
+
+export const traceLink = (run: number, id: string): string => `#/trace/${encode({ run, id })}`;
+export const compareLink = (left?: Ref, right?: Ref): string =>
+  left && right ? `#/compare/${encode(left)}/${encode(right)}` : "#/compare";
+export const RUNS = "#/";
+
+function decode(text: string): string | null {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return null;
+  }
+}
+
+function refOf(run: string | undefined, id: string | undefined): Ref | null {
+  const name = id === undefined ? null : decode(id);
+  return run !== undefined && /^\d{1,4}$/.test(run) && name ? { run: Number(run), id: name } : null;
+}
+
+/** An address that leads nowhere leads to the runs. */
+export function routeOf(hash: string): Route {
+  const [place, ...rest] = hash.replace(/^#\/?/, "").split("/");
+  const ref = refOf(rest[0], rest[1]);
+  if (place === "trace" && ref) return { at: "trace", ...ref };
+  if (place === "compare") return { at: "compare", left: ref, right: refOf(rest[2], rest[3]) };
+  return { at: "runs" };
+}
+
+export const route = signal<Route>({ at: "runs" });
+
+/** Follow the address bar. Going back returns the reader to where the page had been scrolled to. */
+export function follow(): void {
+  history.scrollRestoration = "manual";
+  const places = new Map<string, number>();
+  let here = location.hash;
+  let back = false;
+  const go = () => {
+    places.set(here, scrollY);
+    here = location.hash;
+    route.value = routeOf(here);
+    const top = back ? (places.get(here) ?? 0) : 0;
+    back = false;
+    requestAnimationFrame(() => scrollTo({ top, behavior: "instant" }));
+  };
+  // A link changes the address too; only what the reader's history does fires popstate without a click before it.
+  let clicked = false;
+  addEventListener("click", (event) => (clicked = event.target instanceof Element && event.target.closest("a") !== null), true);
+  addEventListener("popstate", () => {
+    back = !clicked;
+    clicked = false;
+  });
+  addEventListener("hashchange", go);
+  route.value = routeOf(here);
+}

@@ -1,0 +1,113 @@
+import { describe, expect, test } from "vitest";
+import { complete } from "../../src/data";
+import { sectionsOf } from "../../src/curves";
+import { EVERYTHING, type Filter, outcomeOf, passes } from "../../src/filter";
+import { number, signed } from "../../src/format";
+import { firstPair, pairings } from "../../src/match";
+import { msPerStep, playerOf } from "../../src/player";
+import { compareLink, routeOf, traceLink } from "../../src/route";
+import { runOf } from "../fixtures";
+import type { Entry, Trace } from "../../src/types";
+
+const entry = (id: string, kind: Entry["kind"], step: number, prompt: string, solved: boolean[] = [true]): Entry => ({
+  id, kind, step, prompt, rewards: solved.map(Number), solved,
+});
+
+describe("the same prompt on both sides", () => {
+  const left = runOf("a", [], { traces: [entry("t1-0", "train", 1, "p"), entry("e0-0", "eval", 0, "q"), entry("e9-0", "eval", 9, "q")] });
+  const right = runOf("b", [], { traces: [entry("e5-0", "eval", 5, "q"), entry("t3-0", "train", 3, "p"), entry("t4-0", "train", 4, "other")] });
+
+  test("evaluation first, the last of each to begin with", () => {
+    const found = pairings([left, right], 0, 1);
+    expect(found.map(({ prompt, kind }) => [prompt, kind])).toEqual([["q", "eval"], ["p", "train"]]);
+    expect(firstPair(found[0]!).map(({ run, entry }) => [run, entry.id])).toEqual([[0, "e9-0"], [1, "e5-0"]]);
+  });
+
+  test("one run beside itself: before and after, only where there is both", () => {
+    const found = pairings([left], 0, 0);
+    expect(found.map(({ prompt }) => prompt)).toEqual(["q"]);
+    expect(firstPair(found[0]!).map(({ entry }) => entry.id)).toEqual(["e0-0", "e9-0"]);
+  });
+
+  test("held-out prompts that begin alike are told apart by their number", () => {
+    const alike = (step: number) => [0, 1].map((n) => entry(`e${step}-${n}`, "eval", step, "the same 120 characters"));
+    const found = pairings([runOf("a", [], { traces: alike(1) }), runOf("b", [], { traces: alike(2) })], 0, 1);
+    expect(found.map((one) => firstPair(one).map(({ entry }) => entry.id))).toEqual([["e1-0", "e2-0"], ["e1-1", "e2-1"]]);
+  });
+});
+
+describe("filters", () => {
+  const all = [
+    entry("e0-0", "eval", 0, "Alpha", [false, false]),
+    entry("t5-0", "train", 5, "beta", [true, false]),
+    entry("t9-0", "train", 9, "alphabet", [true, true]),
+  ];
+  const ids = (filter: Partial<Filter>) => all.filter((one) => passes(one, { ...EVERYTHING, ...filter })).map(({ id }) => id);
+
+  test("each alone and together", () => {
+    expect(ids({})).toHaveLength(3);
+    expect(ids({ kind: "train" })).toEqual(["t5-0", "t9-0"]);
+    expect(ids({ outcome: "mixed" })).toEqual(["t5-0"]);
+    expect(ids({ outcome: "unsolved" })).toEqual(["e0-0"]);
+    expect(ids({ from: 5, to: 5 })).toEqual(["t5-0"]);
+    expect(ids({ text: " ALPHA " })).toEqual(["e0-0", "t9-0"]);
+    expect(ids({ kind: "train", text: "alpha" })).toEqual(["t9-0"]);
+  });
+
+  test("a run that wrote no outcome down has none", () =>
+    expect(outcomeOf({ ...all[0]!, solved: [null, null] })).toBe("unknown"));
+});
+
+describe("curves", () => {
+  test("every metric is in one chart, an interval's end or told as constant, none twice", () => {
+    const run = runOf("a", []);
+    const { sections, still } = sectionsOf([run]);
+    const lines = sections.flatMap(({ panels }) => panels.flatMap(({ lines }) => lines));
+    const seen = [...lines.flatMap((line) => [line.key, line.low, line.high].filter((key) => key !== undefined)), ...still.keys()];
+    expect(seen.sort()).toEqual(Object.keys(run.metrics).sort());
+    expect(still).toEqual(new Map([["train/skipped", 0], ["train/tokens", 16]]));
+    expect(sections.at(-1)!.panels.map(({ title }) => title)).toEqual(["extra/unheard_of"]);
+  });
+
+  test("what is constant in each run but not the same in both is drawn", () => {
+    const constant = (value: number) => ({ metrics: { "train/tokens": { x: [1, 2], y: [value, value] } } });
+    expect(sectionsOf([runOf("a", [], constant(1)), runOf("b", [], constant(2))]).still.size).toBe(0);
+    expect(sectionsOf([runOf("a", [], constant(1)), runOf("b", [], constant(1))]).sections).toEqual([]);
+  });
+});
+
+test("an address leads back to where it came from, or to the runs", () => {
+  expect(routeOf(traceLink(1, "t4/0 ?"))).toEqual({ at: "trace", run: 1, id: "t4/0 ?" });
+  const [left, right] = [{ run: 0, id: "e0-0" }, { run: 1, id: "e8-0" }];
+  expect(routeOf(compareLink(left, right))).toEqual({ at: "compare", left, right });
+  expect(routeOf(compareLink())).toEqual({ at: "compare", left: null, right: null });
+  for (const hash of ["", "#", "#/nowhere", "#/trace/x/t1", "#/trace/0", "#/trace/0/%"]) expect(routeOf(hash)).toEqual({ at: "runs" });
+});
+
+test("numbers as they are printed", () => {
+  expect([0, 1, 0.123456, -2.5, 12345.678, 1e-6, 3e-4, 2.5e7].map(number)).toEqual(
+    ["0", "1", "0.1235", "−2.5", "12345.7", "1e−6", "3e−4", "2.5e7"],
+  );
+  expect([number(null), number(Number.NaN), signed(0.5), signed(0), signed(-1)]).toEqual(["–", "–", "+0.5", "0", "−1"]);
+});
+
+test("the player stays between the first and the last state", () => {
+  const player = playerOf(8);
+  expect(player.done.value).toBe(8);
+  player.go(-3);
+  expect(player.done.value).toBe(0);
+  player.go(99);
+  expect(player.done.value).toBe(8);
+  player.toggle();
+  expect([player.playing.value, player.done.value]).toEqual([true, 0]); // from the end it begins anew
+  player.stop();
+  expect(player.playing.value).toBe(false);
+  expect([1, 128, 4096].map(msPerStep)).toEqual([700, 7000 / 128, 40]);
+});
+
+test("a line that leaves things out is completed so that nothing is claimed", () => {
+  const bare = { id: "t1-0", kind: "train", step: 1, task: "x", prompt: "", steps: 0, rollouts: [{ tokens: ["said"], reward: 1 }] };
+  expect(complete(bare as unknown as Trace).rollouts).toEqual([
+    { tokens: ["said"], reward: 1, filled: [-1], p: [null], counted: [1], solved: null },
+  ]);
+});
