@@ -2,8 +2,10 @@
 
     python benchmarks/soak.py train --updates 10000      one run of the tiny model, watched from its own process
     python benchmarks/soak.py sandbox --programs 1000    a queue of sandboxed programs, right, wrong and hostile
+    python benchmarks/soak.py resume --cases 1000        runs killed anywhere and gone on with (soak_resume.py)
+    python benchmarks/soak.py torchrun                   SIGTERM to the launcher of two processes
 
-Both print their figures, and exit with 1 where a promise does not hold: memory that is held within 2 %, handles and
+All print their figures, and exit with 1 where a promise does not hold: memory that is held within 2 %, handles and
 processes as they were, updates a second of computing within 5 %, medians of the first quarter after the warm-up and of
 the last.
 """
@@ -20,6 +22,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import soak_resume
 
 
 class Reading(NamedTuple):
@@ -154,16 +158,27 @@ BOUNDS = {
     "speed changed": (-0.05, 0.05),
     "wrong verdicts": (0, 0),
     "processes left": (0, 0),
+    "not alike": (0, 0),
+    "state not kept": (0, 0),
+    "command not told": (0, 0),
 }
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("what", choices=("train", "sandbox"))
+    options.add_argument("what", choices=("train", "sandbox", "resume", "torchrun"))
     options.add_argument("--updates", type=int, default=10_000)
     options.add_argument("--programs", type=int, default=1000)
+    options.add_argument("--cases", type=int, default=1000, help="of the resume matrix, drawn if not all")
+    options.add_argument("--seed", type=int, default=0, help="of what is drawn")
     chosen = options.parse_args()
-    found = train(chosen.updates) if chosen.what == "train" else queue(chosen.programs)
+    loads = {
+        "train": lambda: train(chosen.updates),
+        "sandbox": lambda: queue(chosen.programs),
+        "resume": lambda: soak_resume.matrix(chosen.cases, chosen.seed),
+        "torchrun": soak_resume.launcher,
+    }
+    found = loads[chosen.what]()
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     broken = [name for name, (low, high) in BOUNDS.items() if name in found and not low <= found[name] <= high]
     if broken:

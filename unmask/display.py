@@ -1,23 +1,25 @@
-"""What a person sees: the live panel of a training run, tables, canvases."""
+"""What a person sees: the live panel of a training run or plain lines, tables, canvases."""
 
 import shlex
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from unmask.trace import Trace, state_before
+from unmask.panel import Panel, Written, canvas
 from unmask.watch import sentences
 
 if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.evaluate import Evaluation
-    from unmask.keeper import Report, Result
-    from unmask.models import Model
+    from unmask.keeper import Look, Report, Result
     from unmask.tasks import Task
 
 console = Console()
@@ -35,14 +37,17 @@ def _bar(columns: str) -> Progress:
     )
 
 
-@contextmanager
-def training_display(config: "Config", name: str) -> "Iterator[Report]":
-    """A live bar in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
-    shown: dict[str, Any] = {"reward": "-", "solved": "-", "held": "-"}
-    every = max(1, config.updates // 12)
-    bar = _bar("reward {task.fields[reward]}  solved {task.fields[solved]}  held-out {task.fields[held]}")
-    job = bar.add_task("evaluating", total=config.updates, **shown)
+def live() -> bool:
+    """Whether what is printed may be drawn over: into a terminal that can, not a file or a pipe."""
+    return sys.stdout.isatty() and console.is_interactive and console.encoding.startswith("utf")
 
+
+@contextmanager
+def training_display(config: "Config", name: str) -> "Iterator[tuple[Report, Look]]":
+    """A live panel in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
+    panel, every, drawn = Panel(config, name), max(1, config.updates // 12), live()
+    # What is printed meanwhile goes above the panel, but for a standard error that goes elsewhere.
+    frame = Live(panel, console=console, refresh_per_second=1, redirect_stderr=sys.stderr.isatty())
     begun: list[bool] = []
     warned: dict[str, float] = {}
 
@@ -50,22 +55,21 @@ def training_display(config: "Config", name: str) -> "Iterator[Report]":
         if not begun:
             begun.append(True)
             _line(_header(config, name))
-            bar.start()
-        for field, key in (("reward", "train/reward"), ("solved", "train/solved"), ("held", "eval/solved_sampled")):
-            if key in metrics:
-                shown[field] = f"{metrics[key]:.3f}" if field == "reward" else f"{metrics[key]:.0%}"
-        bar.update(job, completed=step, description="training" if step else "evaluating", **shown)
-        if not console.is_terminal and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
+            if drawn:
+                frame.start(refresh=True)
+        told = list(sentences(warned, metrics))
+        panel.report(step, metrics, [sentence.split(": ")[1] for sentence in told])
+        if not drawn and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
             text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
             _line(f"update {step:4d}/{config.updates}  {text}")
-        for sentence in sentences(warned, metrics):
+        for sentence in told:
             print(f"update {step}: {sentence}", file=sys.stderr, flush=True)
         warned.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
 
     try:
-        yield report
+        yield report, panel.look if drawn else lambda source, batch: None
     finally:
-        bar.stop()
+        frame.stop()
 
 
 def _header(config: "Config", name: str) -> str:
@@ -124,7 +128,8 @@ def next_commands(task: "Task", folder: str) -> list[str]:
     """What to try after a run; a prompt of several lines is nothing to copy into a command."""
     prompt = task.prompt(task.rows("test", 1, 0)[0])
     sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps"] if len(prompt.splitlines()) == 1 else []
-    return [f"unmask eval {folder}", *sample, "unmask train --method agrpo --with dispo", "unmask methods"]
+    next_run = "unmask train --method agrpo --with dispo"
+    return [f"unmask eval {folder}", *sample, f"unmask view {folder}", next_run, "unmask methods"]
 
 
 def show_evaluation(title: str, found: "Evaluation") -> None:
@@ -140,9 +145,17 @@ def show_evaluation(title: str, found: "Evaluation") -> None:
     console.print(table)
 
 
-def canvases(policy: "Model", trace: Trace, length: int) -> Iterator[str]:
-    """The completion after each denoising step of the first trace, step 0 all masked."""
-    last = int(trace.step_BL[0][trace.filled_BL[0]].max())
-    for step in range(last + 2):
-        ids = state_before(trace, step)[0, -length:].tolist()
-        yield f"{step:4d}  {policy.tokenizer.show(ids)}"
+def canvases(found: Written) -> Iterator[str]:
+    """The completion after each denoising step, step 0 all masked: a line each."""
+    for step in range(found.steps + 1):
+        yield f"{step:4d}  {canvas(found, step).plain}"
+
+
+def play(found: Written, speed: float) -> None:
+    """The denoising in place, `speed` steps a second; Ctrl-C skips to its end."""
+    with Live(console=console, auto_refresh=False) as frame:
+        with suppress(KeyboardInterrupt):
+            for step in range(found.steps):
+                frame.update(Text.assemble((f"step {step}\n", "dim"), canvas(found, step)), refresh=True)
+                time.sleep(1 / speed)
+        frame.update(Text.assemble((f"{found.steps} steps\n", "dim"), canvas(found)), refresh=True)

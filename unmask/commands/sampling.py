@@ -1,6 +1,7 @@
 """unmask sample and unmask generate"""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,19 +20,25 @@ def sample(
     prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. a task's own.")],
     overrides: Overrides = None,
     task: TaskOption = None,
-    steps: Annotated[bool, typer.Option("--steps", help="Print the canvas after each denoising step.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Show the denoising; outside a terminal in lines.")] = False,
+    speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Steps a second, of --steps.")] = 8,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
     decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
-    from unmask.display import canvases
+    from unmask.display import canvases, live, play
+    from unmask.panel import clean, written
 
     (trace,) = _traces(policy, [prompt], decoding, [seed], device, batch)
-    if steps:
-        for line in canvases(policy, trace, decoding.length):
+    found = written(policy.tokenizer, trace, decoding.length)
+    if steps and live():
+        play(found, speed)
+    elif steps:
+        for line in canvases(found):
             typer.echo(line)
-    typer.echo(policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist()))
+    text = policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist())
+    print(clean(text, keep="\n\t") if sys.stdout.isatty() else text)  # a file or a pipe gets it as it is
 
 
 def generate(

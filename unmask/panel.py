@@ -1,0 +1,214 @@
+"""The live panel of `unmask train`, and canvases whose tokens have the colour of the step that filled them.
+
+Only drawing: what a model wrote is shown by `clean` and `Text`, so nothing in it is read as markup or reaches the
+terminal as a control character.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.color import Color
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.panel import Panel as Frame
+from rich.progress_bar import ProgressBar
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
+
+if TYPE_CHECKING:
+    from unmask.batch import Batch, Source
+    from unmask.config import Config
+    from unmask.models.policy import Tokenizer
+    from unmask.trace import Trace
+
+RECENT = 8
+"""Updates whose median is the speed."""
+CURVE = 48
+"""Updates that a curve shows."""
+LINES = 6
+"""Of a sample, at most."""
+STOPS = ((60, 130, 246), (190, 90, 200), (245, 120, 20))
+"""The colours of the first steps, the middle ones and the last: told apart on dark and on light."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def clean(text: str, keep: str = "") -> str:
+    """The text without anything that moves a cursor, hides or reorders characters."""
+    shown = (" " if c.isspace() else UNKNOWN for c in text)
+    return "".join(c if c.isprintable() or c in keep else other for c, other in zip(text, shown, strict=True))
+
+
+def step_style(step: int, steps: int) -> Style:
+    """The colour of what `step` of so many filled."""
+    place = step / max(1, steps - 1) * (len(STOPS) - 1)
+    left = min(int(place), len(STOPS) - 2)
+    mix = (round(a + (place - left) * (b - a)) for a, b in zip(STOPS[left], STOPS[left + 1], strict=True))
+    return Style(color=Color.from_rgb(*mix))
+
+
+class Written(NamedTuple):
+    """A completion: what each position says, and the step that filled it; None where none did."""
+
+    pieces: list[str]
+    step: list[int | None]
+
+    @property
+    def steps(self) -> int:
+        return 1 + max((step for step in self.step if step is not None), default=-1)
+
+
+def written(tokenizer: "Tokenizer", trace: "Trace", length: int, row: int = 0) -> Written:
+    ids, step = trace.tokens_BL[row, -length:].tolist(), trace.step_BL[row, -length:].tolist()
+    filled = trace.filled_BL[row, -length:].tolist()
+    pieces = [clean(tokenizer.show([token]).replace("\n", SHOWN_LINE)) for token in ids]
+    return Written(pieces, [s if f else None for s, f in zip(step, filled, strict=True)])
+
+
+def canvas(found: Written, before: int | None = None) -> Text:
+    """The completion as it was before a step, or as it ended; what the step just before it filled stands out."""
+    text = Text(no_wrap=False, overflow="fold")
+    for piece, step in zip(found.pieces, found.step, strict=True):
+        if step is None or (before is not None and step >= before):
+            text.append(SHOWN_MASK, Style(dim=True))
+        else:
+            newest = before is not None and step == before - 1
+            text.append(piece, step_style(step, found.steps) + Style(bold=newest, underline=newest))
+    return text
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values between the least and the largest of them, a character each."""
+    values = values[-width:] if width > 0 else []
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in values)
+
+
+@dataclass
+class Panel:
+    """What a run has reported so far. Drawn anew each time, at the width the terminal has then."""
+
+    config: "Config"
+    name: str
+    clock: Callable[[], float] = time.monotonic
+    step: int = 0
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    held: list[tuple[int, float, float]] = field(default_factory=list)
+    """Of every evaluation: the update, sampled and greedy solve rate."""
+    warned: list[str] = field(default_factory=list)
+    sample: tuple[str, Written, float] | None = None
+    """Prompt, completion and reward."""
+    updates: list[float] = field(default_factory=list)
+    """Seconds of each of the last updates."""
+    evaluation: float = 0.0
+    """Seconds of the last one."""
+    rollout: float = 0.0
+    """Seconds of the last update's rollouts."""
+
+    def __post_init__(self) -> None:
+        self.last = self.clock()
+
+    def report(self, step: int, metrics: dict[str, float], warnings: Sequence[str] = ()) -> None:
+        now, self.step = self.clock(), step
+        if "eval/solved_sampled" in metrics:
+            self.evaluation = now - self.last
+            self.held.append((step, metrics["eval/solved_sampled"], metrics["eval/solved_greedy"]))
+        elif "train/reward" in metrics:
+            self.updates = [*self.updates, now - self.last][-RECENT:]
+            self.rollout = metrics.get("time/rollout", 0.0)
+            for key in metrics.keys() & {"train/reward", "train/solved"}:
+                self.curves[key] = [*self.curves.get(key, []), metrics[key]][-CURVE:]
+        self.warned += [f"{warning}, update {step}" for warning in warnings]
+        self.last = now
+
+    def look(self, source: "Source", batch: "Batch") -> None:
+        """Take the first completion of a batch; of one that has none left, keep the one before."""
+        if len(batch.trace):
+            found = written(source.setup.policy.tokenizer, batch.trace, source.decoding.length)
+            prompt = clean(" ".join(source.task.prompt(batch.rows[0]).split()))
+            self.sample = prompt, found, float(batch.reward_B[0])
+
+    def phase(self) -> str:
+        if not self.held and not self.updates:
+            return "starting"
+        if self.evaluating():
+            return "evaluating"
+        return "training" if self.step < self.config.updates else "finished"
+
+    def evaluating(self) -> bool:
+        """Whether an evaluation is what comes after the last report."""
+        every, last = self.config.eval.every, self.config.updates
+        due = self.step in (0, last) or (every > 0 and self.step % every == 0)
+        return due and (not self.held or self.held[-1][0] != self.step)
+
+    def left(self) -> float | None:
+        """Seconds to the end, at the speed of the last updates and evaluations; None before there is one."""
+        if not self.updates:
+            return None
+        every, last = self.config.eval.every, self.config.updates
+        updates = last - self.step
+        between = (last - 1) // every - self.step // every if every and updates else 0
+        evaluations = between + (updates > 0) + self.evaluating()
+        spent = self.clock() - self.last
+        return max(0.0, updates * median(self.updates) + evaluations * self.evaluation - spent)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width - 4  # inside the frame
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(style="dim", no_wrap=True, min_width=10)
+        grid.add_column(ratio=1, overflow="fold")
+        for label, value in self._rows(max(1, width - 11)):
+            grid.add_row(label, value)
+        yield Frame(grid, title=Text(self.name), title_align="left", border_style="dim")
+
+    def _rows(self, width: int) -> "list[tuple[str, Text | Table]]":
+        rows: list[tuple[str, Text | Table]] = [(self.phase(), self._progress())]
+        for key, label, form in (("train/reward", "reward", "{:.3f}"), ("train/solved", "solved", "{:.0%}")):
+            if key in self.curves:
+                value = form.format(self.curves[key][-1])
+                rows.append((label, Text(f"{value:7}{sparkline(self.curves[key], min(CURVE, width - 7))}")))
+        if self.held:
+            (_, *first), (step, sampled, greedy) = self.held[0], self.held[-1]
+            text = f"sampled {sampled:.1%}  greedy {greedy:.1%}"
+            since = f"  (update {step}; {first[0]:.1%} and {first[1]:.1%} before)" if step else ""
+            rows.append(("held-out", Text(text + since)))
+        if self.updates:
+            rows.append(("speed", Text(self._speed())))
+        if self.warned:
+            more = f" (and {len(self.warned) - 1} before)" if len(self.warned) > 1 else ""
+            rows.append(("warning", Text(self.warned[-1] + more, Style(color="yellow"))))
+        if self.sample is not None:
+            rows += self._sample(*self.sample, width)
+        return rows
+
+    def _progress(self) -> Table:
+        line = Table.grid(padding=(0, 1), expand=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True)
+        left = self.left()
+        told = f"{timedelta(seconds=round(left))} left" if left is not None and self.phase() != "finished" else ""
+        done = Text(f"{self.step}/{self.config.updates} {told}".rstrip())
+        line.add_row(ProgressBar(self.config.updates, self.step), done)
+        return line
+
+    def _speed(self) -> str:
+        pace = median(self.updates)
+        text = f"{60 / pace:.3g} updates/min" if pace else ""
+        rollouts = self.config.prompts * self.config.group
+        return f"{text}  {rollouts / self.rollout:.3g} completions/s sampled" if self.rollout else text
+
+    def _sample(self, prompt: str, found: Written, reward: float, width: int) -> list[tuple[str, Text | Table]]:
+        asked = Text(prompt)
+        asked.truncate(width, overflow="ellipsis")
+        text = canvas(found)
+        text.truncate(LINES * width, overflow="ellipsis")
+        scale = Text.assemble(f"reward {reward:.3g}, filled first ")
+        for step in range(min(8, found.steps)):
+            scale.append("█", step_style(step, min(8, found.steps)))
+        return [("prompt", asked), ("sample", text), ("", scale.append(" last"))]
