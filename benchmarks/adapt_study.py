@@ -1,0 +1,341 @@
+"""A real language model made a masked diffusion model in minutes, and reinforcement learning on it, on one GPU.
+
+    python benchmarks/adapt_study.py smollm2.gguf --work runs/study --out benchmarks/results/adapt.json --minutes 4
+    python benchmarks/adapt_study.py part.0 part.1 --work runs/study --out adapt.json --stages adapt,rl --seconds 540
+
+The model is a folder with a checkpoint, or a GGUF file, whole or in pieces. Stages, each taken up where it was left:
+
+    speed   tokens a second and share of the matrix peak, compiled and not, by tokens of a pass
+    adapt   masked-diffusion fine-tuning on generated text Sudoku, Countdown and word problems; solve rates at the end
+    rl      {diffu_grpo, agrpo} x {alone, daca, dispo} on text Countdown, several processes side by side
+
+Solve rates are sampled at temperature 1 and greedy, with as many denoising steps as half the positions, a quarter and
+an eighth (1, 1/2 and 1/4 of the steps that training uses).
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BASES, PLUGINS = ("diffu_grpo", "agrpo"), ("", "daca", "dispo")
+LESSONS = ("countdown_text", "sudoku_text", "word_problems")
+RL_TASK = "countdown_text"
+SHARES = (1, 2, 4)
+CELL = "--cell"
+
+
+def device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def written(out: Path, **found: Any) -> None:
+    """Add to the result file."""
+    held = json.loads(out.read_text()) if out.is_file() else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**held, **found}, indent=1) + "\n")
+
+
+# --- the start ----------------------------------------------------------------------------------------------
+
+
+def start_of(pieces: list[Path], work: Path) -> Path:
+    """The checkpoint that adaptation starts from."""
+    from unmask.adapt import adapt
+    from unmask.fetch import convert
+
+    start = work / "start"
+    if (start / "config.json").is_file():
+        return start
+    source = pieces[0]
+    if not source.is_dir():
+        joined = work / "model.gguf"
+        with joined.open("wb") as file:
+            for piece in pieces:
+                with piece.open("rb") as part:
+                    shutil.copyfileobj(part, file)
+        source = work / "source"
+        shutil.rmtree(source, ignore_errors=True)
+        convert(joined, source, {"file": pieces[0].name})
+    print("adapted", adapt(source, start), flush=True)
+    return start
+
+
+# --- speed --------------------------------------------------------------------------------------------------
+
+
+def peak(size: int = 8192) -> float:
+    """Operations a second of a large matrix product: bf16 on a GPU."""
+    import torch
+
+    gpu = device() == "cuda"
+    kind, size = (torch.bfloat16, size) if gpu else (torch.float32, 512)
+    a, b = (torch.randn(size, size, device=device()).to(kind) for _ in range(2))
+    seconds = timed(lambda: a @ b, 20)
+    return 2 * size**3 / seconds
+
+
+def timed(work: Any, times: int) -> float:
+    """Seconds of one of them, the median; once before for nothing."""
+    import torch
+
+    spent = []
+    for _ in range(times + 1):
+        clock = time.perf_counter()
+        work()
+        if device() == "cuda":
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - clock)
+    return sorted(spent[1:])[times // 2]
+
+
+def operations(policy: Any, width: int, rows: int, masked: int) -> float:
+    """Of an update, forward and backward, without what is computed twice."""
+    lm = policy.lm
+    trunk = sum(weight.numel() for layer in lm.model.layers for weight in layer.parameters())
+    attention = 2 * width * lm.config.num_attention_heads * lm.model.layers[0].self_attn.head_dim
+    head = lm.lm_head.weight.numel()
+    return 6.0 * (rows * width * (trunk + len(lm.model.layers) * attention) + masked * head)
+
+
+def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    import torch
+
+    from unmask.diffusion import noised
+    from unmask.packing import Batch
+    from unmask.rows import Rows
+    from unmask.sft import learn, trained_policy
+    from unmask.train import optimizer_of
+
+    found, best = [], peak()
+    width, canvas = (176, 48) if device() == "cuda" else (48, 16)
+    for compiled in (False, True) if device() == "cuda" else (False,):
+        config = sft_config(start, arguments, compiled, updates=10**6)
+        policy = trained_policy(config, device())
+        optimizer, _ = optimizer_of(policy, config)
+        for tokens in arguments.pass_tokens:
+            rows = tokens // width
+            rng = torch.Generator().manual_seed(0)
+            ids_BW = torch.randint(0, policy.mask_id, (rows, width), generator=rng)
+            batch = Batch(ids_BW, torch.full((rows,), width - canvas), rows)
+            noise = noised(batch, policy.mask_id, rng)
+            state = policy, optimizer, batch, noise, Rows(tokens), config, device()
+            if device() == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds = timed(lambda state=state: learn(*state), 5)
+            rate = operations(policy, width, rows, int(noise.masked_BW.sum())) / seconds
+            memory = torch.cuda.max_memory_allocated() / 2**30 if device() == "cuda" else 0.0
+            told = {"tokens_per_s": rows * width / seconds, "share_of_peak": rate / best, "peak_gib": memory}
+            found.append({"compiled": compiled, "tokens": rows * width, "width": width, "seconds": seconds, **told})
+            print(found[-1], flush=True)
+        del policy, optimizer
+    return [{"matrix_peak": best}, *found]
+
+
+# --- adaptation ---------------------------------------------------------------------------------------------
+
+
+def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updates: int) -> Any:
+    from unmask.sft_config import read_sft_config
+
+    return read_sft_config(
+        model=str(start),
+        data=list(LESSONS),
+        rows=arguments.rows,
+        full=True,
+        dtype="bfloat16" if device() == "cuda" else "float32",
+        compile=compiled,
+        grow=min(arguments.grow, updates),
+        tokens=arguments.tokens,
+        pass_tokens=max(arguments.pass_tokens),
+        updates=updates,
+        save_every=max(1, updates // 4),
+        optimizer={"lr": arguments.adapt_lr, "schedule": "cosine", "warmup": min(50, updates), "betas": (0.9, 0.95)},
+        eval={"every": max(1, updates // 4), "prompts": min(64, arguments.problems), "samples": 1},
+    )
+
+
+def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
+    """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
+    from unmask.interrupt import Paused
+    from unmask.run import FINISHED, Run
+    from unmask.sft import CONFIG, finetune, resume
+
+    folder = arguments.work / "adapt"
+    if (folder / FINISHED).is_file():
+        return folder
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if step % 50 == 0 or any(key.endswith("solved_greedy") for key in metrics):
+            print(step, {key: round(value, 4) for key, value in metrics.items() if "_low" not in key}, flush=True)
+
+    try:
+        if (folder / CONFIG).is_file():
+            resume(folder, report, lambda: time.time() > until)
+            return folder
+        updates = arguments.adapt_updates or max(10, int(60 * arguments.minutes * rate / arguments.tokens))
+        config = sft_config(start, arguments, device() == "cuda", updates)
+        finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=lambda: time.time() > until)
+    except Paused as paused:
+        print(f"{paused}; run the same again to go on", flush=True)
+        return None
+    return folder
+
+
+def solve_rates(
+    model: Path, names: tuple[str, ...], canvases: dict[str, int], problems: int, samples: int
+) -> dict[str, Any]:
+    """Sampled and greedy, by task and by steps."""
+    import torch
+
+    from unmask.evaluate import Decoding, evaluate
+    from unmask.models import load_model
+    from unmask.rows import Rows
+    from unmask.tasks import TASKS
+
+    policy = load_model(model, dtype=torch.bfloat16 if device() == "cuda" else torch.float32, device=device())
+    found: dict[str, Any] = {}
+    for name in names:
+        task, length = TASKS[name](), canvases[name]
+        rows = task.rows("test", problems, 0)
+        for share in SHARES:
+            how = Decoding(length, max(1, length // 2 // share), length)
+            with torch.no_grad():
+                told = evaluate(policy, task, rows, how, samples, 0, device(), Rows(256))
+            found.setdefault(name, {})[f"1/{share}"] = told.data()
+            print(name, f"1/{share}", told.sampled, told.greedy, flush=True)
+    return found
+
+
+# --- reinforcement learning ---------------------------------------------------------------------------------
+
+
+def cell_config(model: Path, length: int, arguments: argparse.Namespace, base: str, plugin: str, seed: int) -> Any:
+    from unmask.config import parse_config
+
+    return parse_config(
+        {
+            "model": str(model),
+            "task": RL_TASK,
+            "method": base,
+            "with": [plugin] if plugin else [],
+            "seed": seed,
+            "full": True,
+            "dtype": "bfloat16" if device() == "cuda" else "float32",
+            "updates": arguments.updates,
+            "prompts": arguments.prompts,
+            "group": 8,
+            "rows": 64,
+            "save_every": max(1, arguments.updates // 4),
+            "rollout": {"length": length, "steps": length // 2, "rows": 256},
+            "optimizer": {"lr": arguments.lr},
+            "eval": {"prompts": arguments.problems, "samples": 4, "every": max(1, arguments.updates // 4)},
+        }
+    )
+
+
+def run_cell(arguments: argparse.Namespace, until: float) -> None:
+    """One training run, gone on with where it was left, and what it solves at fewer steps."""
+    from unmask.interrupt import Paused
+    from unmask.run import FINISHED, Run, read_metrics
+    from unmask.train import resume, train
+
+    base, plugin, seed = arguments.cell.split(",")
+    home = arguments.work / "cells" / f"{base}-{plugin or 'alone'}-{seed}"
+    model = arguments.work / "adapt" / "checkpoint"
+    canvases = json.loads((arguments.work / "adapt" / "finished.json").read_text())["canvas"]
+    config = cell_config(model, canvases[RL_TASK], arguments, base, plugin, int(seed))
+    try:
+        if not (home / "config.yaml").is_file():
+            train(config, lambda: Run(home, config.dump()), stop=lambda: time.time() > until)
+        elif not (home / FINISHED).is_file():
+            resume(home, stop=lambda: time.time() > until)
+    except Paused:
+        return
+    rows = read_metrics(home)
+    updates = [row for row in rows if "time/rollout" in row]
+    result = {
+        "cell": arguments.cell,
+        "curve": [row for row in rows if "eval/solved_sampled" in row],
+        "seconds_per_update": sum(row["time/rollout"] + row["time/update"] for row in updates) / len(updates),
+        "solved": solve_rates(home / "checkpoint", (RL_TASK,), canvases, arguments.problems, 4)[RL_TASK],
+    }
+    (home / "result.json").write_text(json.dumps(result) + "\n")
+
+
+def reinforced(arguments: argparse.Namespace, until: float) -> list[dict[str, Any]]:
+    """All cells, as many at a time as there are workers; what has a result is not done again."""
+    cells = [f"{b},{p},{s}" for s in range(arguments.seeds) for b in BASES for p in PLUGINS]
+    homes = {cell: arguments.work / "cells" / cell.replace(",,", ",alone,").replace(",", "-") for cell in cells}
+    waiting = [cell for cell in cells if not (homes[cell] / "result.json").is_file()]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    (arguments.work / "cells").mkdir(exist_ok=True)
+    while running or (waiting and time.time() < until):
+        while waiting and len(running) < arguments.workers and time.time() < until:
+            cell = waiting.pop(0)
+            with (arguments.work / "cells" / f"{homes[cell].name}.log").open("ab") as log:
+                command = [sys.executable, __file__, *sys.argv[1:], CELL, cell, "--until", str(until)]
+                running[cell] = subprocess.Popen(command, stdout=log, stderr=log)
+        time.sleep(1)
+        for cell in [cell for cell, process in running.items() if process.poll() is not None]:
+            code = running.pop(cell).returncode
+            print(f"{cell}: {'failed, see its log' if code else 'ended'}", flush=True)
+    results = [home / "result.json" for home in homes.values()]
+    return [json.loads(path.read_text()) for path in results if path.is_file()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="+", help="a folder, a GGUF file, or its pieces in order")
+    parser.add_argument("--work", type=Path, required=True, help="checkpoints and runs, to go on from")
+    parser.add_argument("--out", type=Path, required=True, help="figures, JSON")
+    parser.add_argument("--stages", default="speed,adapt,rl")
+    parser.add_argument("--seconds", type=float, default=540.0, help="after which everything stops and can go on")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of adaptation")
+    parser.add_argument("--adapt-updates", type=int, help="instead of minutes")
+    parser.add_argument("--adapt-lr", type=float, default=3e-4)
+    parser.add_argument("--grow", type=int, default=0, help="updates over which attention grows to both sides")
+    parser.add_argument("--rows", type=int, default=16_000, help="examples of each task")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a batch")
+    parser.add_argument("--pass-tokens", type=int, nargs="+", default=[16_384, 32_768])
+    parser.add_argument("--updates", type=int, default=80, help="of each cell")
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--problems", type=int, default=256)
+    parser.add_argument(CELL, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    until = arguments.until or time.time() + arguments.seconds
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.cell:
+        run_cell(arguments, until)
+        return
+    stages, rate = arguments.stages.split(","), 100_000.0
+    start = start_of(arguments.model, arguments.work)
+    if "speed" in stages:
+        table = speed(start, arguments)
+        written(arguments.out, speed=table, device=device())
+    if arguments.out.is_file() and (known := json.loads(arguments.out.read_text()).get("speed")):
+        rate = max(row["tokens_per_s"] for row in known[1:])
+    if "adapt" in stages and (folder := adapted(start, arguments, rate, until)):
+        from unmask.run import read_metrics
+
+        ended = json.loads((folder / "finished.json").read_text())
+        solved = solve_rates(folder / "checkpoint", LESSONS, ended["canvas"], arguments.problems, 2)
+        written(arguments.out, adapt={**ended, "solved": solved, "curve": read_metrics(folder)})
+    if "rl" in stages and (arguments.work / "adapt" / "finished.json").is_file():
+        written(arguments.out, rl=reinforced(arguments, until))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,129 @@
+"""An autoregressive checkpoint becomes a masked diffusion model: the same weights, read both ways; then it learns."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
+from unmask.adapt import EVEN, MASK, adapt
+from unmask.models import load_model
+from unmask.models.checkpoint import opened
+from unmask.sft_config import read_sft_config
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<reserved>"]  # 256 to 259, behind the bytes
+
+
+def source(
+    folder: Path,
+    kind: dict[str, Any] = LLAMA,
+    specials: list[str] | None = None,
+    template: str = QWEN_TEMPLATE,
+    **changes: Any,
+) -> Path:
+    """A random autoregressive checkpoint with one token a byte."""
+    text = {"vocab_size": 260, "mask_token_id": "absent", "eos_token_id": 258, "pad_token_id": 258}
+    folder, _, _ = qwen(folder, kind, **{**text, **changes})
+    tokens = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "chat_template": template}
+    return with_tokenizer(folder, specials or SPECIALS, **tokens)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    with opened(folder / "model.safetensors") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+
+
+@torch.no_grad()
+def last_changes_first(folder: Path) -> bool:
+    policy = load_model(folder)
+    rows = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
+    one, other = policy(rows, None, torch.tensor([0, 4]))
+    return not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["tied", "head of its own"])
+def test_weights_stay_and_a_mask_is_added(tmp_path: Path, head: bool) -> None:
+    folder = source(tmp_path / "source", head=head, tie_word_embeddings=not head)
+    with pytest.raises(ValueError, match="no mask token"):
+        load_model(folder)
+    done = adapt(folder, tmp_path / "start")
+    assert done == {"mask_token": MASK, "mask_id": 260, "new": True, "rows": 320} and done["rows"] % EVEN == 0
+    before, after = tensors(folder), tensors(tmp_path / "start")
+    assert before.keys() == after.keys() and ("lm_head.weight" in after) == head
+    for name, weight in before.items():
+        assert torch.equal(after[name][: len(weight)], weight)
+    embedding = after["model.embed_tokens.weight"]
+    torch.testing.assert_close(embedding[260], before["model.embed_tokens.weight"].mean(0))
+    policy = load_model(tmp_path / "start")
+    assert (policy.mask_id, policy.eos_id, policy.vocabulary) == (260, 258, 320)
+    assert policy.tokenizer.encode(MASK) == [260] and policy.tokenizer.encode("<|im_end|>") == [258]
+    assert policy.tokenizer.decode(policy.tokenizer.prompt("hé")).startswith("user\nhé")
+    assert last_changes_first(tmp_path / "start")
+    assert not (tmp_path / "source" / "adapted.json").exists()
+
+
+def test_an_unused_token_or_a_spare_row_can_be_the_mask(tmp_path: Path) -> None:
+    folder = source(tmp_path / "source")
+    done = adapt(folder, tmp_path / "reserved", mask_token="<reserved>")
+    assert done == {"mask_token": "<reserved>", "mask_id": 259, "new": True, "rows": 260}
+    assert load_model(tmp_path / "reserved").mask_id == 259
+    with pytest.raises(ValueError, match="the tokenizer has no '<nothing>'"):
+        adapt(folder, tmp_path / "other", mask_token="<nothing>")
+    spare = source(tmp_path / "spare", QWEN2, vocab_size=272, tie_word_embeddings=True, head=False)
+    assert adapt(spare, tmp_path / "spared")["rows"] == 272 and load_model(tmp_path / "spared").mask_id == 260
+    weights = tensors(tmp_path / "spared")["model.embed_tokens.weight"]
+    torch.testing.assert_close(weights[260], tensors(spare)["model.embed_tokens.weight"][:260].mean(0))
+    own = source(tmp_path / "own", QWEN2, QWEN_SPECIALS, vocab_size=272)  # whose tokenizer has a <|mask|>
+    done = adapt(own, tmp_path / "owned")
+    assert done["mask_id"] == 260 and not done["new"]
+    before, after = (tensors(folder)["model.embed_tokens.weight"] for folder in (own, tmp_path / "owned"))
+    assert torch.equal(before, after)
+
+
+def test_what_is_a_diffusion_model_already_is_not_adapted(tmp_path: Path) -> None:
+    done = source(tmp_path / "source", is_causal=False, mask_token_id=259)
+    with pytest.raises(ValueError, match="a masked diffusion model already: train it further with unmask sft"):
+        adapt(done, tmp_path / "start")
+    assert not (tmp_path / "start").exists()
+
+
+def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(unmask, tmp_path: Path) -> None:
+    """The letter after the one that is asked, seven times and then the end: none right before, all letters after."""
+    folder = source(tmp_path / "source", template="", rope_theta=100.0)
+    weights = tensors(folder)  # of a size from which little models learn quickly
+    save_file({name: w * 0.4 if w.dim() > 1 else w for name, w in weights.items()}, folder / "model.safetensors")
+    lines = [{"prompt": chr(n), "completion": chr(n + 1) * 7} for n in range(97, 105)] * 12
+    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "toy.yaml").write_text("data: [{file: toy.jsonl, canvas: 8}]\ngrow: 10\neval: {prompts: 6}\n")
+    code, out, err = unmask(
+        *("adapt", "source", "toy.yaml", "--out", "run", "updates=80", "tokens=512", "optimizer.lr=1e-2"),
+        *("optimizer.warmup=5", "optimizer.schedule=cosine"),
+    )
+    assert code == 0 and "MASK is <|mask|>, new, token 260" in out, err
+    told = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    made = {step: [(line["completion"], line["wanted"]) for line in told if line["step"] == step] for step in (0, 80)}
+    assert not any(made == wanted for made, wanted in made[0])
+    assert all(set(made) == set(wanted) for made, wanted in made[80])
+    ends = json.loads(Path("run/finished.json").read_text())
+    assert ends["before"]["eval/toy/loss"] > 4 and ends["after"]["eval/toy/loss"] < 0.1
+    assert last_changes_first(Path("run/checkpoint")) and last_changes_first(Path("run/start"))
+    assert json.loads(Path("run/start/adapted.json").read_text())["model"] == "source"
+    code, out, _ = unmask("sample", "run", "c", "--task", "countdown_text", "--greedy", "rollout.length=8")
+    assert code == 0 and set(out.strip()) == {"d"}
+    (tmp_path / "mask.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b<|mask|>"}) + "\n")
+    code, _, err = unmask("sft", "run", "--data", "mask.jsonl")
+    assert code == 2 and "mask: a text holds the MASK token" in err
+    code, _, err = unmask("adapt", "run/checkpoint", "toy.yaml", "--out", "again")
+    assert code == 2 and "a masked diffusion model already" in err and not Path("again").exists()
+
+
+def test_the_shipped_configuration_can_be_used() -> None:
+    path = Path(__file__).parent.parent / "configs" / "adapt_smollm2.yaml"
+    config = read_sft_config(path, model="start", device="cpu")
+    assert [lesson.name for lesson in config.data] == ["sudoku_text", "countdown_text", "word_problems"]
+    assert config.optimizer.lr == 3e-4 and config.optimizer.betas == (0.9, 0.95) and config.full is None

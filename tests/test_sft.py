@@ -1,0 +1,362 @@
+"""Fine-tuning: the loss is the any-order bound, batches change nothing, and a run that is cut off goes on as it was."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import unmask.sft
+from helpers import EOS, MASK, Net
+from unmask.config import parse_config
+from unmask.diffusion import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
+from unmask.lessons import Lesson, shaped, taught
+from unmask.models import load_model, save, tiny_policy
+from unmask.models.tiny import TinyShape
+from unmask.packing import Batch, Batches, Example, bucketed, coarseness, width_of
+from unmask.rows import Rows
+from unmask.run import Run, read_metrics
+from unmask.sft import CONFIG, block_at, finetune, growing, learn, resume
+from unmask.sft_config import SftConfig, read_sft_config
+from unmask.tasks import TASKS, word_problems
+from unmask.tasks.sudoku import fitting_grids
+from unmask.train import optimizer_of
+
+SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
+
+
+# --- the loss -----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def any_order_bound(policy: Net, prompt: list[int], completion: list[int]) -> float:
+    """The mean over all orders of -log p of the completion written in that order, one token at a time."""
+    total, orders = 0.0, list(itertools.permutations(range(len(completion))))
+    for order in orders:
+        canvas = prompt + [MASK] * len(completion)
+        for place in order:
+            at = len(prompt) + place
+            logits_V = policy(torch.tensor([canvas]), None, torch.tensor([at]))[0].clone()
+            logits_V[MASK] = -torch.inf  # no word
+            total -= float(logits_V.log_softmax(-1)[completion[place]])
+            canvas[at] = completion[place]
+    return total / len(orders)
+
+
+def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
+    """Every mask of a completion of three tokens, and the integral over t, which Gauss' rule takes exactly."""
+    policy, prompt, completion = Net(seed=3), [3, 4], [5, 3, EOS]
+    batch = Batch(torch.tensor([prompt + completion]), torch.tensor([2]), 1)
+    expected = 0.0
+    for node, weight in ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9)):
+        t = (1 + node) / 2
+        for hidden in itertools.product((False, True), repeat=3):
+            chance = t ** sum(hidden) * (1 - t) ** (3 - sum(hidden))
+            noise = masked(batch, torch.tensor([[False, False, *hidden]]), torch.tensor([t], dtype=torch.float64), MASK)
+            with torch.no_grad():
+                expected += weight / 2 * chance * float(bound(token_losses(policy, noise, "cpu"), noise))
+    assert expected == pytest.approx(any_order_bound(policy, prompt, completion) / 3, rel=1e-12)
+
+
+def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> None:
+    rng, rows = torch.Generator().manual_seed(0), 4000
+    batch = Batch(torch.full((rows, 12), 5), torch.arange(rows) % 5 + 1, rows)
+    noise = noised(batch, MASK, rng)
+    assert not (noise.masked_BW & ~batch.canvas_BW).any() and noise.length_B.tolist() == (12 - batch.given_B).tolist()
+    assert torch.equal(noise.states_BW == MASK, noise.masked_BW)
+    assert ((noise.ratio_B > 0) & (noise.ratio_B <= 1)).all()
+    assert torch.equal((noise.ratio_B * rows).ceil().long().sort().values, torch.arange(rows) + 1)
+    share_B = noise.masked_BW.sum(1) / noise.length_B
+    spread_B = (noise.ratio_B * (1 - noise.ratio_B) / noise.length_B).sqrt()
+    assert abs(float((share_B - noise.ratio_B).sum() / spread_B.square().sum().sqrt())) < 4
+    drawn = torch.stack([ratios(2, rng) for _ in range(4000)])
+    assert abs(float(drawn[:, 0].mean()) - 0.5) < 4 / math.sqrt(12 * 4000)
+
+
+def test_losses_are_told_by_the_quarter_of_the_ratio() -> None:
+    batch = Batch(torch.full((3, 4), 5), torch.zeros(3, dtype=torch.long), 3)
+    masked_BW = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
+    noise = masked(batch, masked_BW, torch.tensor([0.25, 0.3, 1.0]), MASK)
+    told = named_quarters(by_quarter(torch.tensor([1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 9.0]), noise))
+    assert told == {"loss_1/4": 1.0, "loss_2/4": 3.0, "loss_4/4": 6.0}
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+EXAMPLES = [
+    Example([3, 4], [5, 6], 4),
+    Example([3], [6, 6, 5], 4),
+    Example([3, 4, 5, 6], [5], 4),
+    Example([6] * 9, [3] * 6, 4),
+    Example([4], [3], 30),
+]
+
+
+def gradients(policy: Net) -> list[Tensor]:
+    found = [weight.grad.clone() for weight in policy.parameters()]
+    policy.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize(("step", "widths"), [(1, [5, 6, 8, 16, 24]), (4, [8, 16, 24]), (16, [16, 24])])
+def test_a_canvas_is_its_example_and_end_tokens(step: int, widths: list[int]) -> None:
+    buckets = bucketed(EXAMPLES, EOS, 24, step)
+    assert [bucket.width for bucket in buckets] == widths  # the last one wished for 31, and 24 is all there is
+    for bucket in buckets:
+        for tokens, given, number in zip(*(each.tolist() for each in bucket), strict=True):
+            example = EXAMPLES[number]
+            ids = example.prompt + example.completion
+            assert given == len(example.prompt) and tokens == ids + [EOS] * (bucket.width - len(ids))
+    assert width_of(Example([3] * 15, [4] * 8, 1), 24) == 24 and width_of(Example([3] * 15, [4] * 9, 1), 24) is None
+
+
+def test_widths_are_as_fine_as_full_batches_allow() -> None:
+    alike = [Example([3] * 10, [4], 6)] * 20
+    assert coarseness(alike, 99, 320) == 1 and coarseness(alike, 99, 321) == 64
+    apart = [Example([3] * (10 + n), [4], 6) for n in range(16)]  # 16 to 31 wide, 376 tokens in all
+    assert [coarseness(apart, 99, tokens) for tokens in (23, 24, 80, 81, 248, 249)] == [1, 4, 4, 16, 16, 64]
+
+
+def test_a_batch_is_the_mean_of_its_rows_alone_however_it_is_passed() -> None:
+    policy = Net(seed=5)
+    bucket = bucketed(EXAMPLES, EOS, 24, step=16)[0]
+    batch = Batch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
+    noise = noised(batch, MASK, torch.Generator().manual_seed(2))
+    whole = bound(token_losses(policy, noise, "cpu"), noise) / batch.full
+    whole.backward()
+    together, alone = gradients(policy), 0.0
+    for piece in noise.pieces(1):
+        width = int(piece.tokens_BW.shape[1])
+        assert piece.states_BW.shape == (1, width)
+        loss = bound(token_losses(policy, piece, "cpu"), piece) / batch.full
+        loss.backward()
+        alone += loss.item()
+    assert alone == pytest.approx(whole.item(), rel=1e-12)
+    for a, b in zip(gradients(policy), together, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_sft_config(model="tiny", data=["countdown"])
+    batch = Batch(torch.randint(3, 90, (6, 32), generator=torch.Generator().manual_seed(1)), torch.full((6,), 4), 6)
+    found = []
+    for tokens, piece in ((10_000, 2**27), (32, 2**27), (64, 99 * 7)):
+        monkeypatch.setattr("unmask.diffusion.PIECE", piece)
+        policy = tiny_policy(SMALL, seed=1).double()
+        noise = noised(batch, policy.mask_id, torch.Generator().manual_seed(3))
+        told = learn(policy, optimizer_of(policy, config)[0], batch, noise, Rows(tokens), config, "cpu")
+        found.append((told, [weight.detach().clone() for weight in policy.parameters()]))
+    for told, weights in found[1:]:
+        assert told == pytest.approx(found[0][0], rel=1e-6)
+        for a, b in zip(weights, found[0][1], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_an_epoch_has_every_example_once_and_an_update_its_batch() -> None:
+    examples = [Example([3] * (1 + n % 20), [n + 10], 2) for n in range(57)]
+    batches = Batches(bucketed(examples, EOS, 64, step=16), tokens=70, seed=4)
+    seen, weight = list[int](), 0.0
+    for update in range(1, batches.count + 1):
+        batch = batches.batch(update)
+        seen += [int(tokens[given]) - 10 for tokens, given in zip(*batch[:2], strict=True)]
+        weight += len(batch.given_B) / batch.full * batch.full
+        assert batch.full == 70 // batch.tokens_BW.shape[1] >= len(batch.given_B)
+    assert sorted(seen) == list(range(57)) and weight == 57
+    again = Batches(batches.buckets, tokens=70, seed=4)
+    late = batches.count + 3
+    assert torch.equal(again.batch(late).tokens_BW, batches.batch(late).tokens_BW)
+    first, second = (range(start, start + batches.count) for start in (1, batches.count + 1))
+    assert [batches.batch(u).tokens_BW.tolist() for u in first] != [batches.batch(u).tokens_BW.tolist() for u in second]
+
+
+# --- attention that grows -----------------------------------------------------------------------------------
+
+
+def test_attention_grows_from_causal_to_all() -> None:
+    assert [block_at(step, 10, 32) for step in range(1, 11)] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+    assert block_at(1, 5, 1) == 1
+    policy = tiny_policy(SMALL, seed=1)
+    tokens_SL = torch.arange(3, 19)[None]
+
+    def reach() -> int:
+        """The last position that changes what is said at the first."""
+        with torch.no_grad():
+            before = policy(tokens_SL, None, torch.tensor([0]))
+            changed = [
+                at
+                for at in range(16)
+                if not torch.equal(
+                    policy(tokens_SL + (torch.arange(16) == at).long(), None, torch.tensor([0])), before
+                )
+            ]
+        return max(changed)
+
+    for step, wanted in ((1, 0), (2, 1), (3, 3), (4, 7), (5, 15)):
+        with growing(policy, step, 4, 16):
+            assert reach() == wanted
+    assert reach() == 15
+
+
+# --- lessons ------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_prompts_and_completions_or_messages() -> None:
+    plain = {"prompt": "a", "completion": "b", "system": ""}
+    user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    assert shaped({"prompt": "a", "completion": "b", "more": 1}) == plain
+    assert shaped({"messages": [user, assistant]}) == plain
+    assert shaped({"messages": [{"role": "system", "content": "s"}, user, assistant]}) == {**plain, "system": "s"}
+    for wrong in ([user], [user, assistant, user, assistant], "a", [user, "b"], [assistant, user]):
+        with pytest.raises(ValueError, match="'messages' must be"):
+            shaped({"messages": wrong})
+    for line in ({"prompt": "a"}, {"prompt": 1, "completion": "b"}, {"messages": [user, {**assistant, "content": 3}]}):
+        with pytest.raises(ValueError, match="there is no text"):
+            shaped(line)
+
+
+def test_what_is_held_out_of_a_file_is_not_taught(tmp_path: Path) -> None:
+    lines = [{"prompt": f"{n:02d}", "completion": f"{n:02d}" * (1 + n % 3)} for n in range(40)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    policy = tiny_policy(SMALL)
+    found = taught(Lesson(file=str(tmp_path / "data.jsonl")), policy, 1, 20_000, held_out=10)
+    learnt, kept = ({tuple(example.prompt) for example in part} for part in (found.examples, found.held_out))
+    assert len(learnt) == 36 and len(kept) == 4 and not learnt & kept
+    assert found.canvas == 16 and found.task is None and found.dropped == 0
+    short = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=6))
+    assert taught(Lesson(file=str(tmp_path / "data.jsonl")), short, 1, 99, held_out=0).dropped == 26
+    narrow = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=4))
+    with pytest.raises(ValueError, match="no example fits into the 4 tokens"):
+        taught(Lesson(file=str(tmp_path / "data.jsonl")), narrow, 1, 99, held_out=0)
+
+
+@pytest.mark.parametrize("name", ["sudoku_text", "countdown_text", "word_problems"])
+def test_no_taught_problem_is_a_test_problem_and_every_solution_is_right(name: str) -> None:
+    """By what makes two problems the same: any grid that fits, the set of numbers, the story and its numbers."""
+    task = TASKS[name]()
+    same = {
+        "sudoku_text": lambda row: fitting_grids(row["puzzle"].replace("0", ".")),
+        "countdown_text": lambda row: tuple(sorted(row["numbers"])),
+        "word_problems": lambda row: (row["question"].split()[1], *re.findall(r"\d+", row["question"])),
+    }[name]
+    train, test = task.rows("train", 300, 0), task.rows("test", 300, 0)
+    if name == "sudoku_text":  # bit sets of grids
+        union = [0, 0]
+        for i, rows in enumerate((train, test)):
+            for row in rows:
+                union[i] |= same(row)
+        assert union[0] & union[1] == 0
+    else:
+        assert not {same(row) for row in train} & {same(row) for row in test}
+    assert all(task.solved(row, task.solution(row)) for row in [*train[:60], *test[:60]])
+    assert not task.solved(train[0], task.solution(train[1]))
+
+
+def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
+    signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
+    for row in word_problems.rows("train", 200, 3):
+        *steps, last = row["answer"].splitlines()
+        for step in steps:
+            a, sign, b, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
+            assert signs[sign](int(a), int(b)) == int(result) and a in row["question"] + " ".join(steps)
+        assert last == f"#### {result}"
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny_policy(SMALL, seed=1), folder)
+    return str(folder)
+
+
+def config_for(model: str, **more: object) -> SftConfig:
+    base = {"model": model, "data": [{"task": "countdown", "rows": 60}], "updates": 5, "tokens": 128, "save_every": 2}
+    optimizer = {"lr": 1e-2, "schedule": "cosine", "warmup": 1}
+    return read_sft_config(**{**base, "optimizer": optimizer, "eval": {"prompts": 3, "every": 2}, **more})
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    rows = read_metrics(folder)
+    return [{key: value for key, value in row.items() if "time" not in key and "per_s" not in key} for row in rows]
+
+
+KINDS = {
+    "all weights, attention growing": {"grow": 3},
+    "bf16": {"dtype": "bfloat16"},
+    "adapter": {"full": False, "lora": {"rank": 2}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
+    model: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(model, **KINDS[kind])
+    finetune(config, lambda: Run(tmp_path / "whole", config.dump(), CONFIG))
+    calls = itertools.count(1)
+
+    def cut(*arguments: object) -> dict[str, float]:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return learn(*arguments)
+
+    monkeypatch.setattr(unmask.sft, "learn", cut)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(config, lambda: Run(tmp_path / "cut", config.dump(), CONFIG))
+    monkeypatch.undo()
+    resume(tmp_path / "cut")
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert (tmp_path / "cut" / "samples.jsonl").read_text() == (tmp_path / "whole" / "samples.jsonl").read_text()
+    weights = [(tmp_path / name / "checkpoint").glob("*.safetensors") for name in ("cut", "whole")]
+    assert next(weights[0]).read_bytes() == next(weights[1]).read_bytes()
+    told = json.loads((tmp_path / "whole" / "finished.json").read_text())
+    assert told["canvas"] == {"countdown": 16} and not (tmp_path / "whole" / "state").exists()
+
+
+def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(unmask, tmp_path: Path) -> None:
+    """`unmask sft`, then `unmask eval` of the run, and the run as a model to train."""
+    code, out, _ = unmask(
+        *("sft", "tiny", "--data", "countdown", "--out", "run", "updates=10", "tokens=1024", "optimizer.lr=3e-3"),
+        *("eval.prompts=8", "rows=300", "save_every=6"),
+    )
+    assert code == 0 and "Model: run/checkpoint" in out
+    told = json.loads(Path("run/finished.json").read_text())
+    before, after = (told[when]["eval/countdown/loss"] for when in ("before", "after"))
+    assert before > 2 > 6 * after  # of 16 positions it had learnt to fill 8
+    few = ("--problems", "4", "--samples", "1", "rollout.length=16")
+    code, out, _ = unmask("eval", "run", "--task", "countdown", "--json", *few)
+    assert code == 0 and json.loads(out)
+    assert load_model(Path("run/checkpoint")).mask_id == 1
+    assert parse_config({"model": "run", "task": "countdown"}).model == "run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("sft",), "name the model to fine-tune"),
+        (("sft", "tiny"), "data: is missing"),
+        (("sft", "tiny", "--data", "gsm9k"), "there is no task 'gsm9k'"),
+        (("sft", "tiny", "--data", "none.jsonl"), "there is no data file none.jsonl"),
+        (("sft", "tiny", "--data", "sudoku", "--data", "sudoku"), "data: sudoku is there twice"),
+        (("sft", "tiny", "--data", "sudoku", "upates=3"), "upates: unknown key; did you mean updates?"),
+        (("sft", "tiny", "--data", "sudoku", "updates=3", "grow=4"), "grow: is more than the 3 updates"),
+        (("sft", "tiny", "--data", "sudoku", "optimizer.lr=-1"), "optimizer.lr: input should be greater than 0"),
+        (("sft", "--resume", "nowhere"), "nowhere is no folder of a fine-tuning run"),
+        (("sft", "tiny", "--resume", "nowhere"), "--resume goes on as the run was configured"),
+        (("adapt", "tiny", "--data", "sudoku"), "There is no model 'tiny'"),
+    ],
+)
+def test_what_a_user_can_put_right_is_one_sentence(unmask, arguments: tuple[str, ...], told: str) -> None:
+    code, _, err = unmask(*arguments)
+    assert code == 2 and told in err and err.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_rows_of_a_noised_batch_keep_together() -> None:
+    noise = Noised(*(torch.arange(6).view(3, 2) for _ in range(3)), torch.arange(3), torch.arange(3))
+    assert [part.ratio_B.tolist() for part in noise.pieces(2)] == [[0, 1], [2]]

@@ -1,0 +1,107 @@
+"""An autoregressive checkpoint as the beginning of a masked diffusion model: the same weights, read both ways.
+
+What is written is a checkpoint like any other: a MASK token, `is_causal` false, and weights that have not learnt
+either yet. `unmask adapt` writes it and goes on with `unmask.sft`.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from unmask.fetch import PACKAGES, fetched
+from unmask.models.checkpoint import Origin, files_beside, fill, read_json, save
+from unmask.models.families import Family, Stated, facts_of, family_of, network_of
+from unmask.models.load import Released, _fetched
+from unmask.models.tiny import is_tiny
+from unmask.models.tokenizer import HubTokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+MASK = "<|mask|>"
+EVEN = 64
+"""Rows that are added to the embedding come up to a multiple of it: odd matrices are slow."""
+
+
+def source_folder(name: str) -> Path:
+    """The checkpoint's folder: of a name that `unmask fetch` knows, of a path, or of an id on the hub."""
+    if name in PACKAGES:
+        return fetched(name)
+    return Path(name) if Path(name).is_dir() else _fetched(name)
+
+
+def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str, Any]:
+    """Write the checkpoint in `source` as one that attends both ways and has a MASK token; says what was done.
+
+    mask_token   a token of the tokenizer that no text holds, to be MASK from now on; None: the one it has, or a new one
+    """
+    config = read_json(source / "config.json")
+    stated = Stated(source / "config.json", config)
+    family = family_of(stated)
+    if is_tiny(config) or not family.autoregressive or config.get("is_causal") is False:
+        raise ValueError(f"{source} is a masked diffusion model already: train it further with unmask sft")
+    fast = read_tokenizer(source)
+    mask_id, is_new = _with_mask(fast, config, mask_token)
+    lm, tied = network_of(family, stated)
+    shared = {name: base for name, base in family.tied.items() if tied}
+    apart = fill(lm, source, family.names, tied=shared)
+    rows = _grown(lm, mask_id, tied=tied and not apart)
+    if is_new:
+        _set_to_mean(lm, mask_id, known=min(len(fast) - 1, rows))
+    config = {**config, "is_causal": False, "mask_token_id": mask_id, "vocab_size": rows}
+    if apart:
+        config[family.tied_field] = False
+    save(_released(lm, family, config, source, fast), folder)
+    return {"mask_token": fast.mask_token, "mask_id": mask_id, "new": is_new, "rows": rows}
+
+
+def _with_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished: str | None) -> tuple[int, bool]:
+    """Make sure that the tokenizer has a MASK; its id, and whether the model does not know it yet."""
+    if wished is not None:
+        if wished not in fast.get_vocab():
+            raise ValueError(f"mask token: the tokenizer has no {wished!r}; leave it out to have a new token added")
+        fast.add_special_tokens({"mask_token": wished})
+        return fast.get_vocab()[wished], True
+    known = fast.get_vocab().get(MASK) if fast.mask_token_id is None else fast.mask_token_id
+    if config.get("mask_token_id") is not None or known is not None:
+        return config.get("mask_token_id", known), False
+    fast.add_special_tokens({"mask_token": MASK})
+    return fast.get_vocab()[MASK], True
+
+
+def _grown(lm: "PreTrainedModel", token: int, tied: bool) -> int:
+    """Rows enough for the token, in embedding and head; how many there are now."""
+    rows: int = lm.config.vocab_size
+    if token < rows:
+        return rows
+    rows = -(-(token + 1) // EVEN) * EVEN
+    for module in (lm.model.embed_tokens, lm.lm_head):
+        old_VD = module.weight.detach()
+        more_VD = old_VD.float().mean(0).to(old_VD.dtype).expand(rows - len(old_VD), -1)
+        module.weight = nn.Parameter(torch.cat([old_VD, more_VD]))
+    if tied:
+        lm.lm_head.weight = lm.model.embed_tokens.weight
+    lm.config.vocab_size = rows
+    return rows
+
+
+@torch.no_grad()
+def _set_to_mean(lm: "PreTrainedModel", token: int, known: int) -> None:
+    """A token that nothing has been learnt of begins as the mean of those that something has."""
+    weight_VD = lm.model.embed_tokens.weight
+    weight_VD[token] = weight_VD[:known].float().mean(0).to(weight_VD.dtype)
+
+
+def _released(
+    lm: "PreTrainedModel", family: Family, config: dict[str, Any], source: Path, fast: "PreTrainedTokenizerFast"
+) -> Released:
+    with TemporaryDirectory() as aside:
+        fast.save_pretrained(aside)
+        files = {**files_beside(source), **files_beside(Path(aside))}
+    stated = Stated(source / "config.json", config)
+    facts = facts_of(family, stated, config["vocab_size"], fast, source.name)
+    tokenizer = HubTokenizer(fast, facts.mask_id, frozenset([facts.eos_id]), family.template)
+    return Released(lm, facts, tokenizer, Origin(config, files, family.names))

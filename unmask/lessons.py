@@ -1,0 +1,158 @@
+"""What fine-tuning is taught: prompts and completions from a JSONL file, or a task's own rows with their solutions.
+
+A line of a file is {"prompt": ..., "completion": ...}, with a "system" if there is one; or {"messages": [...]}, at
+most a system's turn, then a user's, then an assistant's. Of a task the training split is taught and the test split is
+measured on, which no training row is in; of a file a part is held out.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from unmask.evaluate import prompt_ids
+from unmask.models.policy import Policy
+from unmask.packing import Example, rounded, width_of
+from unmask.sections import Strict
+from unmask.tasks import TASKS, Row, Task
+from unmask.tasks.data import read_rows
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".json")
+
+
+class Lesson(Strict):
+    task: str | None = None
+    """A task by name; or else"""
+    file: str | None = None
+    """a JSONL file."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the task."""
+    rows: int | None = Field(None, ge=1, lt=2**32)
+    """Examples at most; as many as the configuration says of all if not given."""
+    canvas: int | None = Field(None, ge=1, lt=2**17)
+    """Positions of a completion, end tokens included; of the longest completion if not given. Longer ones have more."""
+
+    @model_validator(mode="after")
+    def one_source(self) -> "Lesson":
+        if (self.task is None) == (self.file is None):
+            raise ValueError("name either a task or a file")
+        if self.file is not None and self.options:
+            raise ValueError("options are a task's")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.task or Path(str(self.file)).name.partition(".")[0]
+
+
+def _spelled(value: Any) -> Any:
+    """A name alone: of a file if it ends like one, else of a task."""
+    return {"file" if value.endswith(ENDINGS) else "task": value} if isinstance(value, str) else value
+
+
+def _listed(value: Any) -> Any:
+    return [_spelled(each) for each in ([value] if isinstance(value, str | dict) else value)]
+
+
+Lessons = Annotated[tuple[Lesson, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A lesson as examples of a policy's tokens."""
+
+    name: str
+    examples: list[Example]
+    held_out: list[Example]
+    canvas: int
+    dropped: int
+    """Examples that are longer than the model takes."""
+    task: Task | None
+    """None: of a file, whose answers nothing can judge."""
+
+
+def checked_lessons(lessons: Sequence[Lesson]) -> None:
+    """ValueError for what can be known to be wrong before a model is loaded."""
+    names = [lesson.name for lesson in lessons]
+    if len(set(names)) < len(names):
+        raise ValueError(f"data: {next(name for name in names if names.count(name) > 1)} is there twice")
+    for lesson in lessons:
+        if lesson.file is not None and not Path(lesson.file).is_file():
+            raise ValueError(f"there is no data file {lesson.file}")
+        if lesson.task is not None:
+            built(lesson).rows("train", 1, 0)
+
+
+def built(lesson: Lesson) -> Task:
+    if lesson.task not in TASKS:
+        raise ValueError(f"data: there is no task {lesson.task!r}, and no file of that name; unmask tasks lists them")
+    try:
+        return TASKS[lesson.task](**lesson.options)
+    except TypeError as error:
+        raise ValueError(f"data: {lesson.task}: {error}") from None
+
+
+def taught(lesson: Lesson, policy: Policy, seed: int, rows: int, held_out: int) -> Taught:
+    """The examples of a lesson; `held_out` of a file, at most a tenth of it, are not among those to learn from."""
+    most = lesson.rows or rows
+    task = built(lesson) if lesson.task is not None else None
+    if task is not None:
+        asked = task.rows("train", most, seed), task.rows("test", held_out, 0)
+        learnt, kept = ([_of_task(policy, task, row) for row in rows] for rows in asked)
+    else:
+        learnt, kept = _of_file(policy, lesson, seed, most, held_out)
+    canvas = lesson.canvas or rounded(1 + max(len(completion) for _, completion in learnt))
+    if any(policy.mask_id in ids for pair in (*learnt, *kept) for ids in pair):
+        raise ValueError(f"{lesson.name}: a text holds the MASK token, which nothing can be asked about; leave it out")
+    found, rest = ([Example(*pair, canvas) for pair in pairs] for pairs in (learnt, kept))
+    fits = [example for example in found if width_of(example, policy.max_length) is not None]
+    if not fits:
+        raise ValueError(f"{lesson.name}: no example fits into the {policy.max_length} tokens that this model takes")
+    rest = [example for example in rest if width_of(example, policy.max_length) is not None]
+    return Taught(lesson.name, fits, rest, canvas, len(found) - len(fits), task)
+
+
+Pair = tuple[list[int], list[int]]
+
+
+def _of_task(policy: Policy, task: Task, row: Row) -> Pair:
+    return prompt_ids(policy, task, row), policy.tokenizer.encode(task.solution(row))
+
+
+def _of_file(policy: Policy, lesson: Lesson, seed: int, most: int, held_out: int) -> tuple[list[Pair], list[Pair]]:
+    rows = read_rows(str(lesson.file), {}, shaped)
+    rng = random.Random(f"unmask lesson {lesson.name} {seed}")
+    rng.shuffle(rows)
+    apart = min(held_out, len(rows) // 10)
+    asked = rows[apart : apart + most], rows[:apart]
+    encode, prompt = policy.tokenizer.encode, policy.tokenizer.prompt
+    learnt, kept = (
+        [(prompt(row["prompt"], row["system"]), encode(row["completion"])) for row in part] for part in asked
+    )
+    return learnt, kept
+
+
+def shaped(row: Row) -> Row:
+    """prompt, system and completion of a line, whichever way it says them."""
+    if "messages" in row:
+        row = _from_messages(row["messages"])
+    for field in ("prompt", "completion"):
+        if not isinstance(row.get(field), str):
+            raise ValueError(f'there is no text {field!r}; a line has "prompt" and "completion", or "messages"')
+    if not isinstance(row.get("system", ""), str):
+        raise ValueError("'system' is not a text")
+    return {"prompt": row["prompt"], "completion": row["completion"], "system": row.get("system", "")}
+
+
+def _from_messages(messages: Any) -> Row:
+    turns = messages if isinstance(messages, list) else []
+    said = [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, dict)]
+    match said if len(said) == len(turns) else []:
+        case [("user", prompt), ("assistant", completion)]:
+            return {"prompt": prompt, "completion": completion}
+        case [("system", system), ("user", prompt), ("assistant", completion)]:
+            return {"prompt": prompt, "completion": completion, "system": system}
+    raise ValueError("'messages' must be a user's turn and an assistant's, after a system's if there is one")

@@ -1,0 +1,122 @@
+"""Examples as canvases of few widths, and batches of them. Nothing is padded: attention needs no mask.
+
+A canvas is a prompt, its completion, and end tokens up to the end. End tokens are tokens like others: they are masked
+and learnt, and so the model learns where to stop. A batch holds canvases of one width, so no row sees another, nor
+anything that is not its own. Where examples have so many widths that batches would not be full, widths are multiples
+of a few tokens, which end tokens fill up.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+STEPS = (1, 4, 16, 64)
+"""What widths may be multiples of."""
+
+
+class Example(NamedTuple):
+    prompt: list[int]
+    completion: list[int]
+    """Without an end token."""
+    canvas: int
+    """Positions of the completion at least, end tokens included."""
+
+
+class Bucket(NamedTuple):
+    """The canvases of one width."""
+
+    tokens_NW: Tensor
+    """int32: half of it in memory."""
+    given_N: Tensor
+    """Tokens of the prompt."""
+    number_N: Tensor
+    """Where each example was in the data."""
+
+    @property
+    def width(self) -> int:
+        return self.tokens_NW.shape[1]
+
+
+def rounded(length: int, step: int = 16) -> int:
+    return -(-length // step) * step
+
+
+def width_of(example: Example, most: int, step: int = 1) -> int | None:
+    """The width of an example's canvas; None where it has no room for the completion and an end token in `most`."""
+    needed = len(example.prompt) + len(example.completion) + 1
+    wished = rounded(len(example.prompt) + max(example.canvas, len(example.completion) + 1), step)
+    return None if needed > most else min(wished, most)
+
+
+def coarseness(examples: Sequence[Example], most: int, tokens: int) -> int:
+    """The finest of STEPS by which a width has, on average, the tokens of a batch; the coarsest where none does."""
+    for step in STEPS[:-1]:
+        widths = [width for example in examples if (width := width_of(example, most, step)) is not None]
+        if sum(widths) >= tokens * len(set(widths)):
+            return step
+    return STEPS[-1]
+
+
+def bucketed(examples: Sequence[Example], eos_id: int, most: int, step: int = 1) -> list[Bucket]:
+    """All examples that fit, by width."""
+    rows: dict[int, list[int]] = {}
+    for number, example in enumerate(examples):
+        if (width := width_of(example, most, step)) is not None:
+            rows.setdefault(width, []).append(number)
+    return [_bucket(examples, numbers, width, eos_id) for width, numbers in sorted(rows.items())]
+
+
+def _bucket(examples: Sequence[Example], numbers: list[int], width: int, eos_id: int) -> Bucket:
+    tokens_NW = torch.full((len(numbers), width), eos_id, dtype=torch.int32)
+    for row, number in enumerate(numbers):
+        ids = examples[number].prompt + examples[number].completion
+        tokens_NW[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    given_N = torch.tensor([len(examples[number].prompt) for number in numbers])
+    return Bucket(tokens_NW, given_N, torch.tensor(numbers))
+
+
+class Batch(NamedTuple):
+    tokens_BW: Tensor
+    given_B: Tensor
+    full: int
+    """Rows that a full batch of this width has: what a sum over rows is divided by, so that a row counts as much in
+    the last batch of its width as in any other."""
+
+    @property
+    def canvas_BW(self) -> Tensor:
+        """What may be masked: everything behind the prompt."""
+        return torch.arange(self.tokens_BW.shape[1]) >= self.given_B[:, None]
+
+
+class Batches:
+    """Every example once an epoch, in an order drawn from the seed; which batch an update has is its number's alone."""
+
+    def __init__(self, buckets: Iterable[Bucket], tokens: int, seed: int) -> None:
+        self.buckets, self.tokens, self.seed = list(buckets), tokens, seed
+        self.count = sum(-(-len(bucket.given_N) // self.rows(bucket)) for bucket in self.buckets)
+        self.drawn: tuple[int, list[tuple[Bucket, Tensor]]] = (-1, [])
+
+    def rows(self, bucket: Bucket) -> int:
+        """Rows of a full batch: about so many tokens."""
+        return max(1, self.tokens // bucket.width)
+
+    def batch(self, update: int) -> Batch:
+        """The batch of an update, counted from 1."""
+        epoch, place = divmod(update - 1, self.count)
+        if self.drawn[0] != epoch:
+            self.drawn = epoch, self._epoch(epoch)
+        bucket, row_B = self.drawn[1][place]
+        return Batch(bucket.tokens_NW[row_B].long(), bucket.given_N[row_B], self.rows(bucket))
+
+    def _epoch(self, number: int) -> list[tuple[Bucket, Tensor]]:
+        rng = random.Random(f"unmask batches {self.seed} {number}")
+        found = []
+        for bucket in self.buckets:
+            order = list(range(len(bucket.given_N)))
+            rng.shuffle(order)
+            found += [(bucket, row_B) for row_B in torch.tensor(order).split(self.rows(bucket))]
+        rng.shuffle(found)
+        return found

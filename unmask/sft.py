@@ -1,0 +1,284 @@
+"""Masked-diffusion fine-tuning: of a model that is one already, or of one that `unmask.adapt` has just made one.
+
+    lessons -> canvases of few widths -> batch -> noise -> loss -> backward -> step -> records
+
+The order of the data is a function of the seed and of the update's number, and the generator of the noise is part of
+the state, so a run that was cut off goes on as if it had not been: bit for bit on a CPU.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unmask.diffusion import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
+from unmask.evaluate import Decoding, complete, completions, evaluate
+from unmask.interrupt import Paused
+from unmask.lessons import Taught, taught
+from unmask.models import Model, Tiny, load_model
+from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.packing import Batch, Batches, bucketed, coarseness
+from unmask.rollout import row_seeds
+from unmask.rows import Rows
+from unmask.run import Run, checkpoint_of, claimed, claiming, made_by
+from unmask.setup import decoder_of, is_large
+from unmask.sft_config import SftConfig, device_of, read_sft_config
+from unmask.state import Optimizer, State, restore, tensors_of, write
+from unmask.train import last_state, optimizer_of
+
+CONFIG = "sft.yaml"
+EVAL_SEED = -1
+SHOWN = 4
+"""Held-out examples of each lesson whose greedy completions are written down."""
+
+ROLLOUTS = 256
+"""Completions that are made at a time."""
+
+Report = Callable[[int, dict[str, float]], None]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Result:
+    before: dict[str, float]
+    after: dict[str, float]
+    run: Run
+    seconds: float
+
+
+def finetune(
+    config: SftConfig,
+    run_folder: Callable[[], Run],
+    report: Report = lambda step, metrics: None,
+    stop: Stop = lambda: False,
+) -> Result:
+    """Train as configured. The run folder is made once the model is loaded and the data is read.
+
+    Once `stop` says so, the update is finished, its state is kept, and Paused is raised.
+    """
+    with claiming(run_folder) as made:
+        return _finetuned(config, made, report, None, stop)
+
+
+def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop = lambda: False) -> Result:
+    """Go on with a run that was cut off, from the last state it has kept, or from the beginning if it has kept none."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
+    with claimed(folder):
+        state = last_state(folder, CONFIG)
+        lengths = state.facts["lengths"] if state is not None else {}
+        config = read_sft_config(folder / CONFIG)
+        return _finetuned(config, lambda: Run.reopened(folder, lengths), report, state, stop)
+
+
+def _finetuned(
+    config: SftConfig, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop
+) -> Result:
+    """From the state on, if there is one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("fine-tuning runs in one process: start it without torchrun")
+    start, device = time.perf_counter(), device_of(config)
+    policy = trained_policy(config, device)
+    lessons = [taught(lesson, policy, config.seed, config.rows, config.eval.prompts) for lesson in config.data]
+    examples = [example for lesson in lessons for example in lesson.examples]
+    coarse = coarseness(examples, policy.max_length, config.tokens)
+    batches = Batches(bucketed(examples, policy.eos_id, policy.max_length, coarse), config.tokens, config.seed)
+    optimizer, rate = optimizer_of(policy, config)
+    rng, rows = torch.Generator().manual_seed(config.seed), Rows(_pass_tokens(config, policy))
+    keeper = _Keeper(config, policy, optimizer, rng, rows, lessons, report, device)
+    step = keeper.begin(run_folder, state)
+    while step < config.updates:
+        step, clock = step + 1, time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        batch = batches.batch(step)
+        with growing(policy, step, config.grow, batch.tokens_BW.shape[1]):
+            found = learn(policy, optimizer, batch, noised(batch, policy.mask_id, rng), rows, config, device)
+        seconds = time.perf_counter() - clock
+        speed = {"time/update": seconds, "train/tokens_per_s": batch.tokens_BW.numel() / seconds}
+        keeper.took(step, {**found, "train/lr": rate(step), "train/epoch": step / batches.count, **speed}, stop)
+    return keeper.finish(time.perf_counter() - start)
+
+
+def trained_policy(config: SftConfig, device: str) -> Model:
+    """The model with what is to be trained set free."""
+    dtype = None if config.dtype is None else getattr(torch, config.dtype)
+    policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
+    full = config.full if config.full is not None else isinstance(policy, Tiny) and not adapted(policy)
+    if config.lora != LoraOptions() and (full or adapted(policy)):
+        why = "all weights are trained" if full else "the adapter that is trained further has its own"
+        raise ValueError(f"lora: has options, but {why}; leave them out")
+    if config.grow and decoder_of(policy, "grow").causal_block is not None:
+        raise ValueError("grow: this model is block-causal and stays so; leave it out")
+    if config.checkpointing:
+        decoder_of(policy, "checkpointing").checkpointing = True
+    if full:
+        if adapted(policy):
+            merge(policy)
+        policy.requires_grad_(True)
+    elif adapted(policy):
+        unfreeze_adapter(policy)
+    else:
+        add_adapter(policy, config.lora, config.seed)
+    if config.compile:
+        decoder_of(policy, "compile").compile_layers()
+    return policy
+
+
+def _pass_tokens(config: SftConfig, policy: Model) -> int:
+    return config.pass_tokens or (16_384 if is_large(policy) else 65_536)
+
+
+@contextmanager
+def growing(policy: Model, step: int, updates: int, width: int) -> Iterator[None]:
+    """Under it attention reaches as far ahead as it may in this update: to the end of a block, which doubles from 1."""
+    if step > updates:
+        yield
+        return
+    decoder = decoder_of(policy, "grow")
+    decoder.causal_block = block_at(step, updates, width)
+    try:
+        yield
+    finally:
+        decoder.causal_block = None
+
+
+def block_at(step: int, updates: int, width: int) -> int:
+    """1 in the first of so many updates, then powers of 2 below the width, each for as many updates."""
+    doublings = (width - 1).bit_length()
+    return int(2 ** min((step - 1) * doublings // updates, doublings - 1)) if doublings else 1
+
+
+def learn(
+    policy: Model, optimizer: Optimizer, batch: Batch, noise: Noised, rows: Rows, config: SftConfig, device: str
+) -> dict[str, float]:
+    """One optimiser step. When memory runs out, what was found is thrown away and found again in smaller passes."""
+    width = batch.tokens_BW.shape[1]
+    while True:
+        optimizer.zero_grad(set_to_none=True)
+        try:
+            heard = []
+            for piece in noise.pieces(max(1, rows.most // width)):
+                loss_Q = token_losses(policy, piece, device)
+                loss = bound(loss_Q, piece) / batch.full
+                loss.backward()
+                heard.append(loss_Q.detach())
+            break
+        except torch.OutOfMemoryError as error:
+            if rows.most <= width:
+                raise
+            rows.halve(error, tried=batch.tokens_BW.numel())
+    loss_Q = torch.cat(heard).float().cpu()
+    total = float(bound(loss_Q, noise)) / len(batch.given_B)
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_norm))
+    if not math.isfinite(total) or not math.isfinite(norm):
+        raise ValueError(f"the loss ({total:.4g}) or its gradient ({norm:.4g}) is not finite: lower optimizer.lr")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    quarters = {f"train/{name}": value for name, value in named_quarters(by_quarter(loss_Q, noise)).items()}
+    return {"train/loss": total, **quarters, "train/grad_norm": norm}
+
+
+class _Keeper:
+    """What a run does beside learning: evaluates, logs, keeps states and weights, and ends."""
+
+    def __init__(
+        self,
+        config: SftConfig,
+        policy: Model,
+        optimizer: Optimizer,
+        rng: torch.Generator,
+        rows: Rows,
+        lessons: list[Taught],
+        report: Report,
+        device: str,
+    ) -> None:
+        self.config, self.policy, self.optimizer, self.rng, self.rows = config, policy, optimizer, rng, rows
+        self.lessons, self.report, self.device = lessons, report, device
+        self.before = dict[str, float]()
+
+    def begin(self, run_folder: Callable[[], Run], state: State | None) -> int:
+        """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
+        if state is not None:
+            restore(self.policy, self.optimizer, self.rng, state.tensors)
+            self.rows.most, self.rows.halved = state.facts["rows"]
+            self.before = state.facts["before"]
+            self.run = run_folder()
+            return state.step
+        self.run = run_folder()
+        self.before = self._looked(0)
+        return 0
+
+    def took(self, step: int, metrics: dict[str, float], stop: Stop) -> None:
+        """Log an update; evaluate and keep its state where that is due."""
+        self._log(step, metrics)
+        every, last = self.config.eval.every, step == self.config.updates
+        if every and step % every == 0 and not last:
+            self._looked(step)
+        stopping = stop() or self.run.wished_to_stop()
+        if stopping or last or (self.config.save_every and step % self.config.save_every == 0):
+            self._save(step)
+        if stopping and not last:
+            raise Paused(self.run.folder, step)
+
+    def finish(self, seconds: float) -> Result:
+        after = self._looked(self.config.updates)
+        self.run.finish(self.before, after, canvas={lesson.name: lesson.canvas for lesson in self.lessons})
+        return Result(self.before, after, self.run, seconds)
+
+    def _save(self, step: int) -> None:
+        tensors = tensors_of(self.policy, self.optimizer, self.rng)
+        facts = {"before": self.before, "rows": [self.rows.most, self.rows.halved]}
+        facts |= {"made_by": made_by(self.run.folder, CONFIG), "lengths": self.run.lengths()}
+        write(self.run.folder / "state", step, tensors, facts)
+        self.run.save(self.policy)
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        self.run.log(step, metrics)
+        self.report(step, metrics)
+
+    @torch.no_grad()
+    def _looked(self, step: int) -> dict[str, float]:
+        """Held-out loss of every lesson, solve rates of its task, and a few completions to read."""
+        found = dict[str, float]()
+        self.policy.eval()
+        for lesson in self.lessons:
+            if not lesson.held_out:
+                continue
+            told = self._held_out_loss(lesson)
+            how = Decoding(lesson.canvas, max(1, lesson.canvas // 2), lesson.canvas)
+            if lesson.task is not None:
+                rows = lesson.task.rows("test", self.config.eval.prompts, 0)
+                asked = how, self.config.eval.samples, EVAL_SEED, self.device, Rows(ROLLOUTS)
+                solved = evaluate(self.policy, lesson.task, rows, *asked).metrics()
+                told |= {key.removeprefix("eval/"): value for key, value in solved.items()}
+            found |= {f"eval/{lesson.name}/{key}": value for key, value in told.items()}
+            self.run.log_samples(step, self._samples(lesson, how))
+        self._log(step, found)
+        return found
+
+    def _held_out_loss(self, lesson: Taught) -> dict[str, float]:
+        """By the same noise every time."""
+        rng, total, sums_24 = torch.Generator().manual_seed(0), 0.0, torch.zeros(2, QUARTERS, dtype=torch.float64)
+        for bucket in bucketed(lesson.held_out, self.policy.eos_id, self.policy.max_length):
+            batch = Batch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
+            for piece in noised(batch, self.policy.mask_id, rng).pieces(max(1, self.rows.most // bucket.width)):
+                loss_Q = token_losses(self.policy, piece, self.device)
+                total += float(bound(loss_Q, piece))
+                sums_24 += by_quarter(loss_Q, piece)
+        return {"loss": total / len(lesson.held_out), **named_quarters(sums_24)}
+
+    def _samples(self, lesson: Taught, how: Decoding) -> Iterator[dict[str, str]]:
+        some = lesson.held_out[:SHOWN]
+        seeds = row_seeds(EVAL_SEED, len(some)).to(self.device)
+        traces = complete(self.policy, [example.prompt for example in some], how.greedy(), seeds)
+        texts = [text for trace in traces for text in completions(self.policy, trace, how.length)]
+        for example, text in zip(some, texts, strict=True):
+            prompt, wanted = (self.policy.tokenizer.raw(ids) for ids in (example.prompt, example.completion))
+            yield {"lesson": lesson.name, "prompt": prompt, "completion": text, "wanted": wanted}

@@ -1,0 +1,105 @@
+"""The configuration of `unmask sft` and `unmask adapt`: YAML and key=value overrides in, a frozen model out."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from unmask.config import check_device
+from unmask.lessons import Lessons, checked_lessons
+from unmask.models.lora import LoraOptions
+from unmask.parsing import assign, closest, parsed_yaml, read_keys, shown, told
+from unmask.sections import OptimizerConfig, Strict
+
+
+class SftEval(Strict):
+    every: int = Field(0, ge=0)
+    """Updates between evaluations; 0 evaluates before and after only."""
+    prompts: int = Field(128, ge=1, lt=2**20)
+    """Held-out examples of each lesson."""
+    samples: int = Field(1, ge=1, lt=2**10)
+    """Sampled completions of each problem of a task, beside the greedy one."""
+
+
+class SftConfig(Strict):
+    model: str = Field(min_length=1)
+    """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
+    data: Lessons
+    """What is taught: files and tasks, by name or as {task, file, options, rows, canvas}."""
+    rows: int = Field(20_000, ge=1, lt=2**32)
+    """Examples of each lesson that does not say how many, at most."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """The type of the weights; as the checkpoint says if not given. Of bfloat16 the optimiser keeps fp32 copies."""
+    full: bool | None = None
+    """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
+    lora: LoraOptions = LoraOptions()
+    """The low-rank adapter."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    compile: bool = False
+    """Compile the model's layers: a minute to begin with, then faster on a large GPU."""
+    grow: int = Field(0, ge=0)
+    """Updates over which attention grows from causal, in blocks of doubling length, to all; 0: all at once."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Of the order of the data, the noise, and a new adapter."""
+    updates: int = Field(1000, ge=1, lt=2**24)
+    """Optimiser steps."""
+    tokens: int = Field(16_384, ge=1, lt=2**24)
+    """Tokens of a batch, prompts included."""
+    pass_tokens: int | None = Field(None, ge=1)
+    """Tokens in one forward pass, which bounds memory; gradients do not depend on it. Halved when memory runs out."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
+    save_every: int = Field(200, ge=0)
+    """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW."""
+    eval: SftEval = SftEval()
+    """What is measured on the way."""
+
+    def dump(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
+    """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments."""
+    data = read_keys(path) if path else {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ValueError(f"{override!r} is not of the form key=value")
+        assign(data, key, parsed_yaml(value, key))
+    data.update({key: value for key, value in named.items() if value is not None})
+    for key in ("model", "data"):
+        if not data.get(key):
+            raise ValueError(f"{key}: is missing; name it on the command line or in the configuration")
+    try:
+        config = SftConfig(**data)
+    except (ValidationError, TypeError) as error:
+        raise ValueError(_sentence(error)) from None
+    checked_lessons(config.data)
+    check_device(device_of(config))
+    if config.optimizer.warmup > config.updates or config.grow > config.updates:
+        key = "grow" if config.grow > config.updates else "optimizer.warmup"
+        raise ValueError(f"{key}: is more than the {config.updates} updates")
+    return config
+
+
+def device_of(config: SftConfig) -> str:
+    """The device that `auto` means here."""
+    import torch
+
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
+
+
+def _sentence(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return f"keys must be text: {error}"
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown key; {closest(str(first['loc'][-1]), SftConfig.model_fields)}"
+    return f"{key}: {told(first)}, got {shown(first['input'])}"
