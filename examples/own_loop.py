@@ -35,12 +35,14 @@ for update in range(UPDATES):
         group_B=torch.arange(len(rows)) // GROUP,
         **method.sampling,
     )
+    # The rewards are yours: of every completion, and of the fillings that DiSPO compares at a visited state.
     reward_B = rewards(rows, rollouts.trace)
     branch_reward_B = rewards([rows[i] for i in rollouts.branches.group_B.tolist()], rollouts.branches)
+    # Advantage, credit (DPS), and where to ask (SML), with the old and the reference policy's answers: a part a term.
     for parts in unmask.parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
         optimizer.zero_grad()
         for part in parts:
-            unmask.accumulate(policy, part, rows=256)
+            unmask.accumulate(policy, part, rows=256)  # adds to .grad, at most 256 states in memory
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
     print(f"update {update:3d}  reward {reward_B.mean():.3f}  of the branches {branch_reward_B.mean():.3f}")

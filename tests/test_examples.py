@@ -1,0 +1,141 @@
+"""Every example runs, at a size that takes a second; what one claims to teach is learnt."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import unmask
+from helpers import assert_identical
+from unmask.config import read_config
+from unmask.models import TinyShape, tiny_policy
+from unmask.probes import ask
+from unmask.update import Part, part_loss
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+OWN = EXAMPLES / "own_method.py"
+
+
+def run(path, monkeypatch, folder, **sizes):
+    """The example as `python` would run it in a folder of its own, with other sizes; its names."""
+    source = path.read_text() if path.suffix == ".py" else cells(path)
+    (before,) = re.findall(r"^[A-Z]+(?:, [A-Z]+)* = .*$", source, re.MULTILINE)
+    names, values = (re.findall(r"\w+", side) for side in before.split("="))
+    assert set(sizes) <= set(names)
+    values = [sizes.get(name, value) for name, value in zip(names, values, strict=True)]
+    source = source.replace(before, f"{', '.join(names)} = {', '.join(map(str, values))}")
+    monkeypatch.chdir(folder)
+    space = {"__name__": "__main__", "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), space)
+    return space
+
+
+def cells(path):
+    book = json.loads(path.read_text())
+    assert all(not cell.get("outputs") for cell in book["cells"])  # what a machine printed is no source
+    return "\n\n".join("".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code")
+
+
+def test_credit_in_a_loop_of_ones_own_takes_sixty_lines_and_no_trainer(monkeypatch, tmp_path, capsys):
+    source = (EXAMPLES / "own_loop.py").read_text()
+    assert "unmask.train" not in source and "config" not in source.replace("configuration", "")
+    assert len(source.splitlines()) <= 60
+    space = run(EXAMPLES / "own_loop.py", monkeypatch, tmp_path, UPDATES=2, PROMPTS=2, GROUP=2)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    for now, then in zip(space["policy"].parameters(), space["reference"].parameters(), strict=True):
+        assert not torch.equal(now, then)
+
+
+def test_the_task_of_ones_own_is_learnt(monkeypatch, tmp_path, capsys):
+    run(EXAMPLES / "own_task.py", monkeypatch, tmp_path, UPDATES=10, PROMPTS=4, GROUP=8, PROBLEMS=16)
+    before, after = map(float, re.findall(r"reward (\S+) -> (\S+)", capsys.readouterr().out)[0])
+    assert after > before + 0.1
+
+
+def test_its_reward_is_the_share_of_steps_that_do_not_fall():
+    reward = SimpleNamespace(**read(EXAMPLES / "own_task.py")).reward
+    assert reward("11234468") == 1 and reward("87654321") == 0 and reward("12121212") == 4 / 7
+    assert reward("1") == reward("") == reward("abcdefgh") == 0 and reward("1234567899991") == 11 / 12
+
+
+def read(path):
+    space = {"__name__": "example", "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    return space
+
+
+def test_the_method_of_ones_own_trains_from_python_and_from_the_command_line(monkeypatch, tmp_path, capsys, unmask):
+    run(OWN, monkeypatch, tmp_path, UPDATES=1, PROMPTS=1, GROUP=2, PROBLEMS=1)
+    assert capsys.readouterr().out.startswith("halves+early: solved ")
+    few = ["updates=1", "prompts=1", "group=2", "eval.prompts=1", "eval.samples=1", "trace_every=0"]
+    methods = ["--method", f"{OWN}:halves", "--with", f"dps,{OWN}:early", "halves.low=0.1", "early.strength=1e-1"]
+    code, _, err = unmask("train", *methods, *few)
+    assert code == 0, err
+    (folder,) = Path("runs").glob("sudoku-halves*")
+    kept = read_config(folder / "config.yaml")
+    assert kept.method == f"{OWN}:halves" and kept.build_method().name == "halves+dps+early"
+    assert kept.dump()["halves"] == {"low": 0.1, "high": 0.2, "advantage": "leave_one_out", "normaliser": "token_mean"}
+    assert kept.dump()["early"] == {"strength": 0.1}
+    assert read_config(folder / "config.yaml", method="diffu_grpo", **{"with": []}).dump().keys().isdisjoint(
+        {"halves", "early"}
+    )
+
+
+@pytest.fixture
+def trace():
+    policy = tiny_policy(TinyShape(width=8, layers=1, heads=2, hidden=8, max_length=24)).double()
+    prompts, groups = [[5, 6], [7, 8, 9]] * 2, torch.tensor([0, 1] * 2)
+    return policy, unmask.sample(policy, prompts, unmask.row_seeds(0, 4), length=7, group_B=groups).trace
+
+
+def loss_and_slope(policy, method, trace):
+    (probes,) = method.probe(trace, torch.Generator().manual_seed(0), 1)
+    advantage_B = method.advantage(torch.tensor([1.0, 0, 0, 2]), trace.group_B)
+    loss, _ = part_loss(Part(probes, advantage_B, method.credit(trace), method.objective), ask(policy, probes))
+    return loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))
+
+
+def test_halves_asks_each_token_once_with_the_other_half_in_sight(trace):
+    _, trace = trace
+    (probes,) = read(OWN)["halves"]().probe(trace, torch.Generator(), 1)
+    assert len(probes.states_SL) == 8
+    assert torch.equal(probes.asked_NL, probes.states_SL[probes.state_N] == trace.mask_id)
+    assert torch.equal(probes.asked_NL.long().sum(0) // 4, trace.canvas_BL.all(0).long())
+    assert sorted(probes.asked_NL.sum(-1).tolist()) == [3] * 4 + [4] * 4
+
+
+def test_early_with_strength_zero_is_its_base_and_otherwise_has_mean_one(trace):
+    policy, trace = trace
+    own, base = read(OWN), unmask.coupled_grpo()
+    assert_identical(*(loss_and_slope(policy, method, trace) for method in (base, own["early"](base, strength=0.0))))
+    credit_BL = own["early"](base, strength=0.5).credit(trace)
+    early_BL = trace.filled_BL & (trace.step_BL < 3.5)
+    assert torch.allclose(credit_BL.sum(-1), trace.counted_BL.sum(-1).double())
+    ratio = credit_BL[early_BL].min() / credit_BL[trace.filled_BL & ~early_BL].max()
+    assert float(ratio) == pytest.approx(3.0)  # (1 + 0.5) / (1 - 0.5)
+
+
+def test_the_notebook_trains_and_shows_the_viewer(monkeypatch, tmp_path, capsys):
+    shown = []
+    display = SimpleNamespace(IFrame=lambda *given, **size: shown.append(given))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    run(EXAMPLES / "notebook.ipynb", monkeypatch, tmp_path, UPDATES=2, PROMPTS=2, PROBLEMS=2)
+    assert shown == [("notebook.html",)]
+    page = (tmp_path / "notebook.html").read_text()
+    assert "unmask-data" in page and '"id": "t1-0"' in page.replace("\\u0022", '"')
+    out = capsys.readouterr().out
+    steps = re.findall(r"^\d (\S{16})$", out, re.MULTILINE)
+    assert len(steps) == 9 and set(steps[0]) == {"·"} and "·" not in steps[-1]
+
+
+def test_dps_in_trl_trains_and_saves(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("trl", reason="the extra trl is not installed")
+    space = run(EXAMPLES / "dps_in_trl.py", monkeypatch, tmp_path, UPDATES=10, PROMPTS=2, GROUP=2)
+    again = unmask.load_model(tmp_path / "runs" / "dps_in_trl" / "model")
+    for kept, trained in zip(again.parameters(), space["policy"].parameters(), strict=True):
+        assert torch.equal(kept, trained)

@@ -1,0 +1,137 @@
+"""A method in a file of one's own: found, checked like the shelf's, written down, and refused in one sentence."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+import unmask as library
+from unmask.config import read_config
+
+GOOD = """
+from __future__ import annotations
+from dataclasses import replace
+import unmask
+from unmask.advantage import Advantage, z_score
+
+def loud(kl: float = 0.1, advantage: Advantage = z_score, sizes: tuple[int, ...] = (1, 2)) -> unmask.Method:
+    return replace(unmask.diffu_grpo(kl=kl, advantage=advantage), name=f"loud{sum(sizes)}")
+
+def twice(base: unmask.Method, factor: float = 2.0) -> unmask.Method:
+    return replace(base, name=f"{base.name} x {factor:g}", credit=lambda trace: factor * base.credit(trace))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(GOOD)
+    return tmp_path
+
+
+def test_a_base_and_a_plug_in_take_options_like_any_other_and_are_read_back(folder):
+    named = {"method": "my.py:loud", "with": ["dps", "my.py:twice"]}
+    config = read_config(None, ["loud.advantage=leave_one_out", "loud.sizes=[3, 4]", "twice.factor=3"], **named)
+    method = config.build_method()
+    assert (method.name, method.kl, method.advantage) == ("loud7+dps x 3", 0.1, library.leave_one_out)
+    Path("run.yaml").write_text(yaml.safe_dump(config.dump()))
+    again = read_config(Path("run.yaml"))
+    assert again.dump() == config.dump() and again.method == "my.py:loud"
+    assert again.dump()["loud"] == {"kl": 0.1, "advantage": "leave_one_out", "sizes": [3, 4]}
+    replaced = read_config(Path("run.yaml"), method="wd1", **{"with": ["sml"]}).dump()  # their options go with them
+    assert "loud" not in replaced and "twice" not in replaced and "dps" not in replaced
+
+
+def test_a_file_that_has_changed_is_run_again(folder):
+    assert read_config(method="my.py:loud").build_method().name == "loud3"
+    Path("my.py").write_text(GOOD.replace("loud{", "LOUD{"))
+    assert read_config(method="my.py:loud").build_method().name == "LOUD3"
+
+
+WRONG = {
+    "no file": ("--method your.py:loud", "method: there is no file your.py"),
+    "a folder": ("--method sub.py:loud", "method: there is no file sub.py"),
+    "no name": ("--method my.py", "method: my.py: name the function too, as my.py:NAME"),
+    "an empty name": ("--method my.py:", "method: my.py: name the function too"),
+    "no such function": ("--method my.py:quiet", "method: my.py: there is no function quiet in it"),
+    "no function": ("--method bad.py:number", "method: bad.py: there is no function number in it"),
+    "a plug-in as a base": ("--method my.py:twice", "method: my.py: twice: it takes a `base`, so it is a plug-in"),
+    "a base as a plug-in": ("--with my.py:loud", "with: my.py: loud: a plug-in takes a `base` first"),
+    "a syntax error": ("--method broken.py:f", "broken.py cannot be run: SyntaxError"),
+    "a file that exits": ("--method exits.py:f", "exits.py cannot be run: SystemExit: 3"),
+    "an option without a type": ("--method bad.py:bare", "the option x needs a type and a default"),
+    "an option without a default": ("--method bad.py:needy", "the option x needs a type and a default"),
+    "an unknown type": ("--method bad.py:typed", "the type of an option is unknown: name 'Nothing' is not defined"),
+    "options without names": ("--method bad.py:loose", "more cannot be set by name"),
+    "a formula without a name": ("--method bad.py:formula", "the option advantage must default to one of group_mean, "),
+    "a default that no file can hold": ("--method bad.py:odd", "the option x must default to a number"),
+    "no method returned": ("--method bad.py:three", "three: bad.py: it returned 3, not a Method"),
+    "a function that raises": ("--method bad.py:falls", "falls: bad.py: it raised KeyError: 'x'"),
+    "a name of ours": ("--method bad.py:daca", "method: bad.py:daca: daca has a meaning already"),
+    "a key's name": ("--method bad.py:rollout", "method: bad.py:rollout: rollout has a meaning already"),
+    "a wrong value": ("--method my.py:loud loud.kl=much", "loud.kl: input should be a valid number"),
+    "a wrong option": ("--method my.py:loud loud.k=1", "loud.k: unknown option; did you mean kl?"),
+    "an unused section": ("--method wd1 loud.kl=1", "loud: unknown key"),
+    "the same twice": ("--method wd1 --with my.py:twice,my.py:twice", "with: a plug-in is named twice"),
+    "a wrong probe": ("--method bad.py:mute", "mute: nothing to ask"),
+}
+BAD = """
+from dataclasses import replace
+import unmask
+number = 3
+def bare(x=1): return unmask.wd1()
+def needy(x: int): return unmask.wd1()
+def typed(x: "Nothing" = 1): return unmask.wd1()
+def loose(**more: int): return unmask.wd1()
+def formula(advantage: unmask.Method = lambda r, g: r): return unmask.wd1()
+def odd(x: object = object()): return unmask.wd1()
+def three(): return 3
+def falls(): return {}["x"]
+def daca(): return unmask.wd1()
+def rollout(): return unmask.wd1()
+def silent(trace, rng, turns): raise ValueError("nothing to ask")
+def mute(): return replace(unmask.wd1(), name="mute", probe=silent)
+"""
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence(case, folder, unmask):
+    Path("bad.py").write_text(BAD)
+    Path("broken.py").write_text("def f(:\n")
+    Path("exits.py").write_text("import sys\nsys.exit(3)\n")
+    Path("sub.py").mkdir()
+    words, told = WRONG[case]
+    code, out, err = unmask("train", *words.split(" "), "--out", "run")
+    assert code == 2 and not out and len(err.splitlines()) == 1
+    assert told in err and "Traceback" not in err
+    assert not Path("run").exists()
+
+
+def test_nothing_is_run_for_a_name_of_the_shelf(folder, monkeypatch):
+    """Not even a file that is called like it."""
+    Path("wd1.py").write_text("raise AssertionError")
+    Path("wd1").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(str(folder))
+    assert read_config(method="wd1").build_method().name == "wd1"
+    assert "wd1" not in sys.modules and "unmask_own_wd1" not in sys.modules
+
+
+def test_only_a_task_and_a_method_that_the_user_names_run_a_file():
+    package = Path(library.__file__).parent
+    users = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if "run_file" in path.read_text()}
+    assert users == {"own_file.py", "tasks/own.py", "methods/own.py"}
+
+
+def test_the_page_shows_the_file_that_is_tested(tmp_path):
+    """Every definition on the page stands in the example, word by word."""
+    root = Path(__file__).parent.parent
+    page, example = (root / name for name in ("docs/own_method.md", "examples/own_method.py"))
+    blocks = page.read_text().split("```python\n")[1:]
+    shown = [block.partition("```")[0] for block in blocks]
+    shown = [block for block in shown if block.startswith("# examples/own_method.py\n")]
+    assert shown
+    for block in shown:
+        for piece in textwrap.dedent(block.partition("\n")[2]).strip().split("\n\n\n"):
+            assert piece in example.read_text()

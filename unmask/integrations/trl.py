@@ -1,0 +1,246 @@
+"""A GRPOTrainer of TRL's whose rollouts, questions and loss are ours. See docs/trl.md.
+
+    trainer = DiffusionGRPOTrainer(
+        policy, unmask.daca(unmask.diffu_grpo()), Decoding(length=16, steps=8, block=16),
+        reward_funcs=correct, args=GRPOConfig("out", bf16=False), train_dataset=prompts,
+    )
+    trainer.train()
+
+TRL keeps the data, the reward functions, the optimiser and its schedule, the logs and the checkpoints. It lets nothing
+but private methods be overridden, so this file belongs to one release of it (the extra `trl`).
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from unmask.evaluate import Decoding, completions
+from unmask.method import Method
+from unmask.models import Model, Tokenizer, save
+from unmask.models.lora import Unmoved, adapted, save_adapter
+from unmask.models.policy import Policy
+from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
+from unmask.models.tokenizer import HubTokenizer
+from unmask.parts import parts_of
+from unmask.probes import ask, of_states, speechless
+from unmask.rollout import Rollouts, row_seeds
+from unmask.rows import Rows
+from unmask.setup import decoder_of
+from unmask.trace import Trace, until_eos
+from unmask.update import Part, part_loss
+
+HONOURED = {
+    "learning_rate", "num_generations", "num_generations_eval", "num_iterations", "shuffle_dataset", "reward_weights",
+    "remove_unused_columns", "generation_batch_size", "steps_per_generation", "log_completions",
+    "num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo", "pad_to_multiple_of",
+}  # fmt: skip
+"""What GRPOConfig has beside TrainingArguments and this trainer does as TRL says. The rest is the method's business, or
+the decoding's, or a causal model's."""
+
+
+class DiffusionGRPOTrainer(GRPOTrainer):
+    """GRPO for a masked diffusion model by any Method without branches.
+
+    One batch of rollouts makes `num_iterations` optimiser steps, each on all of it. Where that takes several
+    micro-batches (`gradient_accumulation_steps`), the loss is still normalised over the whole batch.
+    """
+
+    def __init__(
+        self,
+        policy: Model,
+        method: Method,
+        decoding: Decoding,
+        *,
+        reward_funcs: Any,
+        args: GRPOConfig,
+        train_dataset: Any,
+        eval_dataset: Any = None,
+        callbacks: Any = None,
+        optimizers: Any = (None, None),
+        rows: int = 32,
+    ) -> None:
+        """`rows` bounds the canvases in one pass without gradient: rollouts, answers of the old and the reference."""
+        check(method, args)
+        decoder_of(policy, "training inside TRL").to(args.device)
+        self.policy, self.method, self.decoding, self.rows = policy, method, decoding, Rows(rows)
+        self.reference = _unmoved(policy) if method.needs_reference else None
+        self._trace: Trace | None = None
+        self._reward_B: Tensor | None = None
+        self._turns: dict[str, list[Part]] = {}
+        self._heard: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
+        super().__init__(
+            model=policy.lm,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=fast_tokenizer(policy.tokenizer),
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.rollout_func = self._rolled  # given to the constructor, it would only warn that it is experimental
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _rolled(self, prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
+        """Rollouts in the form TRL wants them. The noise of a step follows from its number, that of an evaluation from
+        its prompts, so that two evaluations differ by the weights alone."""
+        ids = [prompt_ids(self.policy.tokenizer, prompt) for prompt in prompts]
+        training = self._mode == "train"
+        number = self.args.seed * 2**24 + self.state.global_step if training else crc32(str(ids).encode())
+        group_B = torch.arange(len(ids)) // (self.num_generations if training else self.num_generations_eval)
+        self._trace = trace = self.decoding.sample(
+            self.policy,
+            ids,
+            row_seeds(number, len(ids)).to(self.args.device),
+            self.rows,
+            group_B=group_B.to(self.args.device),
+            **self.method.sampling,
+        ).trace
+        written = [row_L[kept_L].tolist() for row_L, kept_L in zip(trace.tokens_BL, until_eos(trace), strict=True)]
+        return {"prompt_ids": ids, "completion_ids": written, "logprobs": None}
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], _: list[Any], completion_ids: list[list[int]]
+    ) -> Tensor:
+        """TRL's rewards, of texts as this library reads them: up to the first token that ends a turn."""
+        assert self._trace is not None
+        texts: list[Any] = completions(self.policy, self._trace, self.decoding.length)
+        if isinstance(prompts[0], list):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        reward_BF: Tensor = super()._calculate_rewards(inputs, prompts, texts, completion_ids)
+        if (unscored_B := reward_BF.isnan().all(-1)).any():
+            row = int(unscored_B.nonzero()[0])
+            raise ValueError(f"every reward function returned None or NaN for {texts[row]!r}; give it a number")
+        self._reward_B = (reward_BF.double() * self.reward_weights.to(reward_BF.device)).nansum(-1)
+        return reward_BF
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch, which it will shuffle and cut, with the number of each row; and our loss, ready to be asked."""
+        found: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        assert self._trace is not None and self._reward_B is not None
+        turns = parts_of(
+            self.method,
+            self.policy,
+            self.reference,
+            Rollouts(self._trace, None),
+            self._reward_B,
+            None,
+            torch.Generator().manual_seed(self.args.seed * 2**24 + self.state.global_step),
+            self.num_iterations if self._mode == "train" else 1,
+            self.rows,
+        )
+        self._turns[self._mode] = [part for (part,) in turns]
+        self._heard[self._mode].clear()
+        return {**found, "row": torch.arange(len(inputs), device=self.args.device)}
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, None, None]:
+        """Nothing: TRL asks from left to right, and sees token ids alone, from which no question can be told."""
+        return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mode, turn = self._mode, 0
+        if mode == "train":
+            turn = self._step // self.args.steps_per_generation % self.num_iterations
+        part, heard = self._turns[mode][turn], self._heard[mode]
+        loss, number_N, answer_NL = loss_of(self.policy, part, inputs["row"])
+        heard.append((number_N, answer_NL.detach()))
+        if sum(len(asked_N) for asked_N, _ in heard) == len(part.probes.state_N):  # metrics are of the whole batch
+            whole_NL = torch.zeros_like(part.probes.share_NL, dtype=answer_NL.dtype)
+            for asked_N, said_NL in heard:
+                whole_NL[asked_N] = said_NL
+            heard.clear()
+            with torch.no_grad():
+                metrics = part_loss(part, whole_NL)[1]
+            for name in metrics.keys() - {"loss"}:  # which TRL logs itself
+                self._metrics[mode][name].append(float(metrics[name]))
+        return loss
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A checkpoint that `load_model` and the family's own tools read. What TRL saves on the way, to resume from, is
+        in its own form."""
+        if _internal_call:
+            super().save_model(output_dir, _internal_call=True)
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        if adapted(self.policy):
+            save_adapter(self.policy, folder, self.policy.home)
+        else:
+            save(self.policy, folder)
+
+
+def loss_of(policy: Policy, part: Part, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What some traces of a part add to its loss, normalised over all of them; the numbers of their questions, and the
+    answers. Added up over a partition of the traces it is the loss, and its gradient the gradient.
+
+    Every other trace is given advantage zero and the reference's own answers, with which it adds nothing.
+    """
+    probes, mine_B = part.probes, torch.zeros_like(part.advantage_B, dtype=torch.bool)
+    mine_B[row_b] = True
+    number_N = mine_B[probes.trace_N].nonzero().squeeze(1)
+    asked = of_states(probes, probes.state_N[number_N]) if len(number_N) else speechless(probes)
+    answer_NL = ask(policy, asked)
+    others_NL = part.reference_NL if part.reference_NL is not None else part.old_NL
+    others_NL = torch.zeros_like(probes.share_NL) if others_NL is None else others_NL
+    logp_NL = others_NL.to(answer_NL.dtype).index_put((number_N,), answer_NL)
+    loss, _ = part_loss(replace(part, advantage_B=part.advantage_B * mine_B), logp_NL)
+    return loss, number_N, answer_NL
+
+
+def check(method: Method, args: GRPOConfig) -> None:
+    """ValueError for what this trainer would have to leave undone."""
+    if method.branch is not None:
+        raise ValueError(f"{method.name} branches, and TRL has no place for their rewards: use `unmask train`")
+    if args.world_size > 1:
+        raise ValueError("several processes: TRL's would each normalise alone; use `torchrun -m unmask train`")
+    if args.bf16 or args.fp16:
+        raise ValueError("bf16: rollouts and updates compute in the type the policy was loaded in; set bf16=False")
+    if args.steps_per_generation != args.gradient_accumulation_steps:
+        raise ValueError(
+            f"steps_per_generation={args.steps_per_generation}: an optimiser step takes the whole batch of rollouts, "
+            f"so it must be gradient_accumulation_steps={args.gradient_accumulation_steps}; leave it out"
+        )
+    for name in GRPOConfig.__annotations__:
+        value, default = getattr(args, name), GRPOConfig.__dataclass_fields__[name].default
+        if name not in HONOURED and value != default:
+            raise ValueError(f"{name}={value!r}: the method and the decoding say how to sample and learn; leave it out")
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[dict[str, str]]) -> list[int]:
+    """A text as it stands; of a conversation a user's turn, after a system's if there is one, in the model's format."""
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    roles, said = [turn["role"] for turn in prompt], [turn["content"] for turn in prompt]
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(f"a prompt is a user's turn, after a system's at most, and not the turns {', '.join(roles)}")
+    return tokenizer.prompt(said[-1], *said[:-1])
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> Any:
+    """What TRL pads with, and reads completions with for its logs."""
+    if isinstance(tokenizer, HubTokenizer):
+        return tokenizer.fast
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Fast
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"<pad>": PAD, "<mask>": MASK, "<eos>": EOS}
+    fast = Fast(models.WordLevel({**special, **{c: SPECIALS + place for place, c in enumerate(CHARACTERS)}}))
+    fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    fast.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", mask_token="<mask>", eos_token="<eos>")
+
+
+def _unmoved(policy: Model) -> Policy:
+    return Unmoved(policy) if adapted(policy) else deepcopy(policy).requires_grad_(False)

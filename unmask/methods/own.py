@@ -1,0 +1,82 @@
+"""A method of one's own: a function in a Python file, `--method my_method.py:halves`, `--with my_method.py:louder`.
+
+    def halves(normaliser: Normaliser = token_mean, kl: float = 0.0) -> Method: ...      # a base
+    def louder(base: Method, strength: float = 0.3) -> Method: ...                       # a plug-in
+
+Its arguments are options, `halves.kl=0.1`, checked as those of the shelf are: by their types, formulas by their names.
+The file is the user's own program and is run as such (unmask/own_file.py).
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from unmask.method import Method
+from unmask.own_file import run_file
+
+WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
+
+
+def section_of(word: Any) -> Any:
+    """What the options of a method are called: its name; of one in a file the function's."""
+    found = WORD.fullmatch(word) if isinstance(word, str) else None
+    return found["name"] if found is not None and found["name"] else word
+
+
+def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -> Callable[..., Method] | None:
+    """The function that a word names, if it names one in a file. `key` is where the word stands, `method` or `with`;
+    `formulas` are the options that name a formula, with the formulas by name."""
+    found = WORD.fullmatch(word)
+    if found is None:
+        return None
+    file, name = found["file"], found["name"]
+    if not name:
+        raise ValueError(f"{key}: {file}: name the function too, as {file}:NAME")
+    if not Path(file).is_file():
+        raise ValueError(f"{key}: there is no file {file}")
+    function = getattr(run_file(Path(file)), name, None)
+    if not inspect.isfunction(function):
+        raise ValueError(f"{key}: {file}: there is no function {name} in it")
+    where = f"{key}: {file}: {name}"
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError as error:
+        raise ValueError(f"{where}: the type of an option is unknown: {error}") from None
+    _check_options(where, signature, key == "with", formulas)
+
+    @wraps(function)
+    def made(*base: Method, **options: Any) -> Method:
+        try:
+            built = function(*base, **options)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{file}: it raised {type(error).__name__}: {error}") from error
+        if not isinstance(built, Method):
+            raise ValueError(f"{file}: it returned {built!r}, not a Method")
+        return built
+
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
+
+
+def _check_options(
+    where: str, signature: inspect.Signature, plugin: bool, formulas: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """ValueError unless a configuration can hold what the function takes, and a run folder write it down."""
+    takes_base = next(iter(signature.parameters), "") == "base"
+    if plugin != takes_base:
+        told = "a plug-in takes a `base` first" if plugin else "it takes a `base`, so it is a plug-in: use --with"
+        raise ValueError(f"{where}: {told}")
+    for name, option in list(signature.parameters.items())[plugin:]:
+        if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
+            raise ValueError(f"{where}: {name} cannot be set by name; give every option a name of its own")
+        if option.default is option.empty or option.annotation is option.empty:
+            raise ValueError(f"{where}: the option {name} needs a type and a default, such as {name}: float = 1.0")
+        if name in formulas and option.default not in formulas[name].values():
+            raise ValueError(f"{where}: the option {name} must default to one of {', '.join(formulas[name])}")
+        if name not in formulas and not isinstance(option.default, bool | int | float | str | tuple | None):
+            raise ValueError(f"{where}: the option {name} must default to a number, a text, true, false or a tuple")
