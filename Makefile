@@ -1,9 +1,14 @@
 # make install   a virtual environment in .venv with everything the tests need
 # make demo      the default training run: a tiny model, on a CPU
 # make test      style, types, tests
+# make test-trl  the tests of the TRL adapter, with TRL installed
+# make docs      the documentation as a site, in build/site
+# make reference writes the pages of docs/reference that follow from the code
 # make audit     known advisories for the versions in constraints.txt
 # make fuzz      ten minutes of coverage-guided fuzzing of what reads files and answers (FUZZ_SECONDS=600)
-# make soak      hours: 10,000 updates, 1,000 sandboxed programs
+# make soak      hours: 10,000 updates, 1,000 sandboxed programs, runs killed anywhere and gone on with
+# make web       the viewer's page, from web/ into unmask/view/page.html (Node 20.19 or newer)
+# make web-test  types and tests of that page, in a browser too (chromium)
 # make clean     removes what the other targets made
 
 PYTHON ?= python3
@@ -11,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test audit fuzz soak clean
+.PHONY: install demo test test-trl docs reference audit fuzz soak web web-test clean
 
 install: $(STAMP)
 
@@ -38,6 +43,20 @@ test: install
 	$(BIN)/mypy unmask
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# TRL brings 300 MB along, so it is not in dev; without it these tests are skipped, and say so.
+test-trl: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[trl]' -c constraints.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_examples.py
+
+# For this target alone, so not in dev. A warning is an error, but for Material's own about its future.
+docs: install reference
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site"
+
+reference: install
+	$(BIN)/python docs/reference.py
+
 # Both tools are for these targets alone, so neither is in dev; a machine that cannot fetch them is told so.
 audit: install
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit 2>/dev/null
@@ -51,8 +70,26 @@ fuzz: install
 
 soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py sandbox --programs 1000
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py resume
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py torchrun
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py train --updates 10000
 
+NPM := npm --prefix web --loglevel=error
+
+web/node_modules: web/package.json
+	@command -v npm >/dev/null || { \
+	  echo "the viewer's page is built with Node 20.19 or newer, and npm was not found" >&2; exit 1; }
+	$(NPM) install
+	@touch $@
+
+web: web/node_modules
+	$(NPM) run check
+	$(NPM) run build
+
+web-test: web
+	$(NPM) test
+	$(NPM) run e2e
+
 clean:
-	rm -rf $(VENV) build dist fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist fuzz web/node_modules web/test-results .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find unmask tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -301,6 +301,7 @@ CHECKS = {name.removeprefix("check_"): check for name, check in vars().copy().it
 def work(rank: int, size: int, folder: Path) -> None:
     """One process: all cases and checks in turn. After an error the others are out of step, and this one stops."""
     ranks = Ranks(rank, size)
+    os.environ["RANK"] = str(rank)  # as torchrun does
     if size > 1:
         meeting, patience = f"file://{folder}/meeting-{size}", timedelta(seconds=PATIENCE)
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)

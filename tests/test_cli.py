@@ -1,8 +1,6 @@
 """The commands as a user types them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,14 +126,3 @@ def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.Monkey
     monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
     code, out, _ = unmask("doctor")
     assert code == 1 and "missing tiny model" in out
-
-
-def test_the_example_loop_uses_no_trainer_and_runs() -> None:
-    path = Path(__file__).parent.parent / "examples" / "own_loop.py"
-    source = path.read_text()
-    assert "unmask.train" not in source and "config" not in source.replace("configuration", "")
-    assert len(source.splitlines()) <= 60
-    script = source.replace("UPDATES, PROMPTS, GROUP", "UPDATES, PROMPTS, GROUP = 2, 2, 2\n_, _, _", 1)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2

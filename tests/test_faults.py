@@ -1,5 +1,6 @@
 """What goes wrong around a run: a folder that cannot be written, a clock that goes backwards."""
 
+import errno
 import os
 import re
 import shutil
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from ranks_cases import toy_model, toy_task
 
 import unmask
 from unmask.config import parse_config
 from unmask.models import save
-from unmask.run import Run, check_folder, read_metrics
+from unmask.run import Run, check_folder, claimed, read_metrics
+from unmask.state import newest, write
 from unmask.tasks import TASKS
 from unmask.train import train
 
@@ -46,6 +49,45 @@ def test_a_file_in_the_way_is_refused(unmask, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = unmask("train", "model=/nowhere", "--out", "file/run")
     assert code == 2 and err == f"unmask: {tmp_path / 'file'} cannot be written to; choose another --out\n"
+
+
+def test_a_kill_while_a_state_is_replaced_loses_neither(tmp_path: Path) -> None:
+    """Between the two renames: the state is there under its other name only, and is found."""
+    write(tmp_path, 2, {"a": torch.tensor([2.0])}, {})
+    write(tmp_path, 4, {"a": torch.tensor([4.0])}, {})
+    (tmp_path / "4").rename(tmp_path / ".4.partial.old")
+    state, passed_over = newest(tmp_path)
+    assert state.step == 4 and state.tensors["a"].tolist() == [4.0] and passed_over == []
+    write(tmp_path, 4, {"a": torch.tensor([5.0])}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4"]
+    assert newest(tmp_path)[0].tensors["a"].tolist() == [5.0]
+
+
+def test_a_kill_while_weights_are_saved_leaves_nothing_lying_about(tmp_path: Path) -> None:
+    for name, text in {
+        "checkpoint/a": "last", ".checkpoint.new-7/a": "half", ".checkpoint.old-8/a": "before",
+        ".checkpoint-best.old-7/a": "best", ".checkpoint-best.new-7/a": "half",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    Run.reopened(tmp_path, {})
+    there = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("a")}
+    assert there == {"checkpoint/a": "last", "checkpoint-best/a": "best"} and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_disk_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "versions.json").write_text("{}")
+
+    def none(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with claimed(tmp_path):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))} is being trained by another process"):
+            with claimed(tmp_path):
+                pass
+        monkeypatch.setattr("fcntl.flock", none)
+        with claimed(tmp_path):
+            pass
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

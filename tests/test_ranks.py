@@ -1,5 +1,6 @@
 """Several processes do what one does: on gloo, on the CPU. The processes and what they run are in ranks_worker.py."""
 
+import json
 import os
 import signal
 import subprocess
@@ -102,6 +103,12 @@ def logged(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/", "cost/"))} for row in rows]
 
 
+def taught(folder: Path) -> list[dict[str, Any]]:
+    """The groups that were written down as they taught."""
+    lines = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in load_model(folder / "checkpoint").named_parameters()}
 
@@ -155,6 +162,7 @@ def test_the_first_process_writes_what_one_would(world: Path, name: str, size: i
     for file in ("config.yaml", "versions.json", "samples.jsonl"):
         assert (folders[0] / file).read_text() == (one / file).read_text()
     close(logged(folders[0]), logged(one), 1e-5, "metrics")
+    close(taught(folders[0]), taught(one), 1e-3, "traces")  # which have four digits
     assert {file.name for file in (folders[0] / "checkpoint").iterdir()} == {
         file.name for file in (one / "checkpoint").iterdir()
     }

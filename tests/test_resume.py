@@ -266,7 +266,11 @@ def test_a_process_that_is_ended(model: str, tmp_path: Path, number: signal.Sign
     process = subprocess.Popen([sys.executable, "-m", "unmask", *command, "cut"], cwd=tmp_path, **heard)
     while not (tmp_path / "cut" / "state" / "2").is_dir() and process.poll() is None:
         os.sched_yield()
+    process.send_signal(signal.SIGSTOP)
+    code, _, err = unmask("train", "--resume", "cut")  # while the other process has it
+    assert code == 2 and err.startswith("unmask: cut is being trained by another process: wait for its end, or have it")
     process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
     said = process.communicate(timeout=120)[0].decode()
     if number == signal.SIGTERM:
         assert process.returncode == 0

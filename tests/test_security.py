@@ -32,7 +32,7 @@ KEYWORDS = {"trust_remote_code", "allow_pickle", "weights_only", "shell"}
 
 ALLOWED = {
     ("doctor.py", "importlib.import_module"): "asks whether an optional package of ours can be imported",
-    ("tasks/own.py", "importlib.util.spec_from_file_location"): "the user's own task, named on the command line",
+    ("own_file.py", "importlib.util.spec_from_file_location"): "the user's own task or method, named by the user",
     ("sandbox/judge.py", "exec"): "runs a benchmark's tests, inside a sandbox",
     ("sandbox/judge.py", "compile"): "the same",
     ("sandbox/worker.py", "exec"): "runs the program, inside a sandbox",

@@ -149,8 +149,8 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
     assert "eval/solved_greedy" in rows[3] and "eval/pass@2" in rows[-1]
     assert rows[1]["train/ratio"] == pytest.approx(1)
     names = {path.name for path in folder.iterdir()}
-    written = {"config.yaml", "versions.json", "metrics.jsonl", "samples.jsonl", "finished.json", "curves.png"}
-    assert names == written | {"checkpoint"}
+    logs = {"metrics.jsonl", "samples.jsonl", "traces.jsonl"}
+    assert names == logs | {"config.yaml", "versions.json", "finished.json", "curves.png", "checkpoint"}
     finished = json.loads((folder / "finished.json").read_text())
     assert finished["before"] == {k: v for k, v in rows[0].items() if k.startswith("eval/")}
     assert finished["after"] == {k: v for k, v in rows[-1].items() if k.startswith("eval/")}

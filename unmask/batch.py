@@ -22,12 +22,13 @@ RESAMPLES = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts with their rewards, and the task row and the text of each."""
+    """Rollouts with their rewards, and the task row, the text and the verdict of each."""
 
     rollouts: Rollouts
     reward_B: Tensor
     rows: list[Row]
     texts: list[str]
+    solved_B: Tensor
     branch_reward_B: Tensor | None
     reward: float
     """The mean over all that was sampled, also what is left out of training."""
@@ -86,6 +87,7 @@ def collect(source: Source, step: int) -> Batch:
         reward_B=batch.reward_B[index],
         rows=[batch.rows[i] for i in chosen],
         texts=[batch.texts[i] for i in chosen],
+        solved_B=batch.solved_B[index],
     )
 
 
@@ -131,6 +133,7 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
         earned.reward_B,
         rows,
         completions(policy, trace, length),
+        earned.solved_B,
         branch_reward_B,
         reward=float(earned.reward_B.mean()),
         solved=float(earned.solved_B.double().mean()),
@@ -173,6 +176,7 @@ def merged(batches: list[Batch]) -> Batch:
         reward_B=torch.cat([b.reward_B for b in batches]),
         rows=[row for b in batches for row in b.rows],
         texts=[text for b in batches for text in b.texts],
+        solved_B=torch.cat([b.solved_B for b in batches]),
         branch_reward_B=torch.cat(twig_rewards) if twig_rewards else None,
         reward=sum(b.reward for b in batches) / len(batches),
         solved=sum(b.solved for b in batches) / len(batches),

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from unmask.commands import auditing, checkpoints, comparing, evaluation, listing, sampling, training
+from unmask.commands import adapting, auditing, checkpoints, comparing, evaluation, listing, sampling, training, viewing
 
 # A command line that is wrong. Where the class itself is has changed from version to version of typer.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
@@ -21,6 +21,7 @@ for _command in (
     comparing.compare,
     auditing.audit,
     evaluation.eval,
+    viewing.view,
     sampling.sample,
     sampling.generate,
     listing.methods,
@@ -28,6 +29,9 @@ for _command in (
     listing.doctor,
     checkpoints.merge,
     checkpoints.pretrain,
+    adapting.fetch,
+    adapting.adapt,
+    adapting.sft,
     evaluation.grade,
 ):
     app.command()(_command)

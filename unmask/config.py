@@ -10,7 +10,6 @@ On the command line the same is `--task sudoku --method diffu_grpo --with daca d
 plug-in or task is a keyword argument of its Python function, checked against that function's signature.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -26,10 +25,11 @@ from unmask.method import Method
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
+from unmask.methods.own import own_method, section_of
 from unmask.models.lora import LoraOptions
 from unmask.objective import KLS, NORMALISERS
 from unmask.order import ORDERS, level
-from unmask.parsing import number_or_not, parsed_yaml, shown
+from unmask.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
 from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
@@ -53,10 +53,6 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _plugins(value: Any) -> list[Any]:
-    return value if isinstance(value := _listed(value), list) else []
-
-
 class Config(Strict):
     model: str = Field("tiny", min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
@@ -65,15 +61,19 @@ class Config(Strict):
     full: bool | None = None
     """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
     lora: LoraOptions = LoraOptions()
+    """The low-rank adapter."""
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the model's layers: seconds to begin with, then faster on a large GPU."""
     task: str = "sudoku"
+    """What to learn (unmask tasks), or the Python file of a task of your own."""
     method: str = "diffu_grpo"
+    """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
     plugins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
     seed: int = Field(0, ge=0, lt=2**32)
+    """Of prompts, rollouts and probes."""
     updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner` optimiser steps."""
     prompts: int = Field(12, ge=1, lt=2**20)
@@ -91,10 +91,19 @@ class Config(Strict):
     """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
     save_every: int = Field(50, ge=0)
     """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
+    track: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], BeforeValidator(_listed)] = ()
+    """Where metrics go beside metrics.jsonl."""
+    trace_every: int = Field(10, ge=0)
+    """Updates between groups of rollouts that are written down for `unmask view`, the first update's among them; with
+    some problems of every evaluation. 0: none."""
     rollout: RolloutConfig = RolloutConfig()
+    """How completions are sampled."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW."""
     eval: EvalConfig = EvalConfig()
+    """Evaluation during training."""
     reward: RewardConfig = RewardConfig()
+    """What a reward that fails does."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
 
@@ -106,16 +115,18 @@ class Config(Strict):
         return data
 
     def _factories(self) -> dict[str, Callable[..., Any]]:
-        plugins = {name: PLUGINS[name] for name in self.plugins}
-        return {self.task: TASKS[self.task], self.method: BASES[self.method], **plugins}
+        return {self.task: TASKS[self.task], section_of(self.method): _named("method", self.method), **self._plugged()}
+
+    def _plugged(self) -> dict[str, Callable[..., Method]]:
+        return {section_of(word): _named("with", word) for word in self.plugins}
 
     def build_task(self) -> Task:
         task: Task = _built(TASKS[self.task], self.task, self.options)
         return validating(task) if self.eval.split == "validation" else task
 
     def build_method(self) -> Method:
-        base = _built(BASES[self.method], self.method, self.options)
-        return reduce(lambda m, name: _built(PLUGINS[name], name, self.options, m), self.plugins, base)
+        base = _built(_named("method", self.method), section_of(self.method), self.options)
+        return reduce(lambda m, plugin: _built(plugin[1], plugin[0], self.options, m), self._plugged().items(), base)
 
 
 def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> Config:
@@ -123,27 +134,27 @@ def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named
 
     Raises ValueError with one sentence that names the key at fault.
     """
-    data = _read_yaml(path) if path else {}
-    sections, replaced = set(data), set()
+    data = read_keys(path) if path else {}
+    sections, catalogue, replaced = set(data), _catalogue(data), set()
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
-        _assign(data, key, parsed_yaml(value, key))
+        assign(data, key, parsed_yaml(value, key))
         sections.discard(key.split(".")[0])
         replaced.add(key)
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(chosen)
     if (chosen.keys() | replaced) & {"task", "method", "with"}:
         # A file may hold options of what has just been replaced; options set beside the replacement stay and count.
-        used = [data.get("task"), data.get("method"), *(_plugins(data.get("with")))]
-        data = {key: value for key, value in data.items() if key in used or key not in sections & _catalogue()}
+        used = [data.get("task"), *map(section_of, _words(data))]
+        data = {key: value for key, value in data.items() if key in used or key not in sections & catalogue}
     return parse_config(data)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
-    catalogue, data = _catalogue(), spelled_out(data)
+    catalogue, data = _catalogue(data), spelled_out(data)
     for key in data:
         if not isinstance(key, str):
             raise ValueError(f"{key!r}: keys must be text")
@@ -162,48 +173,40 @@ def parse_config(data: Mapping[str, Any]) -> Config:
         raise ValueError(_sentence(error)) from None
     _known("rollout.order", config.rollout.order, ORDERS)
     _known("task", config.task, TASKS)
-    _known("method", config.method, BASES)
-    for name in config.plugins:
-        _known("with", name, PLUGINS)
+    _check_names(config)
     _check_sections(config)
     _check_combination(config)
     return config
 
 
-def _catalogue() -> set[str]:
-    return {*BASES, *PLUGINS, *TASKS}
+def _words(data: Mapping[str, Any]) -> list[Any]:
+    """What a configuration says of its method: names, or functions in files."""
+    plugins = _listed(data.get("with"))
+    return [data.get("method"), *(plugins if isinstance(plugins, list | tuple) else [])]
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"there is no configuration file {path}")
-    try:
-        data = parsed_yaml(path.read_text(), str(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: {error}") from None
-    if not isinstance(data or {}, dict):
-        raise ValueError(f"{path} must hold keys and values, not a {type(data).__name__}")
-    return data or {}
+def _catalogue(data: Mapping[str, Any]) -> set[str]:
+    """What may have a section of options."""
+    return {*BASES, *PLUGINS, *TASKS, *(section_of(word) for word in _words(data) if section_of(word) != word)}
 
 
-def _assign(data: dict[str, Any], key: str, value: Any) -> None:
-    *sections, last = key.split(".")
-    for section in sections:
-        data = data.setdefault(section, {})
-        if not isinstance(data, dict):
-            raise ValueError(f"{key}: {section} is a value, not a section")
-    data[last] = value
+def _named(key: str, word: str) -> Callable[..., Method]:
+    return own_method(key, word, CHOICES) or {"method": BASES, "with": PLUGINS}[key][word]
 
 
-def _closest(name: str, names: Iterable[str]) -> str:
-    names = list(names)
-    match = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
+def _check_names(config: Config) -> None:
+    """Methods by name are there; functions in files can be run, and have names that mean nothing else."""
+    taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
+    for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
+        if own_method(key, word, CHOICES) is None:
+            _known(key, word, BASES if key == "method" else PLUGINS)
+        elif taken.setdefault(name := section_of(word), word) != word:
+            raise ValueError(f"{key}: {word}: {name} has a meaning already; give the function another name")
 
 
 def _known(key: str, name: str, catalogue: Mapping[str, Any]) -> None:
     if name not in catalogue:
-        raise ValueError(f"{key}: there is no {name!r}; {_closest(name, catalogue)}")
+        raise ValueError(f"{key}: there is no {name!r}; {closest(name, catalogue)}")
 
 
 def _sentence(error: ValidationError) -> str:
@@ -217,17 +220,8 @@ def _sentence(error: ValidationError) -> str:
             inner: Any = Config.model_fields[section].annotation
             if len(first["loc"]) == 1 and key in inner.model_fields:
                 return f"{key}: unknown key; did you mean {section}.{key}?"
-        return f"{key}: unknown key; {_closest(str(first['loc'][-1]), names)}"
-    return f"{key}: {_told(first)}, got {shown(first['input'])}"
-
-
-def _told(problem: Mapping[str, Any]) -> str:
-    if problem["type"] == "model_type":
-        return f"expected keys such as {problem['loc'][-1]}.key=value"
-    if problem["type"] == "tuple_type":
-        return "expected a list"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
+        return f"{key}: unknown key; {closest(str(first['loc'][-1]), names)}"
+    return f"{key}: {told(first)}, got {shown(first['input'])}"
 
 
 def _check_sections(config: Config) -> None:
@@ -242,9 +236,11 @@ def _check_combination(config: Config) -> None:
     """What no single key shows. The method is rehearsed on a blank canvas, so that a bad option fails now."""
     from unmask.rehearsal import rehearse
 
-    _check_device(device_of(config))
+    check_device(device_of(config))
     if len(set(config.plugins)) < len(config.plugins):
         raise ValueError("with: a plug-in is named twice")
+    if len(set(config.track)) < len(config.track):
+        raise ValueError("track: a tracker is named twice")
     if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
         raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
     task = config.build_task()
@@ -289,7 +285,8 @@ def _check_cache(config: Config) -> None:
         raise ValueError("rollout.correction: the limit of weights around 1 must be at least 1, or 0 for none")
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """ValueError if nothing can be computed on it."""
     try:
         device = torch.device(name)
         if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):  # without a context on it
@@ -332,7 +329,7 @@ def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dic
     arguments = {}
     for key, value in options.get(name, {}).items():
         if key not in parameters:
-            raise ValueError(f"{name}.{key}: unknown option; {_closest(key, parameters)}")
+            raise ValueError(f"{name}.{key}: unknown option; {closest(key, parameters)}")
         if key in CHOICES:
             _known(f"{name}.{key}", value if isinstance(value, str) else shown(value), CHOICES[key])
             arguments[key] = CHOICES[key][value]
@@ -341,7 +338,7 @@ def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dic
             number_or_not(value, parameters[key].annotation)
             arguments[key] = TypeAdapter(parameters[key].annotation).validate_python(value)
         except ValidationError as error:
-            raise ValueError(f"{name}.{key}: {_told(error.errors()[0])}, got {shown(value)}") from None
+            raise ValueError(f"{name}.{key}: {told(error.errors()[0])}, got {shown(value)}") from None
         except ValueError as error:
             raise ValueError(f"{name}.{key}: {error}, got {shown(value)}") from None
     return arguments

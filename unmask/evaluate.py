@@ -1,7 +1,7 @@
 """Accuracy on held-out problems: sampled, greedy, pass@k, each with a 95 % interval."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,13 @@ from unmask.sections import RewardConfig
 from unmask.shapes import NO_TOKEN
 from unmask.tasks import Task
 from unmask.tasks.task import Row
-from unmask.trace import Trace
+from unmask.trace import Trace, joined
+
+WATCHED = 3
+"""The problems of an evaluation that a watcher is shown: the first, and so the same ones every time."""
+
+Watch = Callable[[Trace, Judged], None]
+"""Is shown traces and what all earned, of which those of the traces come first."""
 
 Z_95 = 1.959963984540054
 
@@ -180,20 +186,32 @@ def evaluate(
     batch: Rows | None = None,
     ranks: Ranks = ALONE,
     reward: RewardConfig | None = None,
+    watch: Watch | None = None,
 ) -> Evaluation:
-    """Solve held-out problems `samples` times at the sampling law and once greedily, every process its share."""
+    """Solve held-out problems `samples` times at the sampling law and once greedily, every process its share.
+
+    `watch` is for the first process: it is shown the samples of the first problems.
+    """
     if not rows:
         raise ValueError("there are no problems to evaluate on")
 
-    def answers(asked: Sequence[Row], how: Decoding) -> Judged:
+    seen = list[Trace]()
+
+    def answers(asked: Sequence[Row], how: Decoding, wanted: int = 0) -> Judged:
         mine = ranks.share(len(asked))
         asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
         prompts = [prompt_ids(policy, task, row) for row in asked]
-        traces = complete(policy, prompts, how, seed_B.to(device), batch)
-        texts = [text for trace in traces for text in completions(policy, trace, how.length)]
+        texts = list[str]()
+        for trace in complete(policy, prompts, how, seed_B.to(device), batch):
+            if len(texts) < wanted:
+                seen.append(trace)
+            texts += completions(policy, trace, how.length)
         return judged(task, asked, texts, reward, ranks, device)
 
-    sampled = answers([row for row in rows for _ in range(samples)], decoding)
+    shown = 0 if watch is None else WATCHED * samples
+    sampled = answers([row for row in rows for _ in range(samples)], decoding, shown)
+    if watch is not None and seen:
+        watch(joined(seen), sampled)
     greedy = answers(rows, decoding.greedy())
     hits_P = sampled.solved_B.cpu().view(len(rows), samples).sum(-1)
     passes = pass_shares(hits_P, samples)

@@ -24,6 +24,7 @@ from unmask.rows import Rows
 from unmask.run import BEST, Run, made_by, read_metrics
 from unmask.setup import Setup
 from unmask.state import Optimizer, State, restore, tensors_of, write
+from unmask.view.recorder import Recorder
 from unmask.watch import REACH, Update, updates_of, watched
 
 EVAL_SEED = -1
@@ -31,6 +32,8 @@ EVAL_SEED = -1
 
 Report = Callable[[int, dict[str, float]], None]
 Stop = Callable[[], bool]
+Look = Callable[[Source, Batch], None]
+"""Shown every batch, by the first process."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,23 @@ class Result:
 
 class Keeper:
     def __init__(
-        self, source: Source, optimizer: Optimizer, rng: torch.Generator, meter: Meter, report: Report, stop: Stop
+        self,
+        source: Source,
+        optimizer: Optimizer,
+        rng: torch.Generator,
+        meter: Meter,
+        report: Report,
+        stop: Stop,
+        look: Look,
     ) -> None:
         self.source, self.config, self.setup = source, source.config, source.setup
         self.policy, self.ranks = source.setup.policy, source.setup.ranks
         self.optimizer, self.rng, self.meter = optimizer, rng, meter
-        self.report, self.stop, self.start = report, stop, time.perf_counter()
+        self.report, self.stop, self.look, self.start = report, stop, look, time.perf_counter()
         self.held_out = source.task.rows("test", self.config.eval.prompts, 0)
         prompts = [prompt_ids(self.policy, source.task, row) for row in self.held_out]
         canvas(prompts, source.decoding.length, self.policy, "cpu")  # says now if one is too long
+        self.recorder = Recorder(source)
         self.run: Run | None = None
         self.spent, self.why, self.history = 0.0, "", list[Update]()
         if self.ranks.first:
@@ -100,10 +111,12 @@ class Keeper:
         told = told if broken is None else {key: value for key, value in told.items() if math.isfinite(value)}
         counts, begun = watched([*self.history, told])
         self.history = [*self.history, {**told, **counts}][-REACH:]
+        self.recorder.took(step, batch, learnt=broken is None or broken.turn > 0)
         self._record(step, {**told, "cost/forwards": self.spent, **rest, **counts}, batch.failures)
         if self.run is not None:
             self.run.log_samples(step, samples_of(batch, self.config.group))
             self.run.log_warnings(step, begun)
+            self.look(self.source, batch)
         if broken is not None and skips.in_a_row >= self.config.optimizer.patience:
             self._give_up(step, batch, broken)
         wished = self.stop() or (self.run is not None and self.run.wished_to_stop())
@@ -138,7 +151,7 @@ class Keeper:
         with self.safe(step, step), whole(self.policy, self.ranks), metered(None):
             asked = self.source.task, self.held_out, self.source.decoding, self.config.eval.samples, EVAL_SEED
             how = self.setup.device, self.setup.rollout_rows, self.ranks, self.config.reward
-            return evaluate(self.policy, *asked, *how)
+            return evaluate(self.policy, *asked, *how, self.recorder.watch(step, self.held_out))
 
     def _looked(self, step: int) -> Evaluation:
         """Evaluate after an update. The best weights so far are kept if configured, and with them the state."""
@@ -155,6 +168,7 @@ class Keeper:
         if self.run is not None:
             self.run.log(step, metrics)
             self.run.log_errors(step, failures)
+            self.run.log_traces(self.recorder.lines())
             self.report(step, metrics)
 
     def _save(self, step: int) -> None:

@@ -1,6 +1,9 @@
 """YAML as people write it, read safely, no key twice; and values as an error message shows them."""
 
+import difflib
 import reprlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -54,3 +57,43 @@ def number_or_not(value: Any, annotation: Any) -> Any:
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
         raise ValueError("input should be a number, not true or false")
     return value
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file."""
+    if not path.is_file():
+        raise ValueError(f"there is no configuration file {path}")
+    try:
+        data = parsed_yaml(path.read_text(), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from None
+    if not isinstance(data or {}, dict):
+        raise ValueError(f"{path} must hold keys and values, not a {type(data).__name__}")
+    return data or {}
+
+
+def assign(data: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value where `section.key` says."""
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ValueError(f"{key}: {section} is a value, not a section")
+    data[last] = value
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """What may have been meant instead of a name that is not known."""
+    names = list(names)
+    match = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
+
+
+def told(problem: Mapping[str, Any]) -> str:
+    """What pydantic found, in our words."""
+    if problem["type"] == "model_type":
+        return f"expected keys such as {problem['loc'][-1]}.key=value"
+    if problem["type"] == "tuple_type":
+        return "expected a list"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]

@@ -22,7 +22,6 @@ from unmask.models.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
 from unmask.parsing import parsed_yaml
 from unmask.tasks import TASKS, Row, Task
-from unmask.tasks.sudoku import DIGITS
 
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RECORD = "pretrain.json"  # beside the weights: the config they were made from
@@ -71,8 +70,9 @@ def read_pretrain_config(path: str | Path) -> PretrainConfig:
 
 def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> str:
     """The solution with every hole, by chance, filled anew; the givens stay."""
+    digits = sorted(set(solution))
     return "".join(
-        rng.choice(DIGITS) if given == "." and rng.random() < noise else digit
+        rng.choice(digits) if given == "." and rng.random() < noise else digit
         for given, digit in zip(row["puzzle"], solution, strict=True)
     )
 
@@ -122,6 +122,7 @@ def wrong_code_mini(row: Row, solution: str, noise: float, rng: random.Random) -
 
 WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
     "sudoku": wrong_sudoku,
+    "sudoku_large": wrong_sudoku,
     "countdown": wrong_countdown,
     "arithmetic": wrong_arithmetic,
     "json_mini": wrong_json_mini,
@@ -185,7 +186,10 @@ def threads(count: int) -> Iterator[None]:
 
 
 def pretrain(
-    config: PretrainConfig, out: str | Path, progress: Callable[[int, dict[str, float]], None] | None = None
+    config: PretrainConfig,
+    out: str | Path,
+    progress: Callable[[int, dict[str, float]], None] | None = None,
+    device: str = "cpu",
 ) -> Tiny:
     """Train a model as the config says, write it and the config into the folder, return it.
 
@@ -196,7 +200,7 @@ def pretrain(
             raise ValueError(f"There is no lesson in {lesson.task!r}, only in {' and '.join(WRONG)}.")
     rng = random.Random(f"unmask pretrain {config.seed}")
     masking = torch.Generator().manual_seed(config.seed)
-    policy = tiny_policy(config.shape, config.seed)
+    policy = tiny_policy(config.shape, config.seed).to(device)
 
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for lesson in config.lessons:
@@ -214,7 +218,8 @@ def pretrain(
             for name, prompts, completions in data:
                 rows_in_batch, length = completions[step].shape
                 masked_BC = masked_positions(rows_in_batch, length, masking)
-                loss = diffusion_loss(policy, prompts[step], completions[step], masked_BC)
+                batch = (each.to(device) for each in (prompts[step], completions[step], masked_BC))
+                loss = diffusion_loss(policy, *batch)
                 loss.backward()
                 metrics[f"loss/{name}"] = loss.item()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

@@ -4,19 +4,24 @@
     metrics.jsonl    one JSON object a line, the first before any update
     samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
     curves.png       reward and solve rates              (with matplotlib installed)
+    traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
     errors.jsonl     completions whose reward failed     (where one did)
     warnings.jsonl   signs that something goes wrong     (where one did; unmask.watch)
     broken/          updates that were not finite        (where they stopped the run; unmask.replay)
+    tracking.json    what trackers have been told        (with track, whose own files are in tensorboard/, wandb/)
     checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
     finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -60,25 +65,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def made_by(folder: Path) -> dict[str, str]:
+def made_by(folder: Path, config: str = "config.yaml") -> dict[str, str]:
     """What the numbers of a run depend on beside its model and data: the configuration, versions, processes."""
-    digest = hashlib.sha256((folder / "config.yaml").read_bytes()).hexdigest()
-    return {"config.yaml": digest, "processes": os.environ.get("WORLD_SIZE", "1"), **versions()}
+    digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
+    return {config: digest, "processes": os.environ.get("WORLD_SIZE", "1"), **versions()}
 
 
 FINISHED = "finished.json"
-LOGS = ("metrics.jsonl", "samples.jsonl", "errors.jsonl", "warnings.jsonl")
+LOGS = ("metrics.jsonl", "samples.jsonl", "traces.jsonl", "errors.jsonl", "warnings.jsonl")
 LAST, BEST = "checkpoint", "checkpoint-best"
 
 
 class Run:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], name: str = "config.yaml") -> None:
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+        (folder / name).write_text(yaml.safe_dump(dict(config), sort_keys=False))
         (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
 
     @classmethod
@@ -86,6 +91,14 @@ class Run:
         """The folder of a run that was cut off, its logs as long as they were when the state to go on from was kept."""
         run = cls.__new__(cls)
         run.folder = folder
+        for name in (LAST, BEST):  # what a process that was killed had begun to put into its place
+            for old in folder.glob(f".{name}.old-*"):
+                if (folder / name).exists():
+                    shutil.rmtree(old)
+                else:
+                    old.rename(folder / name)
+            for new in folder.glob(f".{name}.new-*"):
+                shutil.rmtree(new)
         for name in LOGS:
             there = (folder / name).stat().st_size if (folder / name).is_file() else 0
             if there < lengths.get(name, 0):
@@ -122,6 +135,11 @@ class Run:
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
+
+    def log_traces(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Groups that were written down (view.recorder); the file is there only where one was."""
+        if rows := list(lines):
+            self._append("traces.jsonl", rows)
 
     def log_errors(self, step: int, failures: Iterable[Failure]) -> None:
         """Completions whose reward failed; the file is there only where one did."""
@@ -178,6 +196,39 @@ class Run:
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with (self.folder / name).open("a") as file:
             file.write(text)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Meanwhile no other process writes the run; ValueError where one does. Of several processes the first claims."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with (folder / "versions.json").open("r+") as file:  # a file that stays; network disks lock what may be written
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is being trained by another process: wait for its end, or have it stop with a file "
+                f"{folder / 'stop'}"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a disk without locks
+                raise
+        yield
+
+
+@contextmanager
+def claiming(run_folder: Callable[[], Run]) -> Iterator[Callable[[], Run]]:
+    """The same, and the folder is claimed from when it is made."""
+    with ExitStack() as held:
+
+        def made() -> Run:
+            run = run_folder()
+            held.enter_context(claimed(run.folder))
+            return run
+
+        yield made
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -1,6 +1,6 @@
 """The sections of a configuration that do not depend on what is trained with what."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -24,8 +24,11 @@ class RolloutConfig(Strict):
     block: int | None = Field(None, ge=1)
     """Positions of a semi-autoregressive block; one block if not given."""
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Of sampling, and so of scoring; 0 is greedy, which training refuses: methods learn from samples."""
     top_k: int = Field(0, ge=0)
+    """Draw from the k likeliest tokens; 0 cuts nothing."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Draw from the smallest set of tokens with this mass."""
     order: str = "low_confidence"
     """The order in which positions are committed."""
     schedule: Literal["even", "timestep"] = "even"
@@ -48,15 +51,29 @@ class RolloutConfig(Strict):
 
 class OptimizerConfig(Strict):
     lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    """The learning rate of AdamW, over what is trained: the adapter, or all weights."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate moves, once an update; the last two fall to zero over `updates`."""
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """AdamW's, decoupled from the gradient."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    """AdamW's averages of gradient and squared gradient."""
     max_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     patience: int = Field(5, ge=1)
     """An update that is not finite is skipped; the run stops after so many in a row."""
+
+
+class Scheduled(Protocol):
+    """What an optimiser is made from, and the learning rate of each of so many updates."""
+
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+
+    @property
+    def updates(self) -> int: ...
 
 
 class RewardConfig(Strict):

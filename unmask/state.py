@@ -126,18 +126,19 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[st
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for old in (*map(str, _steps(folder)[:-KEPT]), f".{step}.partial.old"):
-        shutil.rmtree(folder / old, ignore_errors=True)
+    shutil.rmtree(folder / f".{step}.partial.old", ignore_errors=True)
+    for old in [*_states(folder).values()][:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def newest(folder: Path) -> tuple[State | None, list[str]]:
     """The last state that is whole, and why each later one was passed over."""
     passed_over: list[str] = []
-    for step in reversed(_steps(folder)):
+    for path in reversed(_states(folder).values()):
         try:
-            return _read(folder / str(step)), passed_over
+            return _read(path), passed_over
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            passed_over.append(f"{folder / str(step)} cannot be used ({type(error).__name__}: {error})")
+            passed_over.append(f"{path} cannot be used ({type(error).__name__}: {error})")
     return None, passed_over
 
 
@@ -148,8 +149,12 @@ def _read(folder: Path) -> State:
     return State(int(facts["step"]), Stored(folder / TENSORS), facts)
 
 
-def _steps(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+def _states(folder: Path) -> dict[int, Path]:
+    """By number. One that was being replaced when the process was killed is still there, under its other name."""
+    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    replaced = {name.strip(".").removesuffix(".partial.old"): name for name in there if name.endswith(".partial.old")}
+    found = replaced | {name: name for name in there if name.isdigit()}
+    return {int(step): folder / found[step] for step in sorted(found, key=int)}
 
 
 def _digest(path: Path) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.batch import Batch, Source, collect
 from unmask.broken import Broken, sampled_logp
 from unmask.config import Config, read_config
-from unmask.keeper import Keeper, Report, Result, Stop
+from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
 from unmask.meter import Meter, metered
 from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights
@@ -27,25 +27,35 @@ from unmask.models.lora import trainable
 from unmask.parts import parts_of
 from unmask.ranks import Ranks, whole
 from unmask.rows import Rows
-from unmask.run import FINISHED, LAST, Run, made_by
+from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
+from unmask.sections import Scheduled
 from unmask.setup import Setup, decoding_of, prepared
 from unmask.shapes import Metrics
 from unmask.state import Optimizer, State, newest
-from unmask.update import NotFinite, Part, update
+from unmask.trackers import tracking
+from unmask.update import Hear, NotFinite, Part, update
 
 
 def train(
     config: Config,
     run_folder: Callable[[], Run],
     report: Report = lambda step, metrics: None,
-    state: State | None = None,
     stop: Stop = lambda: False,
+    look: Look = lambda source, batch: None,
 ) -> Result:
     """Train as configured. The folder is made once the model has been loaded, checked and evaluated.
 
-    With a `state` (see `resume`) training goes on from there. Once `stop` says so, the update is finished, its state is
-    kept, and Paused is raised. Under torchrun every process calls this; the first one writes the folder and reports.
+    Once `stop` says so, the update is finished, its state is kept, and Paused is raised. Under torchrun every process
+    calls this; the first one writes the folder and reports.
     """
+    with claiming(run_folder) as made:
+        return _begun(config, made, report, None, stop, look)
+
+
+def _begun(
+    config: Config, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop, look: Look
+) -> Result:
+    """Everything that can be checked is, then the model is loaded and trained, from the state on if there is one."""
     if config.rollout.temperature == 0:
         raise ValueError("rollout.temperature: 0 is greedy, and every method here learns from samples; raise it")
     if config.rollout.guidance:
@@ -53,19 +63,34 @@ def train(
     task, method = config.build_task(), config.build_method()
     decoding = decoding_of(config, task)
     task.rows("train", 1, 0)  # a task with nothing to train on says so now, and not after a model is loaded and asked
-    with prepared(config, method.needs_reference) as setup:
+    listening = tracking(config, run_folder, report, resumed=state is not None)
+    with listening as (run_folder, report), prepared(config, method.needs_reference) as setup:
         meter, source = Meter(), Source(setup, task, method, config, decoding)
         with metered(meter):
-            return _trained(source, meter, run_folder, report, state, stop)
+            return _trained(source, meter, run_folder, report, state, stop, look)
 
 
-def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop = lambda: False) -> Result:
+def resume(
+    folder: Path,
+    report: Report = lambda step, metrics: None,
+    stop: Stop = lambda: False,
+    look: Look = lambda source, batch: None,
+) -> Result:
     """Go on with a run that was cut off, from the last state it has kept, or from the beginning if it has kept none.
 
     The end is the one it would have had: the same log but for times, and the same weights (bit for bit on a CPU).
     """
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
+    with claimed(folder):
+        state = last_state(folder)
+        lengths = state.facts["lengths"] if state is not None else {}
+        config = read_config(folder / "config.yaml")
+        return _begun(config, lambda: Run.reopened(folder, lengths), report, state, stop, look)
+
+
+def last_state(folder: Path, config: str = "config.yaml") -> State | None:
+    """What to go on from; ValueError where that would not end as the run would have."""
     if (folder / FINISHED).is_file():
         raise ValueError(f"{folder} is finished: there is nothing to go on with")
     state, passed_over = newest(folder / "state")
@@ -73,27 +98,32 @@ def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop
         why = passed_over[0] if passed_over else "it has weights, and no state to go on from"
         raise ValueError(f"{folder} cannot be gone on with: {why}; its weights can be trained further with --model")
     for told in passed_over:
-        warnings.warn(f"{told}: going on from an earlier one", stacklevel=2)
+        warnings.warn(f"{told}: going on from an earlier one", stacklevel=3)
     if state is not None:
-        was, now = state.facts["made_by"], made_by(folder)
-        if was["config.yaml"] != now["config.yaml"]:
-            raise ValueError(f"{folder / 'config.yaml'} has changed since the state was kept: put it back as it was")
+        was, now = state.facts["made_by"], made_by(folder, config)
+        if was[config] != now[config]:
+            raise ValueError(f"{folder / config} has changed since the state was kept: put it back as it was")
         for what in now:
             if was.get(what) != now[what]:
                 told = f"{what} was {was.get(what)} and is {now[what]}: what follows may be rounded differently"
-                warnings.warn(told, stacklevel=2)
-    lengths = state.facts["lengths"] if state is not None else {}
-    return train(read_config(folder / "config.yaml"), lambda: Run.reopened(folder, lengths), report, state, stop)
+                warnings.warn(told, stacklevel=3)
+    return state
 
 
 def _trained(
-    source: Source, meter: Meter, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop
+    source: Source,
+    meter: Meter,
+    run_folder: Callable[[], Run],
+    report: Report,
+    state: State | None,
+    stop: Stop,
+    look: Look,
 ) -> Result:
     config, setup, method = source.config, source.setup, source.method
     policy, ranks, rows = setup.policy, setup.ranks, setup.update_rows
     optimizer, rate = optimizer_of(policy, config)
     rng = torch.Generator().manual_seed(config.seed)
-    keeper = Keeper(source, optimizer, rng, meter, report, stop)
+    keeper = Keeper(source, optimizer, rng, meter, report, stop, look)
     step = keeper.begin(run_folder, state)
     while not keeper.over(step):
         step, clock = step + 1, time.perf_counter()
@@ -107,7 +137,8 @@ def _trained(
         if broken is None:
             earned = batch.rollouts, batch.reward_B, batch.branch_reward_B
             turns = parts_of(method, policy, setup.reference, *earned, rng, config.inner, rows, ranks, weight_BL)
-            metrics, broken = learnt(policy, optimizer, turns, rows, config.optimizer.max_norm, ranks)
+            how = config.optimizer.max_norm, ranks, keeper.recorder.heard
+            metrics, broken = learnt(policy, optimizer, turns, rows, *how)
         times = {"time/rollout": rolled - clock, "time/update": time.perf_counter() - rolled}
         rest = {"train/lr": rate(step), **memory_metrics(setup), **times}
         keeper.took(step, batch, {**apart, **averaged(metrics)}, rest, broken)
@@ -123,13 +154,16 @@ def unsound(batch: Batch) -> Broken | None:
 
 
 def learnt(
-    policy: Model, optimizer: Optimizer, turns: list[list[Part]], rows: Rows, max_norm: float, ranks: Ranks
+    policy: Model, optimizer: Optimizer, turns: list[list[Part]], rows: Rows, max_norm: float, ranks: Ranks, hear: Hear
 ) -> tuple[list[Metrics], Broken | None]:
-    """One optimiser step a turn. One that is not finite is not made, nor are those after it; those before it stand."""
+    """One optimiser step a turn. One that is not finite is not made, nor are those after it; those before it stand.
+
+    `hear` is told what the policy said before the first.
+    """
     done = list[Metrics]()
     for turn, parts in enumerate(turns):
         try:
-            done.append(update(policy, optimizer, parts, rows, max_norm, ranks))
+            done.append(update(policy, optimizer, parts, rows, max_norm, ranks, None if turn else hear))
         except NotFinite as error:
             return done, Broken(turn, parts, error)
     return done, None
@@ -170,7 +204,7 @@ def memory_metrics(setup: Setup) -> dict[str, float]:
     return found
 
 
-def optimizer_of(policy: Model, config: Config) -> tuple[Optimizer, Callable[[int], float]]:
+def optimizer_of(policy: Model, config: Scheduled) -> tuple[Optimizer, Callable[[int], float]]:
     """AdamW, and the learning rate of each update from 1: warm-up, then constant, cosine or linear to zero."""
     settings, weights = config.optimizer, trainable(policy)
     options: dict[str, Any] = {

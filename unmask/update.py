@@ -4,7 +4,7 @@ Memory does not grow with the number of views, also where several rows meet in o
 the answers, and the sum of slope * logp is propagated back piece by piece. The gradient is the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +40,10 @@ class Part:
     dead_when_idle: bool = False
     """Where a trace's advantage is zero its answers move neither loss nor metrics as long as the policy is the old one:
     true of objectives that look at ratios alone. Such traces are not asked. False asks them all."""
+
+
+Hear = Callable[[Part, Tensor], None]
+"""Is told the answers to a part's questions, (N, L); those of questions that were not live are zero."""
 
 
 class NotFinite(ValueError):
@@ -98,7 +102,7 @@ def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tens
     A trace's states go through together, so that its slopes are known when its pass is still there to go back through.
     Where they are too many for one pass they are asked first without gradient.
     """
-    probes, live_N, heard = part.probes, _live_questions(part), []
+    probes, live_N, heard = part.probes, live_questions(part), []
     # Whose a trace is must not depend on `rows`, of which others may have fewer. Sharded, all have as many, and a pass
     # is one of all of them: who has less to ask than the others asks nothing beside them.
     everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
@@ -132,7 +136,7 @@ def _slopes(part: Part, known_NL: Tensor, number_N: Tensor) -> Tensor:
     return slope_NL
 
 
-def _live_questions(part: Part) -> Tensor:
+def live_questions(part: Part) -> Tensor:
     """Questions that are asked, (N,): all, but for traces that cannot teach anything."""
     if not part.dead_when_idle or part.old_NL is not None or part.reference_NL is not None:
         return torch.ones_like(part.probes.state_N, dtype=torch.bool)
@@ -177,9 +181,10 @@ def update(
     rows: int | Rows,
     max_norm: float,
     ranks: Ranks = ALONE,
+    hear: Hear | None = None,
 ) -> Metrics:
     """One optimiser step on the sum of the parts. A loss or gradient that is not finite is NotFinite, before the step:
-    all processes see the same sums, so they raise it together.
+    all processes see the same sums, so they raise it together. `hear` is told what the policy has said to each part.
 
     When memory runs out, what this process has found is thrown away and found again with fewer rows.
     """
@@ -194,7 +199,10 @@ def update(
     metrics: Metrics = {}
     with torch.no_grad():
         for part, known_NL in zip(asked, heard, strict=True):
-            found = part_loss(part, _summed(known_NL, ranks))[1]
+            known_NL = _summed(known_NL, ranks)
+            found = part_loss(part, known_NL)[1]
+            if hear is not None:
+                hear(part, known_NL)
             metrics |= {part.label + name: value for name, value in found.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.sum_gradients(parameters)

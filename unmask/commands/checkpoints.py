@@ -29,13 +29,16 @@ def merge(
 def pretrain(
     config: Annotated[Path, typer.Argument(help="e.g. configs/pretrain_tiny.yaml")],
     out: Annotated[Path, typer.Option(help="Where to write the model.")],
+    device: Annotated[str, typer.Option(help="cpu or cuda; another device rounds differently.")] = "cpu",
 ) -> None:
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
+    from unmask.config import check_device
     from unmask.display import pretraining_display
     from unmask.pretrain import pretrain as run_pretraining
     from unmask.pretrain import read_pretrain_config
 
     settings = read_pretrain_config(config)
+    check_device(device)
     with pretraining_display(settings.steps) as report:
-        run_pretraining(settings, out, report)
+        run_pretraining(settings, out, report, device)
     typer.echo(f"model in {out}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config import Config
-    from unmask.keeper import Report, Result, Stop
+    from unmask.keeper import Look, Report, Result, Stop
 
 
 def train(
@@ -50,8 +50,8 @@ def train(
         return
     path, overrides = _split(arguments or [])
     plugins = [name for text in plugins for name in text.split(",")] if plugins is not None else None
-    names_method = method is not None or any(override.startswith("method=") for override in overrides)
-    if names_method and plugins is None and path is None:
+    given = {override.partition("=")[0] for override in overrides}
+    if (method is not None or "method" in given) and plugins is None and path is None and "with" not in given:
         plugins = []
     overrides = [*of_task(task, data=data), *overrides]
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
@@ -72,8 +72,8 @@ def train(
     folder = out or fresh_folder(_name(config))
     check_folder(folder)
 
-    def training(report: "Report", stop: "Stop") -> "Result":
-        return run_training(config, lambda: Run(folder, config.dump()), report, stop=stop)
+    def training(report: "Report", stop: "Stop", look: "Look") -> "Result":
+        return run_training(config, lambda: Run(folder, config.dump()), report, stop=stop, look=look)
 
     _watched(config, folder, training)
 
@@ -90,14 +90,14 @@ def _resume(folder: Path) -> None:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
-    _watched(read_config(path), folder, lambda report, stop: resume(folder, report, stop))
+    _watched(read_config(path), folder, lambda report, stop, look: resume(folder, report, stop, look))
 
 
 def _name(config: "Config") -> str:
     return f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
 
 
-def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], Result]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.display import show_result, training_display
     from unmask.interrupt import Paused, wishes
@@ -106,10 +106,10 @@ def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop],
     try:
         with wishes() as wished:
             if not speaks:
-                training(lambda step, metrics: None, wished)
+                training(lambda step, metrics: None, wished, lambda source, batch: None)
                 return
-            with training_display(config, _name(config)) as report:
-                result = training(report, wished)
+            with training_display(config, _name(config)) as (report, look):
+                result = training(report, wished, look)
     except Paused as paused:
         if speaks:
             typer.echo(f"{paused}. To go on: unmask train --resume {folder}")

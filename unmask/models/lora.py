@@ -32,6 +32,7 @@ class LoraOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: PositiveInt = 128
+    """Columns of A and B."""
     alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
     """B A x is multiplied by alpha / rank."""
     targets: Targets = Field("all", min_length=1)

@@ -10,6 +10,7 @@ from unmask.tasks import (
     humaneval,
     json_mini,
     json_schema,
+    large_sudoku,
     math500,
     mbpp,
     multiple_choice,
@@ -18,11 +19,13 @@ from unmask.tasks import (
     sudoku,
     text_countdown,
     text_sudoku,
+    word_problems,
 )
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {
     "sudoku": sudoku.task,
+    "sudoku_large": large_sudoku.task,
     "countdown": countdown.task,
     "gsm8k": gsm8k.task,
     "math500": math500.task,
@@ -30,6 +33,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "mbpp": mbpp.task,
     "countdown_text": text_countdown.task,
     "sudoku_text": text_sudoku.task,
+    "word_problems": word_problems.task,
     "json_schema": json_schema.task,
     "json_mini": json_mini.task,
     "arithmetic": arithmetic.task,

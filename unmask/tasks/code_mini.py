@@ -97,6 +97,9 @@ def task(squares: int = 0, largest: int = 9, partial: float = 0.0) -> Task:
     def solved(row: Row, completion: str) -> bool:
         return right(row, completion) == 1.0
 
+    def verdict(row: Row, completion: str) -> str:
+        return bench.told(row, completion) if admitted(completion) else "not run: no short expression in x"
+
     return Task(
         name="code_mini",
         summary=f"A Python expression from {SHOWN} inputs and outputs",
@@ -106,6 +109,7 @@ def task(squares: int = 0, largest: int = 9, partial: float = 0.0) -> Task:
         solution=lambda row: row["solution"],
         reward=lambda row, completion: 1.0 if solved(row, completion) else partial * right(row, completion),
         solved=solved,
+        verdict=verdict,
         ahead=ahead,
         about=About(
             apart="by the function's values: one in five is for the test", needs=("the sandbox (unmask doctor)",)

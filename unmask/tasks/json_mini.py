@@ -10,7 +10,7 @@ import json
 import random
 from typing import Any
 
-from unmask.tasks.json_schema import credit, score, validator
+from unmask.tasks.json_schema import credit, score, validator, verdict
 from unmask.tasks.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
@@ -76,5 +76,6 @@ def task(fields: int = 2, partial: float = 0.0) -> Task:
         solution=lambda row: json.dumps(row["reference"], separators=(",", ":")),
         reward=lambda row, completion: credit(row, score(row, completion), partial),
         solved=lambda row, completion: score(row, completion).right,
+        verdict=verdict,
         about=About(apart="by the fields with their values: one in five is for the test", needs=("unmask[json]",)),
     )

@@ -198,6 +198,19 @@ def score(row: Row, completion: str, formats: Formats = "asserted") -> Score:
     return Score(found, valid, agreement(row["reference"], found.value) if "reference" in row else None)
 
 
+def verdict(row: Row, completion: str, formats: Formats = "asserted") -> str:
+    """What is wrong with a completion, or that nothing is."""
+    scored = score(row, completion, formats)
+    if scored.found is None:
+        return "no JSON value was found"
+    if not scored.valid:
+        errors = validator(row["schema"], formats).iter_errors(scored.found.value)
+        return "against the schema: " + next((error.message for error in errors), "a pattern takes too long")
+    if not scored.right:
+        return f"follows the schema; {scored.agreement:.0%} of the fields agree with the reference"
+    return "follows the schema" + ("" if scored.agreement is None else " and agrees with the reference")
+
+
 def credit(row: Row, scored: Score, partial: float) -> float:
     """1 for what is right; else `partial` times the mean of being JSON, being valid and the agreement.
 
@@ -298,6 +311,7 @@ def task(
         text=True,
         fixed=True,
         grade=grade,
+        verdict=lambda row, completion: verdict(row, completion, formats),
         stored=shape.row,
         about=ABOUT,
     )

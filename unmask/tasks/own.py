@@ -11,17 +11,16 @@ Rewards are asked in a process of their own (unmask/tasks/own_worker.py), where 
 file is run there once more.
 """
 
-import importlib.util
 import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from unmask.own_file import run_file
 from unmask.tasks.composite import Part, Weights, composite
 from unmask.tasks.process import Ended, Process
 from unmask.tasks.sources import Shape, set_rows
@@ -71,7 +70,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"own: there is no file {file}")
-    module = _run(str(path.resolve()), path.stat().st_mtime_ns)
+    module = run_file(path)
     values = {name: _value(file, name, f) for name, f in _rewards(file, module).items()}
     length = getattr(module, "length", LENGTH)
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
@@ -140,21 +139,6 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
     weighed = composite(built, parts, {**dict(getattr(module, "weights", {})), **weights}, where=file)
     process = Process([sys.executable, "-c", WORKER, json.dumps(sys.path), file, json.dumps(weights)], STARTING)
     return replace(weighed, reward_range=None, elsewhere=elsewhere)
-
-
-@cache
-def _run(path: str, changed: int) -> ModuleType:
-    """Run a file as a module; once, until it is `changed`."""
-    name = f"unmask_own_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and pickle look a class up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{Path(path).name} cannot be run: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _rewards(file: str, module: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -147,6 +147,14 @@ class Bench:
         verdicts = self.verdicts([row], [completion])[0]
         return sum(verdict.passed for verdict in verdicts), len(verdicts)
 
+    def told(self, row: Row, completion: str) -> str:
+        """How many tests pass, and why the first that does not fails."""
+        passed, total = self.share(row, completion)
+        if not self.job(row, completion).program.strip():
+            return "no program was found"
+        failed = [verdict.reason for verdict in self.verdicts([row], [completion])[0] if not verdict.passed]
+        return f"{passed} of {total} tests pass" + (f"; {failed[0]}" if failed else "")
+
 
 def program_task(
     *,
@@ -190,6 +198,7 @@ def program_task(
         text=True,
         fixed=True,
         grade=grade,
+        verdict=bench.told,
         ahead=bench.verdicts,
         stored=stored,
         protocol=protocol.name,

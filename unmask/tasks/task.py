@@ -76,6 +76,8 @@ class Task:
     """Other scores of the same completions by name, told beside the protocol's."""
     stored: Callable[[Row], Row] = dict
     """The row that a line of stored generations is about: by default the line itself."""
+    verdict: Callable[[Row, str], str] | None = None
+    """What the grader has to say of a completion beside its score, in a line; None: nothing."""
     facts: Callable[[Sequence[Row]], dict[str, int]] | None = None
     """What is worth knowing of a set of rows, to tell beside a score of it; None: nothing."""
 
