@@ -1,0 +1,193 @@
+"""Writes the pages of docs/reference that follow from the code: the commands and the keys of a configuration.
+
+    python docs/reference.py        # make reference; tests/test_docs.py fails where a page is not what this writes
+"""
+
+import ast
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import unmask
+from unmask.cli import app
+from unmask.config import CHOICES, Config, option_help
+from unmask.methods import BASES, PLUGINS
+from unmask.sft_config import SftConfig
+from unmask.tasks import TASKS
+
+HERE = Path(__file__).parent / "reference"
+NOTE = "<!-- written by docs/reference.py: change the code, then `make reference` -->"
+WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
+DOORS = {
+    "unmask.config": ["read_config", "parse_config"],
+    "unmask.train": ["train", "resume"],
+    "unmask.evaluate": ["evaluate"],
+    "unmask.view.page": ["export"],
+    "unmask.models.lora": ["add_adapter", "merge", "save_adapter", "load_adapter"],
+    "unmask.models.checkpoint": ["save"],
+}
+"""What is not in `unmask` itself: it touches a disk, a configuration or a whole run."""
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def commands() -> str:
+    """reference/cli.md, from the functions behind the typer app."""
+    found = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
+    lines = ["# Commands", NOTE, ""]
+    lines += ["`unmask COMMAND --help` prints the same. A mistake is one line on standard error and exit code 2.", ""]
+    lines += ["| command | what it does |", "|---|---|"]
+    lines += [f"| [`{name}`](#unmask-{name}) | {_cell(_paragraphs(function)[0])} |" for name, function in found.items()]
+    for name, function in found.items():
+        lines += ["", f"## unmask {name}", ""]
+        lines += [line for paragraph in _paragraphs(function) for line in (paragraph, "")]
+        lines += ["| argument or option | type | default | what it is |", "|---|---|---|---|", *_parameters(function)]
+    return "\n".join(lines) + "\n"
+
+
+def _paragraphs(function: Callable[..., Any]) -> list[str]:
+    return [" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n")]
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[str]:
+    for parameter in inspect.signature(function).parameters.values():
+        kind, info = get_args(parameter.annotation)
+        needed = parameter.default is inspect.Parameter.empty
+        if isinstance(info, typer.models.ArgumentInfo):
+            name = info.metavar or parameter.name.upper()
+        else:
+            switch = f"--{parameter.name.replace('_', '-')}"
+            pair = f"{switch}, --no-{switch[2:]}" if kind is bool else switch
+            first = info.default if isinstance(info.default, str) else None  # Annotated[..., typer.Option("--with")]
+            name = ", ".join([first, *info.param_decls] if first else [pair])
+        least = f" >= {info.min}" if info.min is not None else ""
+        told = "" if "bool" in str(kind) else f"{_kind(kind)}{least}"
+        default = "needed" if needed else "" if parameter.default is False else _default(parameter.default)
+        yield f"| `{_cell(name)}` | {told} | {default} | {_cell(info.help or '')} |"
+
+
+def keys() -> str:
+    """reference/keys.md, from the pydantic models and the signatures of methods, plug-ins and tasks."""
+    lines = ["# Configuration keys", NOTE, ""]
+    lines += ["How files, overrides and flags come together, and what an error looks like: "]
+    lines[-1] += "[configuration](../configuration.md). The defaults are those of a file."
+    lines += ["", "## Top level", "", *_table(Config)]
+    for name, model in _sections(Config).items():
+        lines += ["", f"## {name}", "", *_table(model)]
+    lines += ["", "## Options of methods and plug-ins", ""]
+    lines += ["A section named after a method, plug-in or task holds its options. What they do is on its page.", ""]
+    pages = {name: f"../methods/{'daca' if name in ('sml', 'dps') else name}.md" for name in {**BASES, **PLUGINS}}
+    lines += [*_options({**BASES, **PLUGINS}, lambda name: f"[`{name}`]({pages[name]})")]
+    lines += ["", "## Options of tasks", "", "`unmask tasks NAME` says what a task's options do.", ""]
+    lines += [*_options(TASKS, lambda name: f"`{name}`")]
+    lines += ["", "## Fine-tuning", "", "Of [`unmask adapt`](../adapt.md) and [`unmask sft`](../sft.md).", ""]
+    lines += [*_table(SftConfig), "", "## Fine-tuning eval", "", *_table(_sections(SftConfig)["eval"])]
+    lines += ["", "## Named formulas", "", "Options that name a formula take one of these.", ""]
+    lines += ["| option | names |", "|---|---|"]
+    lines += [f"| `{name}` | {', '.join(f'`{one}`' for one in choices)} |" for name, choices in CHOICES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+
+
+def _table(model: type[BaseModel]) -> Iterator[str]:
+    told, sections, shared = attribute_docs(model), _sections(model), _sections(Config)
+    yield from ("| key | type | default | meaning |", "|---|---|---|---|")
+    for name, field in model.model_fields.items():
+        if field.exclude:
+            continue
+        place = name if sections.get(name) is shared.get(name) else f"fine-tuning-{name}"
+        key = f"[`{name}`](#{place})" if name in sections else f"`{field.alias or name}`"
+        if name in sections:
+            yield f"| {key} | section | | {_cell(told.get(name, attribute_docs(Config)[name]))} |"
+            continue
+        default = "needed" if field.is_required() else _default(field.get_default(call_default_factory=True))
+        yield f"| {key} | {_cell(_kind(field.annotation, field))} | {default} | {_cell(told.get(name, ''))} |"
+
+
+def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str], str]) -> Iterator[str]:
+    yield from ("| section | option | default |", "|---|---|---|")
+    for name, factory in catalogue.items():
+        for number, (option, default) in enumerate(option_help(factory).items()):
+            yield f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
+
+
+def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
+    """The docstring under each field of a model's class."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
+    told = {}
+    for field, after in pairwise(body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            told[field.target.id] = " ".join(str(after.value.value).split())
+    return told
+
+
+def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
+    origin, inside = get_origin(annotation), get_args(annotation)
+    rules = field.metadata if field else ()
+    given = [(sign, getattr(rule, key, None)) for rule in rules for key, sign in SIGNS.items()]
+    bounds = [f"{sign} {bound}" for sign, bound in given if bound is not None and bound < 2**16]
+    if origin is Annotated:
+        return _kind(inside[0])
+    if origin is Literal:
+        return ", ".join(f"`{name}`" for name in inside)
+    if origin in (Union, types.UnionType):
+        parts = [_kind(one) for one in inside if one is not type(None)]
+        return " ".join([" or ".join(parts), ", ".join(bounds)]).strip()
+    if origin is list:
+        return f"{_kind(inside[0])}s"
+    if origin is tuple:
+        return f"list of {_kind(inside[0])}s" if inside[-1] is Ellipsis else f"{len(inside)} {_kind(inside[0])}s"
+    return " ".join([WORDS.get(annotation, "list"), ", ".join(bounds)]).strip()
+
+
+def _default(value: Any) -> str:
+    if value is None or value is ... or str(value).startswith("PydanticUndefined"):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, list | tuple):
+        return f"`[{', '.join(str(one) for one in value)}]`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`" if value != "" else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def interface() -> str:
+    """reference/api.md: a directive of mkdocstrings for every public name, by the module it lives in."""
+    homes: dict[str, list[str]] = {}
+    for name in dir(unmask):
+        if name not in ("__version__", "TYPE_CHECKING"):
+            home = unmask._homes()[name]
+            module = getattr(getattr(unmask, name), "__module__", home)  # a method's own, not the shelf's
+            homes.setdefault(module if module.startswith("unmask.") else home, []).append(name)
+    lines = ["# Python", NOTE, "", "What `import unmask` offers; used in [the parts alone](../python.md).", ""]
+    lines += ["Names end in their shape, one letter a dimension: B traces, L positions of the canvas, V vocabulary, "]
+    lines[-1] += "T steps, S masked states, N questions, M units."
+    for module, names in {**homes, **DOORS}.items():
+        told = inspect.cleandoc(import_module(module).__doc__ or "").split("\n\n")[0]
+        lines += ["", f"## {module}", "", " ".join(told.split()).replace("](", "\\]("), ""]
+        lines += [f"::: {module}.{name}" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"cli.md": commands, "keys.md": keys, "api.md": interface}
+
+if __name__ == "__main__":
+    HERE.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page())
