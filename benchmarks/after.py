@@ -9,6 +9,7 @@ holds a digit twice. 256 held-out problems, 4 samples each, the same noise for a
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if not list(arguments.folder.glob("cells/*/run/checkpoint")):
+        sys.exit(f"{arguments.folder} has no trained models: compare with --keep")
     results: dict[str, Any] = {"start": measured(load_model("tiny"))}
     for row in json.loads((arguments.folder / "results.json").read_text())["cells"]:
         for seed, cell in row["folders"].items():

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000, help="of pre-training")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", default="forwards=100000")
-    parser.add_argument("--lr", default="5e-5,1e-4,2e-4,4e-4")
+    parser.add_argument("--lr", default="1e-4,2e-4,4e-4,8e-4")
     parser.add_argument("--methods", default="diffu_grpo,coupled_grpo,agrpo")
     parser.add_argument("--sizes", default=",".join(SHAPES))
     parser.add_argument("--boards", default=",".join(BOARDS))

@@ -31,17 +31,17 @@ def apart(found: Mapping[str, Any] | None) -> str:
 
 
 def plugins(results: dict[str, Any]) -> Table:
-    """A base a line: alone, then the difference that each plug-in makes."""
+    """A base a line: alone, then the difference that each plug-in makes, sampled and greedy."""
     rows = summary(results)["rows"]
     bases = [row for row in rows if row["against"] is None]
     names = list(dict.fromkeys(row["label"][len(row["against"]) :] for row in rows if row["against"]))
-    yield ["base", "rate", "alone", *(f"{name}: difference" for name in names), "greedy, pass@4 alone"]
+    heads = [head for name in names for head in (name, f"{name}, greedy")]
+    yield ["base", "rate", "alone", "greedy", *heads]
     for base in bases:
         added = {row["label"][len(row["against"]) :]: row for row in rows if row["against"] == base["label"]}
         rate = "" if base["rate"] is None else f"{base['rate']:g}"
-        rest = f"{100 * base['greedy']['mean']:.1f}, {100 * base['pass@4']['mean']:.1f}"
-        differences = [apart(added[name]["sampled difference"]) if name in added else "" for name in names]
-        yield [base["label"], rate, share(base["sampled"]), *differences, rest]
+        found = [added[name][f"{kind} difference"] for name in names for kind in ("sampled", "greedy")]
+        yield [base["label"], rate, share(base["sampled"]), f"{100 * base['greedy']['mean']:.1f}", *map(apart, found)]
 
 
 def rows(results: dict[str, Any]) -> Table:
