@@ -60,6 +60,16 @@ def test_naming_a_method_starts_without_plugins_and_a_second_run_gets_a_folder_o
         assert code == 0 and folder in out.replace("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["method=agrpo", "with=[dps]"], "agrpo+dps"), (["--method", "agrpo", "with=[dps]"], "agrpo+dps"),
+     (["method=agrpo"], "agrpo"), (["with=[dps]"], "diffu_grpo+dps")],
+)  # fmt: skip
+def test_plugins_that_an_override_names_stay(unmask, words: list[str], name: str) -> None:
+    code, out, err = unmask("train", *words, "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["name"] == f"sudoku-{name}-seed0", err
+
+
 def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(f"model: {model}\nmethod: wd1\nwith: [sml, dps]\nupdates: 1\n")
     code, _, _ = unmask("train", "my.yaml", "--with", "sml", "--with", "dispo", "--out", "here", *SHORT[1:])

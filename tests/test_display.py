@@ -184,6 +184,13 @@ def test_a_curve_reaches_from_its_least_to_its_largest_value() -> None:
     assert sparkline([5, 9, 0, 1], 2) == "▁█" and sparkline([3, 3], 9) == "▁▁" and sparkline([1], 0) == ""
 
 
+def test_a_curve_of_what_is_not_finite_is_drawn_all_the_same() -> None:
+    inf, nan = float("inf"), float("nan")
+    assert sparkline([nan, 0, inf, 7, -inf, 1], 9) == "▁▁▁█▁▂"  # the others keep their places
+    assert sparkline([nan], 1) == sparkline([inf], 1) == "▁"
+    assert sparkline([1e308, -1e308], 2) == "▁▁" and sparkline([0.0, 5e-324], 2) == "▁█"
+
+
 def test_a_run_in_a_terminal(unmask, model: str, screen: Console) -> None:
     short = ["updates=2", "prompts=2", "group=2", "eval.prompts=4", "eval.samples=1"]
     code, _, _ = unmask("train", "--model", model, "--method", "agrpo", *short, "--out", "run")

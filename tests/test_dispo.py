@@ -160,3 +160,22 @@ def test_what_cannot_be_compared_is_refused():
             dispo(agrpo(), branches=branches)
     with pytest.raises(ValueError, match=r"weight=-0.5 must be at least 0"):
         dispo(agrpo(), weight=-0.5)
+
+
+def test_what_siblings_share_cancels_so_updating_all_tokens_is_updating_what_was_filled():
+    """On-policy, with the siblings' mean as baseline: the claim docs/results.md makes of "action only"."""
+    policy, (_, twigs) = rollout(dispo(diffu_grpo(), branches=3, lateness=0.5))
+    probes, width = one_shot(twigs), twigs.tokens_BL.shape[1]
+    advantage_B = group_mean(rewards(twigs), twigs.group_B)
+    states_BL, whole = probes.states_SL[probes.state_N], torch.arange(len(twigs) * width)
+    logits_BLV = policy(states_BL, probes.attended_SL[probes.state_N], whole).view(len(twigs), width, -1)
+    logp_BL = logits_BLV.log_softmax(-1).gather(-1, twigs.tokens_BL[..., None])[..., 0]
+    weighted_BL = advantage_B[:, None] * logp_BL
+    seen_BL = states_BL != MASK
+    assert (seen_BL & (logp_BL < -1e-3)).any() and (advantage_B != 0).any()
+    weights = list(policy.parameters())
+    every = torch.autograd.grad(weighted_BL[:, 4:].sum(), weights, retain_graph=True)
+    filled = torch.autograd.grad((weighted_BL * ~seen_BL)[:, 4:].sum(), weights)
+    for one, other in zip(every, filled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert max(slope.abs().max() for slope in filled) > 1e-3

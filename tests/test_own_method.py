@@ -9,6 +9,7 @@ import yaml
 
 import unmask as library
 from unmask.config import read_config
+from unmask.models import TinyShape, save, tiny_policy
 
 GOOD = """
 from __future__ import annotations
@@ -118,10 +119,73 @@ def test_nothing_is_run_for_a_name_of_the_shelf(folder, monkeypatch):
     assert "wd1" not in sys.modules and "unmask_own_wd1" not in sys.modules
 
 
-def test_only_a_task_and_a_method_that_the_user_names_run_a_file():
-    package = Path(library.__file__).parent
-    users = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if "run_file" in path.read_text()}
-    assert users == {"own_file.py", "tasks/own.py", "methods/own.py"}
+EVIL = """
+from pathlib import Path
+Path("ran").touch()
+length = 8
+def f(base=None): return base
+def reward(completion): return 1
+"""
+NAMING = {
+    "a method": {"method": "dl/m.py:f", "f": {"x": 1}},
+    "a plug-in": {"with": ["daca", "dl/m.py:f"], "daca": {"strata": 2}},
+    "a task": {"task": "dl/m.py"},
+    "a task spelled out": {"task": "own", "own": {"file": "dl/m.py"}},
+    "a task that is not asked for": {"task": "sudoku", "own": {"file": "dl/m.py"}},
+}
+FOREIGN = {
+    "sample": "sample dl 1=",
+    "generate": "generate dl prompts.jsonl",
+    "eval": "eval dl --problems 1 --samples 1",
+    "audit": "audit dl --methods diffu_grpo --problems 1 --group 2 --draws 2 --states 0",
+    "view": "view dl --export view.html",
+    "merge": "merge dl --out merged",
+}
+
+
+@pytest.fixture
+def foreign(folder):
+    """A folder from somewhere else, with a program in it: a model's, or with `checkpoint` a run's."""
+
+    def made(settings, kind):
+        save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)), Path(kind))
+        Path("dl/config.yaml").write_text(yaml.safe_dump({"rollout": {"steps": 4}, **settings}))
+        Path("dl/m.py").write_text(EVIL)
+        Path("prompts.jsonl").write_text('{"prompt": "1="}\n')
+        if kind != "dl":
+            Path("dl/metrics.jsonl").write_text('{"step": 0}\n')
+
+    return made
+
+
+@pytest.mark.parametrize("command", FOREIGN)
+@pytest.mark.parametrize("naming", NAMING)
+def test_a_run_that_is_looked_at_runs_no_file_that_it_names(naming, command, foreign, unmask):
+    foreign(NAMING[naming], "dl/checkpoint")
+    code, _, err = unmask(*FOREIGN[command].split(" "))
+    assert not Path("ran").exists()
+    if NAMING[naming].get("task") in (None, "sudoku") or command in ("view", "merge"):
+        assert code == 0, err
+    else:
+        assert code == 2 and "its task is a Python file, which is run if you name it too: add --task" in err
+
+
+@pytest.mark.parametrize("command", ["sample", "generate", "eval", "audit", "merge"])
+def test_a_model_that_is_looked_at_has_no_configuration(command, foreign, unmask):
+    foreign({"method": "dl/m.py:f", "task": "dl/m.py", "rollout": {"steps": 77}}, "dl")  # more than there are positions
+    code, _, err = unmask(*FOREIGN[command].split(" "))
+    assert code == 0 and not Path("ran").exists(), err
+
+
+def test_a_task_that_a_run_names_is_run_once_the_user_names_it_too(foreign, unmask):
+    Path("rows.jsonl").write_text('{"prompt": "1=", "split": "test"}\n')
+    foreign({"task": "own", "own": {"file": "dl/m.py", "data": "rows.jsonl"}}, "dl/checkpoint")
+    command = [*FOREIGN["eval"].split(" "), "--json", "reward.timeout=null"]
+    for more in ["--task", "own", "own.data=rows.jsonl"], ["--task", "sudoku", "task=own"]:
+        unmask(*command, *more)
+        assert not Path("ran").exists()
+    code, out, err = unmask(*command, "--task", "./dl/m.py")
+    assert code == 0 and Path("ran").exists() and '"task": "m"' in out, err  # with the run's rows, the file has none
 
 
 def test_the_page_shows_the_file_that_is_tested(tmp_path):

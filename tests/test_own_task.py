@@ -243,9 +243,12 @@ def test_training_and_evaluating_a_file(
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     assert all(s["reward"] == s["completion"].count(s["row"]["answer"]) / 8 for s in samples)
     capsys.readouterr()
-    assert called(monkeypatch, "eval", "run", "--problems", "4", "--samples", "2", "--json") == 0
+    short = ["--problems", "4", "--samples", "2", "--json"]
+    assert called(monkeypatch, "eval", "run", *short) == 2  # a folder alone has no file run
+    assert "add --task 'my_task.py'" in capsys.readouterr().err
+    assert called(monkeypatch, "eval", "run", "--task", "my_task.py", *short) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "my_task"
-    assert called(monkeypatch, "eval", "run", "--task", "sudoku", "--problems", "4", "--samples", "2", "--json") == 0
+    assert called(monkeypatch, "eval", "run", "--task", "sudoku", *short) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "sudoku"
 
 
@@ -256,6 +259,7 @@ def test_what_to_try_next_can_be_copied(folder: Path):
     assert shlex.split(sampled) == ["unmask", "sample", "runs/a", task.prompt(task.rows("test", 1, 0)[0]), "--steps"]
     task = made("def reward(completion): return 1\ndef prompt(row): return row['prompt'] + '\\nin two lines'\n")
     assert not any("sample" in command for command in next_commands(task, "runs/a"))
+    assert next_commands(task, "runs/a", "my task.py")[0] == "unmask eval runs/a --task 'my task.py'"
 
 
 def test_a_reward_that_fails_stops_the_run_with_one_line(

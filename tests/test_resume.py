@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -320,6 +321,35 @@ def test_other_versions_are_told(model: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("unmask.run.versions", lambda: {"torch": "9.9"})
     with pytest.warns(UserWarning, match=r"torch was 2\.\S+ and is 9\.9: what follows may be rounded differently"):
         resume(tmp_path / "cut")
+
+
+def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path, monkeypatch) -> None:
+    """As it was run, not as it lay there when the state was kept."""
+    monkeypatch.chdir(tmp_path)
+    source = "import unmask\ndef mine(kl: float = 0.1) -> unmask.Method:\n    return unmask.wd1()\n"
+    Path("mine.py").write_text(source)
+    config = config_for(model, method="mine.py:mine")
+    with monkeypatch.context() as patch:
+        cut_at(patch, "collect", 4)
+        plain = unmask.keeper.write
+        patch.setattr(unmask.keeper, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
+        with pytest.raises(Cut):
+            run(config, tmp_path / "cut")
+    shutil.copytree("cut", "again")
+    with pytest.warns(UserWarning, match=r"mine\.py has changed since the state was kept: what follows is by"):
+        resume(tmp_path / "cut")
+    Path("mine.py").write_text(source)
+    resume(tmp_path / "again")  # a warning would be an error
+
+
+def test_a_kill_while_the_folder_was_made_is_gone_on_from(model: str, tmp_path: Path, unmask) -> None:
+    config = config_for(model, method="agrpo", updates=1)
+    Run(tmp_path / "run", config.dump())
+    versions = (tmp_path / "run" / "versions.json").read_text()
+    (tmp_path / "run" / "versions.json").unlink()
+    code, _, err = unmask("train", "--resume", "run")
+    assert code == 0, err
+    assert (tmp_path / "run" / "versions.json").read_text() == versions
 
 
 def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:

@@ -205,6 +205,18 @@ def test_what_is_saved_is_a_checkpoint_of_ours_and_a_run_goes_on_from_trls(adapt
     assert any(moved)
 
 
+def test_a_run_goes_on_between_batches_and_never_inside_one(tmp_path):
+    whole = trainer_of(tmp_path, small(), unmask.wd1(), save_strategy="steps", save_steps=1)
+    whole.train()
+    for step in (1, 3):
+        with pytest.raises(ValueError, match=f"checkpoint-{step} is in the middle .* a multiple of num_iterations=2"):
+            trainer_of(tmp_path, small(), unmask.wd1()).train(str(tmp_path / f"checkpoint-{step}"))
+    resumed = trainer_of(tmp_path, small(), unmask.wd1())
+    resumed.train(str(tmp_path / "checkpoint-2"))
+    for a, b in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert_close(a.data, b.data, 1e-9)
+
+
 def test_a_micro_batch_of_which_nothing_is_asked_adds_nothing_and_can_be_gone_back_through():
     policy, method = small(), unmask.diffu_grpo(kl=0)
     trace, _ = unmask.sample(policy, [[5], [6, 7]], unmask.row_seeds(0, 2), length=4, group_B=torch.tensor([0, 0]))

@@ -112,7 +112,7 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
     assert [entry["id"] for entry in told["traces"]] == ["t1-0", "e1-0"]
     assert (told["warnings"], told["errors"]) == ([{"step": 2, "name": "idle"}], 2)
     assert not index_of([run], live=True)["live"] and told["finished"] == {"before": {}, "after": {}}
-    assert run.trace("e1-0") == group("e1-0").encode() and run.trace("t1-0") == group("t1-0").encode()
+    assert [run.trace(name) for name in ("e1-0", "t1-0")] == [group(name)[:-1].encode() for name in ("e1-0", "t1-0")]
     assert run.trace("../../etc/passwd") is None and run.trace("e9-0") is None
 
 
@@ -127,6 +127,42 @@ def test_a_log_that_was_cut_and_written_on_is_read_again(folder: Path, more: int
     metrics.unlink()
     run.refresh()
     assert run.data("first")["metrics"] == {}
+
+
+def test_a_group_is_not_read_where_another_is_now(folder: Path) -> None:
+    traces = folder / "traces.jsonl"
+    traces.write_text(group("t1-0") + group("t2-0") + group("t3-0"))
+    run = RunFolder(folder)
+    assert run.refresh() and run.trace("t2-0") is not None
+    traces.write_text(group("t1-0") + group("e1-0") + group("t2-0", prompt=""))  # a resumed run's
+    assert run.trace("t2-0") is None and run.trace("t3-0") is None  # another is there; a part of one
+    traces.unlink()
+    assert run.trace("t1-0") is None
+    traces.write_text(group("e1-0", prompt="") + group("t2-0", step=2))
+    assert run.refresh() and run.trace("t2-0") == group("t2-0", step=2)[:-1].encode()
+    assert run.trace("t1-0") is None
+
+
+def test_a_run_that_begins_again_is_news_with_the_settings_it_has_then(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 7, "a": 1}\n')
+    run = RunFolder(folder)
+    assert run.refresh() and run.data("first")["done"] == 7
+    (folder / "metrics.jsonl").unlink()
+    (folder / "config.yaml").write_text("task: countdown\n")
+    assert run.refresh() and not run.refresh()
+    assert (run.data("first")["done"], run.data("first")["task"]) == (0, "countdown")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
+    run.refresh()
+    (folder / "metrics.jsonl").unlink()
+    (folder / "config.yaml").write_text("task: [")
+    assert run.refresh() and run.data("first")["task"] == "countdown"  # what is half written is not shown yet
+
+
+def test_of_two_groups_of_one_name_the_first_counts(folder: Path) -> None:
+    (folder / "traces.jsonl").write_text(group("t1-0") + group("t1-0", step=9))
+    run = RunFolder(folder)
+    assert run.refresh() and [told["step"] for told in run.groups()] == [1]
+    assert run.trace("t1-0") == group("t1-0")[:-1].encode()
 
 
 def test_without_groups_the_samples_are_shown_as_they_were_written(folder: Path) -> None:
@@ -155,9 +191,77 @@ def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
     (folder / "config.yaml").write_text("optimizer: {max_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
     (told,) = json.loads(index_text([RunFolder(folder)], live=False))["runs"]
     assert told["config"] == {"optimizer": {"max_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
+    (folder / "config.yaml").write_text(f"2024-01-02: 1\nlarge: 0x{'f' * 5000}\npairs: !!pairs [a: .nan]\n")
+    (told,) = json.loads(index_text([RunFolder(folder)], live=False))["runs"]
+    assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "no run folder"), ("- 1\n", "not a con"), ("a: [", "not a con")])
+FAR = "9" * 400
+DEEP = {depth: "[" * depth + "]" * depth for depth in range(850, 1000)}  # about as deep as Python reads and writes
+
+
+def by_the_letter(text: str | bytes | None) -> Any:
+    """JSON as a browser takes it."""
+    assert text is not None
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text, parse_constant=refused)
+
+
+def test_damaged_logs_are_shown_as_far_as_they_are_sound(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text(f'{{"step": {FAR}, "a": 1}}\n{{"step": 1, "a": {FAR}, "b": 2}}\n')
+    deep = "".join(f'{{"name": {nested}}}\n' for nested in DEEP.values())
+    (folder / "warnings.jsonl").write_text(deep + '{"name": "idle"}\n')
+    (folder / "finished.json").write_text("[" * 200_000)
+    strange = b'{"id": "t2-0", "step": [1], "prompt": "\xed\xa0\x80", "rollouts": [{"reward": 1e999, "p": [NaN]}]}\n'
+    lines = [group("t1-0", step=int(FAR)).encode(), b"\xef\xbb\xbf" + strange]
+    (folder / "traces.jsonl").write_bytes(b"".join(lines))
+    run = RunFolder(folder)
+    assert run.refresh()
+    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    assert (told["done"], told["metrics"], told["finished"]) == (1, {"b": {"x": [1], "y": [2]}}, None)
+    assert [line["name"] == "idle" for line in told["warnings"]] == [False] * (len(told["warnings"]) - 1) + [True]
+    assert [(each["id"], each["step"], each["rewards"]) for each in told["traces"]] == [
+        ("t1-0", None, [1.0, 0.0]),
+        ("t2-0", None, [None]),
+    ]
+    found = by_the_letter(run.trace("t2-0"))
+    assert (found["prompt"], found["rollouts"]) == ("\ud800", [{"reward": None, "p": [None]}])
+    assert by_the_letter(run.trace("t1-0"))["rollouts"] == json.loads(group("t1-0"))["rollouts"]
+
+
+def test_damaged_samples_are_shown_as_far_as_they_are_sound(folder: Path) -> None:
+    rows = {1: '{"é": NaN}', **DEEP}
+    lines = (f'{{"step": {n}, "row": {row}, "completion": "x", "reward": NaN}}\n' for n, row in rows.items())
+    (folder / "samples.jsonl").write_text("".join(lines))
+    run = RunFolder(folder)
+    assert run.refresh()
+    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    assert [each["id"] for each in told["traces"][:2]] == ["t1-0", "t850-0"]
+    for each in told["traces"]:
+        assert each["rewards"] == [None]
+        assert by_the_letter(run.trace(each["id"]))["rollouts"] == [{"tokens": ["x"], "reward": None}]
+    assert by_the_letter(run.trace("t1-0"))["prompt"] == '{"é": null}'
+
+
+def test_a_prompt_may_be_anything(folder: Path) -> None:
+    lines = (group(f"t{n}-0").replace(json.dumps("p" * 200), nested) for n, nested in DEEP.items())
+    (folder / "traces.jsonl").write_text("".join(lines) + group("t1-0", prompt={"a": math.nan}))
+    run = RunFolder(folder)
+    assert run.refresh()
+    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    assert told["traces"][0]["id"] == "t850-0" and told["traces"][-1]["prompt"] == "{'a': None}"
+    for each in told["traces"]:
+        assert by_the_letter(run.trace(each["id"]))["rollouts"] == json.loads(group("t1-0"))["rollouts"]
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9))
+NONE = ("- 1\n", "a: [", "a: !!int ''", "a: !!timestamp x", "a: " + "[" * 9999, BOMB, "a: &a [*a]\n")
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "no run folder"), *((text, "not a con") for text in NONE)])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)

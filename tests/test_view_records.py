@@ -32,7 +32,6 @@ from unmask.shapes import NEVER
 from unmask.tasks import TASKS
 from unmask.train import resume, train
 from unmask.update import Part
-from unmask.view.grid import NOWHERE, board_of, cells_of
 from unmask.view.records import answer_of, rounded, short
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
@@ -211,7 +210,19 @@ def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
 ) -> None:
     more = {"agrpo": {"choice": True}} if method == "agrpo" else {}
     config, seen.varied = config_for(model, method=method, **ONE, seed=2, **more), True
-    line = taught(config, tmp_path / "run")
+    check_answers(taught(config, tmp_path / "run"), seen)
+
+
+@pytest.mark.parametrize("method", ["agrpo", "diffu_grpo"])
+def test_of_several_inner_updates_the_answers_to_the_first_are_told(
+    model: str, tmp_path: Path, seen: Seen, method: str
+) -> None:
+    config, seen.varied = config_for(model, method=method, **ONE, seed=2, inner=2), True
+    check_answers(taught(config, tmp_path / "run"), seen)
+
+
+def check_answers(line: Line, seen: Seen) -> None:
+    """They are what the policy said before the first inner update, to the questions of that update."""
     probes, logp_NL = seen.parts[0].probes, seen.logp[0]
     for i, rollout in enumerate(line["rollouts"]):
         questions = (probes.trace_N == i).nonzero().squeeze(1).tolist()
@@ -231,6 +242,13 @@ def test_a_rollout_that_could_teach_nothing_was_not_asked(model: str, tmp_path: 
     line = taught(config_for(model, method="agrpo", **ONE, sudoku={}), tmp_path / "run")  # of which none is right
     for rollout in line["rollouts"]:
         assert (rollout["reward"], rollout["advantage"], rollout["probes"], rollout["taught"]) == (0, 0, None, False)
+
+
+def test_of_a_large_group_the_first_are_written_down(model: str, tmp_path: Path) -> None:
+    config = config_for(model, updates=1, prompts=1, group=18, eval={"prompts": 2, "samples": 18}, rollout={"steps": 2})
+    found = lines(run(config, tmp_path / "run"))
+    assert [line["id"] for line in found] == ["e0-0", "e0-1", "t1-0", "e1-0", "e1-1"]
+    assert all(len(line["rollouts"]) == 16 for line in found)
 
 
 def left_by(folder: Path) -> dict[str, object]:
@@ -282,19 +300,36 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
     assert (tmp_path / "cut" / "traces.jsonl").read_bytes() == whole and whole.count(b"\n") == 3 + 4
 
 
-def test_an_update_that_is_skipped_taught_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def skipped(turn: int, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
+    """The group of an update of two turns, of which one is not finite."""
     plain = unmask.train.parts_of
 
     def broken(*given: Any) -> Any:
         turns = plain(*given)
-        for part in turns[0]:
-            part.credit_BL[0, -1] = math.nan
+        for i, part in enumerate(turns[turn]):
+            credit_BL = part.credit_BL.clone()
+            credit_BL[0, -1] = math.nan
+            turns[turn][i] = replace(part, credit_BL=credit_BL)
         return turns
 
     monkeypatch.setattr(unmask.train, "parts_of", broken)
-    line = lines(run(config_for(model, updates=1), tmp_path / "run"))[2]
-    assert line["id"] == "t1-0" and not any(rollout["taught"] for rollout in line["rollouts"])
+    run(config_for(model, updates=1, inner=2), folder)
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["train/skipped"] == 1
+    line = lines(folder)[2]
+    assert line["id"] == "t1-0"
+    return line
+
+
+def test_an_update_that_is_skipped_taught_nothing(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = skipped(0, model, tmp_path / "run", monkeypatch)
+    assert not any(rollout["taught"] for rollout in line["rollouts"])
     assert line["rollouts"][0]["weight"][-1] is None  # JSON has no nan
+
+
+def test_an_update_that_breaks_off_after_its_first_turn_has_taught(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any(rollout["taught"] for rollout in skipped(1, model, tmp_path / "run", monkeypatch)["rollouts"])
 
 
 def test_a_failed_reward_is_the_verdict(model: str, tmp_path: Path) -> None:
@@ -326,38 +361,22 @@ def test_graders_say_what_is_wrong() -> None:
     assert code.verdict(row, "import os") == "not run: no short expression in x"
 
 
-# --- the board ----------------------------------------------------------------------------------------------
-
-GRID = "1234341221434321"
-ROW = {"puzzle": "1000000000000001", "solution": GRID}
-
-
-def test_the_cells_of_a_board_in_words_are_where_the_grader_read_it() -> None:
-    task = TASKS["sudoku_text"]()
-    drawn = f"{GRID[:4]} {GRID[4:8]}\n{GRID[8:12]} | {GRID[12:]}"
-    text = f"It is {GRID[::-1]}, no:</reasoning>\n<answer>\n{drawn}\n</answer>"
-    for before in ("", "1 ", "Row 4: 12"):  # digits that are not the board's
-        near_it = f"<answer>{before}</answer>{before}\n{GRID}"
-        found = cells_of(task, ROW, list(near_it), near_it)
-        assert found == list(range(len(near_it) - 16, len(near_it)))
-    cells = cells_of(task, ROW, list(text), text)
-    assert cells is not None and "".join(text[cell] for cell in cells) == GRID and cells[0] > text.index("<answer>")
-    tokens = [*text[: cells[0]], text[cells[0] : cells[1] + 1], *text[cells[1] + 1 :]]  # two digits in one token
-    assert "".join(tokens) == text and cells_of(task, ROW, tokens, text) is None
-    assert cells_of(task, ROW, list("none"), "none") == NOWHERE
-    assert cells_of(TASKS["countdown"](), ROW, list(text), text) is None
-
-
-def test_a_board_has_the_cells_that_all_rollouts_share() -> None:
-    puzzle = [1, *[0] * 14, 1]
-    here, there = list(range(16)), list(range(1, 17))
-    assert board_of(ROW, [here, here]) == {"size": 4, "puzzle": puzzle, "cells": here}
-    assert board_of({"puzzle": "1..............1"}, [here, there]) == {"size": 4, "puzzle": puzzle, "cells": NOWHERE}
-    assert board_of(ROW, [here, None]) is None
+def test_a_task_of_ones_own_is_no_sudoku_whatever_its_name(model: str, tmp_path: Path) -> None:
+    for name, built in TASKS.items():
+        assert built().board == name.startswith("sudoku")
+    for name in ("sudoku", "sudoku_text"):
+        (tmp_path / f"{name}.py").write_text("def reward(row, completion):\n    return 0.0\n")
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}="}) + "\n" for n in range(8)))
+        own = {"task": str(tmp_path / f"{name}.py"), "own": {"data": str(tmp_path / "rows.jsonl")}}
+        settings = {"model": model, **own, "reward": {"timeout": None}, "rollout": {"length": 16, "steps": 2}}
+        config = parse_config({**FEW, **settings, "updates": 1, "trace_every": 1})
+        found = lines(run(config, tmp_path / f"run of {name}"))
+        assert found and all((line["task"], line["sudoku"]) == (name, None) for line in found)
 
 
 def test_answers_are_short_and_without_their_reasoning() -> None:
-    assert answer_of(TASKS["sudoku_text"](), ROW) == GRID
+    grid = "1234341221434321"
+    assert answer_of(TASKS["sudoku_text"](), {"puzzle": "1" + "0" * 15, "solution": grid}) == grid
     unsolvable = {"numbers": [2, 2], "target": 90, "prompt": ""}
     assert answer_of(TASKS["countdown_text"](), unsolvable) is None
     assert short("a\n b" + "c" * 999) == "a b" + "c" * 194 + "..." and rounded(math.inf) is None

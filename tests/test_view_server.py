@@ -107,12 +107,40 @@ def test_one_run_may_be_given_alone_and_a_page_is_written_whole_or_not_at_all(te
         export(tmp_path / "a", tmp_path / "out.html", page=tmp_path / "none.html")
 
 
+def samples(step: int) -> str:
+    return json.dumps({"step": step, "row": {}, "completion": "x" * 50, "reward": 0.5}) + "\n"
+
+
+def test_what_is_left_out_are_whole_steps_of_samples_too_and_runs_share_the_room(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [made(tmp_path / name) for name in "ab"]
+    line, names = json.loads((runs[0] / "traces.jsonl").read_text()), ("t{}-0", "e{}-0", "e{}-1")
+    named = [(step, name.format(step)) for step in range(10, 18) for name in names]
+    many = [json.dumps({**line, "id": name, "step": step}) + "\n" for step, name in named]
+    for run in runs:
+        (run / "traces.jsonl").write_text("".join(many))
+    monkeypatch.setattr(page, "LARGEST", 24 * len(many[0]))  # one run's
+    with pytest.warns(UserWarning, match="12 of 24 groups"):
+        found = Blocks(export(runs, tmp_path / "out.html", page=template).read_text()).scripts
+    kept = [name for step, name in named if step % 2 == 0]
+    assert list(found) == ["unmask-data", *(f"trace-{run}-{name}" for run in (0, 1) for name in kept)]
+    (runs[0] / "traces.jsonl").unlink()
+    (runs[0] / "samples.jsonl").write_text("".join(samples(step) for step in range(10, 20)))
+    whole = Blocks(export(runs[0], tmp_path / "out.html", page=template).read_text()).scripts
+    monkeypatch.setattr(page, "LARGEST", 5 * len(whole["trace-0-t10-0"]))
+    with pytest.warns(UserWarning, match="5 of 10 groups"):
+        found = Blocks(export(runs[0], tmp_path / "out.html", page=template).read_text()).scripts
+    assert list(found) == ["unmask-data", *(f"trace-0-t{step}-0" for step in range(10, 20, 2))]
+    assert len(json.loads(found["unmask-data"])["runs"][0]["traces"]) == 5
+
+
 def test_a_page_that_would_be_too_large_leaves_groups_out_evenly(
     template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path / "a")
     line = json.loads((folder / "traces.jsonl").read_text())
-    many = [json.dumps({**line, "id": f"t{n}-0"}) + "\n" for n in range(10, 40)]
+    many = [json.dumps({**line, "id": f"t{n}-0", "step": n}) + "\n" for n in range(10, 40)]
     (folder / "traces.jsonl").write_text("".join(many))
     monkeypatch.setattr(page, "LARGEST", 10 * len(many[0]))
     with pytest.warns(UserWarning, match="10 of 30 groups"):
@@ -138,9 +166,10 @@ def viewer(template: Path, tmp_path: Path) -> Iterator[Viewer]:
 
 
 def asked(
-    viewer: Viewer, target: str, method: str = "GET", host: str | None = "localhost", **headers: str
+    viewer: Viewer, target: str, method: str = "GET", host: str | None = "localhost", root: bool = True, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """As it is put on the wire: no client library tidies the target."""
+    """As it is put on the wire: no client library tidies the target. It begins with the server's own name."""
+    target = viewer.root[:-1] + target if root else target
     line = [f"{method} {target} HTTP/1.1", *([f"Host: {host}"] if host is not None else [])]
     line += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with socket.create_connection(viewer.server_address[:2], timeout=10) as connection:
@@ -162,9 +191,36 @@ def test_the_three_addresses(viewer: Viewer, tmp_path: Path) -> None:
     status, headers, body = asked(viewer, "/api/index", If_None_Match=tag)
     assert (status, headers["ETag"], body) == (304, tag, b"")
     status, headers, body = asked(viewer, "/api/trace?run=1&id=e0-0")
-    assert (status, body) == (200, (tmp_path / "b" / "traces.jsonl").read_bytes())
+    assert (status, body) == (200, (tmp_path / "b" / "traces.jsonl").read_bytes().strip())
     assert headers["Content-Type"] == "application/json" and headers["X-Content-Type-Options"] == "nosniff"
-    assert viewer.server_address[0] == "127.0.0.1" and viewer.address == f"http://127.0.0.1:{viewer.server_address[1]}/"
+    assert viewer.server_address[0] == "127.0.0.1"
+    assert viewer.address == f"http://127.0.0.1:{viewer.server_address[1]}{viewer.root}"
+
+
+def test_without_the_name_of_the_server_nothing_is_told(viewer: Viewer, template: Path, tmp_path: Path) -> None:
+    root = viewer.root
+    with Viewer([tmp_path / "a"], page=template) as other:
+        assert other.root != root and len(root) == len(other.root) == 24
+        wrong = ["", "/", root[:-1], root[:-2] + "/", root.swapcase(), other.root, "/\u00e9" + root[2:]]
+    for start in wrong:
+        for rest in ("", "api/index", "api/trace?run=0&id=t1-0"):
+            if start + rest:  # without a target it is no request
+                status, headers, body = asked(viewer, start + rest, root=False)
+                assert status == 403 and b"sudoku" not in body and HEADERS.items() <= headers.items()
+
+
+def test_a_log_that_was_cut_is_read_again_when_a_group_is_asked_for(viewer: Viewer, tmp_path: Path) -> None:
+    log = tmp_path / "a" / "traces.jsonl"
+    line, tag = json.loads(log.read_text()), asked(viewer, "/api/index")[1]["ETag"]
+    lines = [json.dumps({**line, "id": name}) for name in ("e0-0", "t1-0")]
+    log.write_text("\n".join([*lines, ""]))
+    status, _, body = asked(viewer, "/api/trace?run=0&id=t1-0")
+    assert (status, body.decode()) == (200, lines[1])
+    status, _, body = asked(viewer, "/api/index", If_None_Match=tag)
+    assert status == 200 and [told["id"] for told in json.loads(body)["runs"][0]["traces"]] == ["e0-0", "t1-0"]
+    log.unlink()
+    assert asked(viewer, "/api/trace?run=0&id=t1-0")[0] == 404
+    assert json.loads(asked(viewer, "/api/index", If_None_Match=tag)[2])["runs"][0]["traces"] == []
 
 
 def test_the_index_grows_with_the_run_until_it_is_finished(viewer: Viewer, tmp_path: Path) -> None:
@@ -202,8 +258,6 @@ def test_the_index_grows_with_the_run_until_it_is_finished(viewer: Viewer, tmp_p
         "/api/trace?run=0&id=" + "9" * 60_000,
         "/api/trace?run=" + "9" * 5_000 + "&id=t1-0",
         "/api/trace?" + "a=b&" * 5_000,
-        "http://elsewhere/secret.txt",
-        "*",
     ],
     ids=lambda target: target[:40],
 )
@@ -211,6 +265,13 @@ def test_what_is_no_address_is_not_found(viewer: Viewer, target: str) -> None:
     status, headers, body = asked(viewer, target)
     assert status == 404 and b"secret" not in body and len(body) < 100
     assert headers["Content-Type"].startswith("text/plain") and HEADERS.items() <= headers.items()
+
+
+@pytest.mark.parametrize("target", ["http://elsewhere/secret.txt", "http://[", "//[", "*", "secret.txt"])
+def test_what_is_no_path_is_refused(viewer: Viewer, target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    status, headers, body = asked(viewer, target, root=False)
+    assert status == 403 and b"secret" not in body and HEADERS.items() <= headers.items()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_request_line_without_an_end_is_cut_off(viewer: Viewer) -> None:
@@ -262,16 +323,29 @@ def test_the_command_refuses_what_is_no_run_and_exports(unmask, tmp_path: Path) 
     assert code == 0 and out.startswith("shown.html: ")
     text = (tmp_path / "shown.html").read_text(encoding="utf-8")
     assert 'id="unmask-data"' in text and 'id="trace-0-t1-0"' in text and "<!--unmask" not in text
+    code, out, err = unmask("view", "a", "--export", "none/shown.html")
+    assert (code, out, err) == (2, "", "unmask: there is no folder none to write shown.html in\n")
+
+
+def test_the_command_says_in_a_sentence_what_it_left_out(
+    unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made(tmp_path / "a") / "traces.jsonl").unlink()
+    (tmp_path / "a" / "samples.jsonl").write_text(samples(1) + samples(2))
+    monkeypatch.setattr(page, "LARGEST", 1)
+    code, out, err = unmask("view", "a", "--export", "shown.html")
+    assert code == 0 and out.startswith("shown.html: ")
+    assert err == "unmask: a: 1 of 2 groups are in the page, which would be too large with all\n"
 
 
 def test_the_command_serves_until_it_is_interrupted_and_then_is_quiet(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "unmask", "view", str(made(tmp_path / "a")), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
-        found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows .*; Ctrl-C ends it\n", process.stdout.readline())
+        found = re.match(r"http://127\.0\.0\.1:(\d+)(/\S+/) shows .*; Ctrl-C ends it\n", process.stdout.readline())
         assert found is not None
         connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-        connection.request("GET", "/")
+        connection.request("GET", found[2])
         assert b"unmask-data" in connection.getresponse().read()
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0 and process.stderr.read() == ""

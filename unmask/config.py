@@ -12,6 +12,7 @@ plug-in or task is a keyword argument of its Python function, checked against th
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -129,12 +130,12 @@ class Config(Strict):
         return reduce(lambda m, plugin: _built(plugin[1], plugin[0], self.options, m), self._plugged().items(), base)
 
 
-def read_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> Config:
-    """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments.
+def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **named: Any) -> Config:
+    """The configuration of a file (or of data, or of nothing), then `key=value` overrides, then keyword arguments.
 
     Raises ValueError with one sentence that names the key at fault.
     """
-    data = read_keys(path) if path else {}
+    data = read_keys(path) if isinstance(path, Path) else deepcopy(dict(path or {}))
     sections, catalogue, replaced = set(data), _catalogue(data), set()
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -177,6 +178,12 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     _check_sections(config)
     _check_combination(config)
     return config
+
+
+def without_method(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without its method, plug-ins and their options, for what does not train."""
+    dropped = {"method", "with", *_catalogue(data)} - {*TASKS}
+    return {key: value for key, value in data.items() if key not in dropped}
 
 
 def _words(data: Mapping[str, Any]) -> list[Any]:

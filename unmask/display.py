@@ -120,16 +120,18 @@ def show_result(config: "Config", name: str, result: "Result") -> None:
         _line(f"{result.ended}. The weights are those of the best evaluation.")
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
     _line("Try next:")
-    for command in next_commands(config.build_task(), str(folder)):
+    file = config.options["own"]["file"] if config.task == "own" else ""
+    for command in next_commands(config.build_task(), str(folder), file):
         _line(f"  {command}")
 
 
-def next_commands(task: "Task", folder: str) -> list[str]:
-    """What to try after a run; a prompt of several lines is nothing to copy into a command."""
+def next_commands(task: "Task", folder: str, file: str = "") -> list[str]:
+    """What to try after a run; a prompt of several lines is nothing to copy into a command. `file` is the task's."""
+    named = f" --task {shlex.quote(file)}" if file else ""
     prompt = task.prompt(task.rows("test", 1, 0)[0])
-    sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps"] if len(prompt.splitlines()) == 1 else []
+    sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps{named}"] if len(prompt.splitlines()) == 1 else []
     next_run = "unmask train --method agrpo --with dispo"
-    return [f"unmask eval {folder}", *sample, f"unmask view {folder}", next_run, "unmask methods"]
+    return [f"unmask eval {folder}{named}", *sample, f"unmask view {folder}", next_run, "unmask methods"]
 
 
 def show_evaluation(title: str, found: "Evaluation") -> None:

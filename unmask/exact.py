@@ -23,6 +23,7 @@ holds the states and not what the policy made of them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import comb, log
 from typing import NamedTuple
 
@@ -196,7 +197,7 @@ class _Way:
         row_FM = number_F[:, None] * left + torch.arange(left, device=number_F.device)
         logq_FM = law_QV.double()[row_FM, token_FM]
         order, ways = self.decoding.order, comb(left, size)
-        set_XK = torch.combinations(torch.arange(left, device=number_F.device), size)
+        set_XK = torch.tensor(list(combinations(range(left), size)), device=number_F.device)
         if order is random:
             logp_FX = logq_FM[:, set_XK].sum(-1) - log(ways)
             chosen_FXK = place_FM[:, set_XK]

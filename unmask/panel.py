@@ -4,6 +4,7 @@ Only drawing: what a model wrote is shown by `clean` and `Text`, so nothing in i
 terminal as a control character.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -83,11 +84,12 @@ def canvas(found: Written, before: int | None = None) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values between the least and the largest of them, a character each."""
+    """The last values between the least and the largest of them, a character each; the lowest for what has no place."""
     values = values[-width:] if width > 0 else []
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in values)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    places = ((value - low) / (high - low) if high > low else 0.0 for value in values)
+    return "".join(BARS[round(place * (len(BARS) - 1)) if math.isfinite(place) else 0] for place in places)
 
 
 @dataclass

@@ -42,6 +42,8 @@ def parsed_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where}: not YAML: {told}{place}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last of a number or a date that is none
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+    except (IndexError, KeyError, AttributeError):  # the reader's own, at a tag such as !!int before what is no number
+        raise ValueError(f"{where}: not YAML: a value is not of the type that its tag says") from None
 
 
 def shown(value: Any) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from unmask import own_file
 from unmask.judge import Failure
 from unmask.models import Model, save
 from unmask.models.lora import adapted, save_adapter
@@ -65,10 +66,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _versions_told() -> str:
+    return json.dumps(versions(), indent=2) + "\n"
+
+
 def made_by(folder: Path, config: str = "config.yaml") -> dict[str, str]:
-    """What the numbers of a run depend on beside its model and data: the configuration, versions, processes."""
+    """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
+    were run, versions, processes."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
-    return {config: digest, "processes": os.environ.get("WORLD_SIZE", "1"), **versions()}
+    return {config: digest, "processes": os.environ.get("WORLD_SIZE", "1"), **own_file.RUN, **versions()}
 
 
 FINISHED = "finished.json"
@@ -84,7 +90,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         (folder / name).write_text(yaml.safe_dump(dict(config), sort_keys=False))
-        (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n")
+        (folder / "versions.json").write_text(_versions_told())
 
     @classmethod
     def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "Run":
@@ -204,7 +210,7 @@ def claimed(folder: Path) -> Iterator[None]:
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    with (folder / "versions.json").open("r+") as file:  # a file that stays; network disks lock what may be written
+    with (folder / "versions.json").open("a+") as file:  # a file that stays; network disks lock what may be written
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -215,6 +221,9 @@ def claimed(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a disk without locks
                 raise
+        if not file.tell():  # a process was killed while it made the folder
+            file.write(_versions_told())
+            file.flush()
         yield
 
 

@@ -70,9 +70,9 @@ def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
     with claimed(folder):
+        config = read_sft_config(folder / CONFIG)
         state = last_state(folder, CONFIG)
         lengths = state.facts["lengths"] if state is not None else {}
-        config = read_sft_config(folder / CONFIG)
         return _finetuned(config, lambda: Run.reopened(folder, lengths), report, state, stop)
 
 

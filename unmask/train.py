@@ -83,9 +83,9 @@ def resume(
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
     with claimed(folder):
+        config = read_config(folder / "config.yaml")  # first, so that the user's own files are known as they are now
         state = last_state(folder)
         lengths = state.facts["lengths"] if state is not None else {}
-        config = read_config(folder / "config.yaml")
         return _begun(config, lambda: Run.reopened(folder, lengths), report, state, stop, look)
 
 
@@ -104,8 +104,10 @@ def last_state(folder: Path, config: str = "config.yaml") -> State | None:
         if was[config] != now[config]:
             raise ValueError(f"{folder / config} has changed since the state was kept: put it back as it was")
         for what in now:
-            if was.get(what) != now[what]:
-                told = f"{what} was {was.get(what)} and is {now[what]}: what follows may be rounded differently"
+            if was.get(what, now[what]) != now[what]:
+                told = f"{what} was {was[what]} and is {now[what]}: what follows may be rounded differently"
+                if what.endswith(".py"):
+                    told = f"{what} has changed since the state was kept: what follows is by the file as it is now"
                 warnings.warn(told, stacklevel=3)
     return state
 

@@ -26,6 +26,30 @@ def of_task(task: str | None, **options: Any) -> list[str]:
     return [f"{section}.{key}={value}" for key, value in given.items()]
 
 
+def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, Any], str | None]":
+    """What a command that does not train starts from, and the task it is asked for: for a plain model the demo's
+    settings, for a run its own without all that names a Python file. A folder may come from anywhere, and what is in
+    it says nothing of what is run here: a method is not needed, and the file of a task must be named by the user too.
+    """
+    from unmask.config import DEMO, without_method
+    from unmask.parsing import read_keys, shown
+
+    folder = Path(run_or_model)
+    if not (folder / "checkpoint").is_dir() or not (folder / "config.yaml").is_file():
+        return DEMO, task
+    data = without_method(read_keys(folder / "config.yaml"))
+    own, trained = data.pop("own", None), str(data.get("task"))
+    if trained != "own" and not trained.endswith(".py"):
+        return data, task
+    file = own.get("file") if isinstance(own, dict) else None
+    if task is None:
+        told = shown(file) if isinstance(file, str) else "FILE.py"
+        raise ValueError(f"{folder}: its task is a Python file, which is run if you name it too: add --task {told}")
+    if isinstance(file, str) and Path(file).resolve() == Path(task).resolve():
+        return {**data, "task": "own", "own": own}, None  # with the rows and weights that the run had
+    return data, task
+
+
 def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Model]":
     """The configuration of a run (or the demo's, for a plain model) and its policy."""
     import torch
@@ -34,8 +58,8 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
     from unmask.models import load_model
     from unmask.run import checkpoint_of
 
-    path = Path(run_or_model) / "config.yaml"
-    named = {} if path.is_file() else {"model": run_or_model}
-    config = read_config(path if path.is_file() else DEMO, overrides, task=task, **named)
+    settings, task = settings_of(run_or_model, task)
+    named = {"model": run_or_model} if settings == DEMO else {}
+    config = read_config(settings, overrides, task=task, **named)
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     return config, load_model(checkpoint_of(run_or_model), dtype=dtype, device=device_of(config))

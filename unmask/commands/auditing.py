@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.commands.arguments import AsJson, DataOption, Overrides, TaskOption, of_task
+from unmask.commands.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
 
 if TYPE_CHECKING:
     from unmask.audit import Report
@@ -86,13 +86,13 @@ def _measured(
 
     begun = time.monotonic()
     chosen = candidates(words) if words is not None else None
-    path = Path(model) / "config.yaml"
+    settings, task = settings_of(model, task)
     named: dict[str, Any] = {"task": task, "model": model, "prompts": problems, "group": group}
-    named |= {"lora": {}} if path.is_file() else {}  # a run's adapter brings its own options
+    named |= {"lora": {}} if settings != DEMO else {}  # a run's adapter brings its own options
 
     def configured(one: "Candidate | None", more: list[str]) -> "Config":
         what = {"method": "diffu_grpo", "with": []} if one is None else {"method": one.method, "with": one.plugins}
-        return read_config(path if path.is_file() else DEMO, more, **named, **what)
+        return read_config(settings, more, **named, **what)
 
     general, special = split_overrides(overrides, chosen or every_estimator(8, 8, True))
     config = configured(None, general)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,11 @@ def view(
     from unmask.view import page, server
 
     if export is not None:
-        path = page.export(runs, export)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            path = page.export(runs, export)
+        for warning in told:
+            typer.echo(f"unmask: {warning.message}", err=True)
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, one file that needs nothing else")
         return
     with server.Viewer(runs, port) as viewer:

@@ -126,6 +126,12 @@ class DiffusionGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, which it will shuffle and cut, with the number of each row; and our loss, ready to be asked."""
+        done = self.state.global_step
+        if self._mode == "train" and done % self.num_iterations:
+            raise ValueError(
+                f"checkpoint-{done} is in the middle of a batch of rollouts, which no checkpoint of TRL's holds: go on "
+                f"from one whose number is a multiple of num_iterations={self.num_iterations}, and make save_steps one"
+            )
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._trace is not None and self._reward_B is not None
         turns = parts_of(

@@ -134,4 +134,5 @@ def task(size: int = 6, holes: Sequence[int] = (10, 16), partial: float = 0.0) -
         reward=reward,
         solved=lambda row, completion: completion == row["solution"],
         about=About(apart="by a hash of the one grid that solves a puzzle"),
+        board=True,
     )

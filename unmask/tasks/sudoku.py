@@ -135,4 +135,5 @@ def task(holes: Sequence[int] = (9, 12), unique: bool = False, partial: float = 
         reward=reward,
         solved=solved,
         about=About(apart="by grid: 200 of the 288 grids are for training, 88 for the test"),
+        board=True,
     )

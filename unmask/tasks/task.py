@@ -80,6 +80,8 @@ class Task:
     """What the grader has to say of a completion beside its score, in a line; None: nothing."""
     facts: Callable[[Sequence[Row]], dict[str, int]] | None = None
     """What is worth knowing of a set of rows, to tell beside a score of it; None: nothing."""
+    board: bool = False
+    """Whether an answer is a Sudoku whose givens are the row's `puzzle`: the viewer draws it as a board."""
 
     ahead: Callable[[list[Row], list[str]], object] | None = None
     """Does the work of many rewards at once, side by side, so that each is then quick; None: nothing to gain."""

@@ -257,4 +257,4 @@ def task(
         stored=stored_row,
     )
     beside = {"cells": cells_grade} if rules.grade is grade else {"puzzles": d1_puzzle_grade}
-    return replace(found, facts=facts, beside=beside)
+    return replace(found, facts=facts, beside=beside, board=True)

@@ -20,10 +20,10 @@ BOARD = re.compile(r"(?=([1-4](?:[^0-9]{0,8}[1-4]){15}))")
 def cells_of(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int] | None:
     """The position of each cell in a completion of these tokens, whose text is `text`; None where it is no Sudoku, or
     where the board is not written with one token a cell."""
-    if task.name in ("sudoku", "sudoku_large"):
-        return list(range(task.length)) if all(len(token) == 1 for token in tokens[: task.length]) else None
-    if task.name != "sudoku_text":
+    if not task.board:
         return None
+    if not task.text:
+        return list(range(task.length)) if all(len(token) == 1 for token in tokens[: task.length]) else None
     board, place_of = task.graded(row, text).answer, [place for place, token in enumerate(tokens) for _ in token]
     if len(board) != CELLS:
         return NOWHERE

@@ -6,12 +6,15 @@ is not whole yet waits, and one that is no JSON is passed over. The groups thems
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from unmask.parsing import parsed_yaml
 from unmask.view.series import Series
 
 Line = dict[str, Any]
@@ -23,6 +26,27 @@ PROMPT = 120
 """Characters of a prompt in the list of groups."""
 TAIL = 64
 """Bytes by which a log is known again."""
+DEEPEST = 64
+"""Lists within lists that are told of."""
+
+
+def plain(value: Any, deep: int = DEEPEST) -> Any:
+    """The same as any reader of JSON takes it: keys are texts, and what is no finite number, or too deep, is null."""
+    if isinstance(value, dict | list | tuple) and not deep:
+        return None
+    if isinstance(value, dict):
+        return {str(key): plain(inside, deep - 1) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inside, deep - 1) for inside in value]
+    return value if not isinstance(value, float | int) or _is_number(value) else None
+
+
+def json_text(value: Any) -> str:
+    """JSON by the letter, whatever a run folder holds. It seldom needs to be made plain, which takes longer."""
+    try:
+        return json.dumps(value, allow_nan=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(plain(value), allow_nan=False, default=str)
 
 
 class Log:
@@ -78,10 +102,14 @@ class RunFolder:
         self.places: dict[str, tuple[int, int]] = {}
         self.sampled: dict[str, Line] = {}
         self.finished: Any = None
+        self.cut = False
 
     def refresh(self) -> bool:
         """Read what has been written since; whether there was anything."""
-        if not all(log.grown_only() for log in self.logs.values()):
+        again = self.cut or not all(log.grown_only() for log in self.logs.values())
+        if again:
+            with suppress(ValueError, OSError):  # one that is gone or half written: what it said is still shown
+                self.config = _settings(self.folder / "config.yaml")
             self._begin()
         before = {name: log.read for name, log in self.logs.items()}, self.finished
         for _, _, row in self.logs["metrics"].fresh():
@@ -95,7 +123,7 @@ class RunFolder:
         self.warnings += [row for _, _, row in self.logs["warnings"].fresh()]
         self.errors += sum(1 for _ in self.logs["errors"].fresh())
         self.finished = _ended(self.folder / FINISHED)
-        return before != ({name: log.read for name, log in self.logs.items()}, self.finished)
+        return again or before != ({name: log.read for name, log in self.logs.items()}, self.finished)
 
     def data(self, name: str) -> dict[str, Any]:
         config, plugins = self.config, self.config.get("with") or []
@@ -118,17 +146,33 @@ class RunFolder:
         return self.traces or [told for line in self.sampled.values() if (told := _told(line)) is not None]
 
     def trace(self, name: str) -> bytes | None:
-        """The line of a group as it was written; None for a name that no group has."""
+        """A group as JSON; None for a name that no group has, or none any more: then `refresh` reads the run again."""
         if name not in self.places:
-            return json.dumps(self.sampled[name]).encode() if name in self.sampled else None
+            return json_text(self.sampled[name]).encode() if name in self.sampled else None
         start, length = self.places[name]
-        with self.logs["traces"].path.open("rb") as file:
-            file.seek(start)
-            return file.read(length)
+        try:
+            with self.logs["traces"].path.open("rb") as file:
+                file.seek(start)
+                found = json.loads(file.read(length))
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and found.get("id") == name:
+            return json_text(found).encode()
+        self.cut = True
+        return None
+
+    def size(self, name: str) -> int:
+        """Bytes of a group."""
+        return self.places[name][1] if name in self.places else len(self.trace(name) or b"")
+
+    def keep(self, names: set[str]) -> None:
+        """Show no other groups."""
+        self.traces = [told for told in self.traces if told["id"] in names]
+        self.sampled = {name: line for name, line in self.sampled.items() if name in names}
 
     def _read_samples(self) -> None:
         """The completions of a run in which no groups were written down: their text, and nothing of how it came."""
-        for _, _, row in self.logs["samples"].fresh():
+        for row in (plain(row) for _, _, row in self.logs["samples"].fresh()):
             step, prompt = row.get("step"), json.dumps(row.get("row"), ensure_ascii=False)
             name, about = f"t{step}-0", {"kind": "train", "step": step, "task": self.config.get("task")}
             blank: Line = {"v": VERSION, "id": name, **about, "prompt": prompt, "steps": 0, "rollouts": []}
@@ -137,11 +181,11 @@ class RunFolder:
 
     def _measured(self, row: Line) -> None:
         step = row.pop("step", None)
-        if not isinstance(step, int):
+        if not isinstance(step, int) or not _is_number(step):
             return
         self.done = max(self.done, step)
         for key, value in row.items():
-            if isinstance(value, float | int):
+            if isinstance(value, float) or (isinstance(value, int) and _is_number(value)):
                 if key not in self.series:
                     self.series[key] = Series()
                 self.series[key].add(step, value)
@@ -159,20 +203,36 @@ def index_of(runs: Sequence[RunFolder], live: bool) -> dict[str, Any]:
 def _settings(path: Path) -> dict[str, Any]:
     """The configuration as it was written: an older run's may not be one of today."""
     try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
+        text = path.read_text()
+        found = None if _swells(text) else parsed_yaml(text, str(path))
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # the last two of PyYAML, for a tag that lies
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not a configuration that `unmask train` has written")
     return found
 
 
+def _swells(text: str) -> bool:
+    """Whether YAML has aliases, by which a few lines become millions, or is deep; a run writes neither."""
+    deep = 0
+    for event in yaml.parse(text):
+        deep += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if deep > DEEPEST or isinstance(event, yaml.AliasEvent):
+            return True
+    return False
+
+
 def _ended(path: Path) -> Any:
     """What finished.json says; None as long as the run goes on. It is put there whole."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def _is_number(value: float) -> bool:
+    """Whether a double has it, within rounding: not nan, infinity, or an integer of 400 digits."""
+    return abs(value) <= sys.float_info.max
 
 
 def _told(line: Line) -> Line | None:
@@ -180,12 +240,12 @@ def _told(line: Line) -> Line | None:
     name, rollouts = line.get("id"), line.get("rollouts")
     if not isinstance(name, str) or not ID.fullmatch(name) or not isinstance(rollouts, list):
         return None
-    told = [rollout for rollout in rollouts if isinstance(rollout, dict)]
+    told, step = [rollout for rollout in rollouts if isinstance(rollout, dict)], line.get("step")
     return {
         "id": name,
         "kind": line.get("kind"),
-        "step": line.get("step"),
-        "prompt": str(line.get("prompt", ""))[:PROMPT],
+        "step": step if isinstance(step, int) and _is_number(step) else None,
+        "prompt": str(plain(line.get("prompt", "")))[:PROMPT],
         "rewards": [rollout.get("reward") for rollout in told],
         "solved": [rollout.get("solved") for rollout in told],
     }

@@ -1,14 +1,11 @@
 """The page with what it shows: one file that needs nothing else, or what the server answers with."""
 
-import json
-import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from unmask.view.index import RunFolder, index_of
+from unmask.view.index import RunFolder, index_of, json_text
 
 PAGE = Path(__file__).parent / "page.html"
 DATA, TRACES = "<!--unmask-data-->", "<!--unmask-traces-->"
@@ -39,17 +36,8 @@ def block(name: str, text: str) -> str:
     return f'<script type="application/json" id="{name}">{escaped(text)}</script>\n'
 
 
-def plain(value: Any) -> Any:
-    """The same without numbers that JSON does not have: a configuration may well say .inf."""
-    if isinstance(value, dict):
-        return {key: plain(inside) for key, inside in value.items()}
-    if isinstance(value, list):
-        return [plain(inside) for inside in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def index_text(runs: Sequence[RunFolder], live: bool) -> str:
-    return json.dumps(plain(index_of(runs, live)), allow_nan=False, default=str)
+    return json_text(index_of(runs, live))
 
 
 def data_block(index: str) -> str:
@@ -58,14 +46,16 @@ def data_block(index: str) -> str:
 
 def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path = PAGE) -> Path:
     """Write the runs (a run folder or several) and the viewer to one HTML file, which opens anywhere."""
-    folders = [runs] if isinstance(runs, Path | str) else list(runs)
-    read, path = [RunFolder(Path(folder)) for folder in folders], Path(path)
+    folders, path = [runs] if isinstance(runs, Path | str) else list(runs), Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
+    read = [RunFolder(Path(folder)) for folder in folders]
     head, middle, tail = template(page)
     for run in read:
         run.refresh()
         thin(run, LARGEST // len(read))
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("w", encoding="utf-8") as file:
         file.write(head + data_block(index_text(read, live=False)) + middle)
@@ -76,14 +66,17 @@ def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path
 
 
 def thin(run: RunFolder, largest: int) -> None:
-    """Leave groups out, evenly, until the rest has no more than so many bytes."""
-    sizes = [run.places[told["id"]][1] for told in run.traces]
+    """Leave steps out, evenly, until the groups of the rest have no more than so many bytes, or one step is left."""
+    names, groups = dict[int | None, list[str]](), run.groups()
+    for told in groups:
+        names.setdefault(told["step"], []).append(told["id"])
+    steps, sizes = list(names.values()), [sum(map(run.size, inside)) for inside in names.values()]
     stride = next(n for n in range(1, len(sizes) + 2) if sum(sizes[::n]) <= largest or n > len(sizes))
     if stride > 1:
-        kept = run.traces[::stride]
-        told = f"{run.folder}: {len(kept)} of {len(sizes)} groups are in the page, which would be too large with all"
-        warnings.warn(told, stacklevel=3)
-        run.traces = kept
+        kept = {name for inside in steps[::stride] for name in inside}
+        some = f"{run.folder}: {len(kept)} of {len(groups)} groups are in the page, which would be too large with all"
+        warnings.warn(some, stacklevel=3)
+        run.keep(kept)
 
 
 def _trace_blocks(runs: Sequence[RunFolder]) -> Iterator[str]:
@@ -91,4 +84,4 @@ def _trace_blocks(runs: Sequence[RunFolder]) -> Iterator[str]:
         for told in run.groups():
             line = run.trace(told["id"])
             if line is not None:
-                yield block(f"trace-{number}-{told['id']}", line.decode().strip())
+                yield block(f"trace-{number}-{told['id']}", line.decode())

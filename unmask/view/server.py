@@ -1,19 +1,22 @@
 """The viewer on this machine: a server for one reader, on the loopback interface.
 
-It answers three addresses and no other, to GET and HEAD: the page, /api/index and /api/trace?run=NUMBER&id=NAME. What a
-request names is looked up among what has been read; none of it becomes a path. A Host that is not this machine is
-refused, so that a page from elsewhere cannot have its own name lead here and read the run.
+It answers three addresses and no other, to GET and HEAD: the page, api/index and api/trace?run=NUMBER&id=NAME, all of
+them under a name drawn for this server, which another account of the machine does not know. What a request names is
+looked up among what has been read; none of it becomes a path. A Host that is not this machine is refused, so that a
+page from elsewhere cannot have its own name lead here and read the run.
 """
 
 import hashlib
+import hmac
 import re
+import secrets
 import sys
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from unmask.view.index import RunFolder
 from unmask.view.page import PAGE, data_block, index_text, template
@@ -44,6 +47,7 @@ class Viewer(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
         self.runs = {str(number): RunFolder(folder) for number, folder in enumerate(folders)}
         self.page, self.reading, self.index, self.tag = template(page), threading.Lock(), "", ""
+        self.root = f"/{secrets.token_urlsafe(16)}/"
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -52,7 +56,7 @@ class Viewer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self.server_address[1]}/"
+        return f"http://{HOST}:{self.server_address[1]}{self.root}"
 
     def fresh_index(self) -> tuple[str, str]:
         """The index as JSON, and a tag by which it is known again."""
@@ -68,8 +72,15 @@ class Viewer(ThreadingHTTPServer):
         return head + data_block(self.fresh_index()[0]) + middle + tail
 
     def trace(self, run: str, name: str) -> bytes | None:
+        if run not in self.runs:
+            return None
         with self.reading:
-            return self.runs[run].trace(name) if run in self.runs else None
+            line = self.runs[run].trace(name)
+        if line is None:  # the log may have been written on, or cut and written again
+            self.fresh_index()
+            with self.reading:
+                line = self.runs[run].trace(name)
+        return line
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reader who leaves in the middle of an answer is no error."""
@@ -88,13 +99,16 @@ class Handler(BaseHTTPRequestHandler):
         if not HERE.fullmatch(self.headers.get("Host", "")):
             self._say(HTTPStatus.FORBIDDEN, b"This server is for this machine alone.\n")
             return
-        where = urlsplit(self.path)
-        if where.path == "/":
+        path, _, query = self.path.partition("?")
+        root, asked = path[: len(self.server.root)], path[len(self.server.root) :]
+        if not hmac.compare_digest(root.encode(), self.server.root.encode()):
+            self._say(HTTPStatus.FORBIDDEN, b"Ask by the whole address that unmask view has printed.\n")
+        elif asked == "":
             self._say(HTTPStatus.OK, self.server.whole_page().encode(), "text/html; charset=utf-8")
-        elif where.path == "/api/index":
+        elif asked == "api/index":
             self._index()
-        elif where.path == "/api/trace":
-            self._trace(where.query)
+        elif asked == "api/trace":
+            self._trace(query)
         else:
             self._say(HTTPStatus.NOT_FOUND, b"There is nothing here.\n")
 
