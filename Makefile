@@ -37,11 +37,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/unmask train
 
-# One thread a process: two pytest workers share the cores instead of fighting over them.
+# One thread a process: two pytest workers share the cores instead of fighting over them. A file stays on one worker, so
+# that what its tests share is made once.
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy unmask
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # TRL brings 300 MB along, so it is not in dev; without it these tests are skipped, and say so.
 test-trl: install

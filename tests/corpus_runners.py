@@ -88,7 +88,7 @@ def model_loaded(case: Case, folder: Path) -> None:
 
 def points(case: Case) -> float:
     task = TASKS[case["task"]](**case.get("options", {}))
-    row = content("completions")["rows"].get(case["task"]) or task.about.example
+    row = content("completions")["rows"].get(case["task"]) or task.about.example or task.rows("test", 1, 0)[0]
     completion = text(case["text"])
     grade, outcome = task.graded(row, completion), task.outcome(row, completion)
     assert outcome.solved == (grade.points == grade.out_of) and outcome.reward == float(outcome.solved)

@@ -155,10 +155,10 @@ def test_any_text_has_a_grade(protocol: str, text: str) -> None:
 )
 def test_a_hostile_text_costs_little(protocol: str, piece: str) -> None:
     task, text = gsm8k.task(protocol=protocol), piece * (100_000 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text):
         assert task.reward(row("271828"), completion) == 0.0
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @given(st.text(alphabet="{}ab\\"))

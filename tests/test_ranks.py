@@ -38,7 +38,7 @@ from unmask.tasks import TASKS
 from unmask.train import train
 from unmask.update import answers
 
-pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.timeout(2 * PATIENCE)]
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 HERE = Path(__file__).parent
 SEVERAL = [(name, size) for size, names in SIZES.items() if size > 1 for name in names]

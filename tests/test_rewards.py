@@ -267,7 +267,7 @@ def test_a_run_that_stops_keeps_what_it_has_learnt(unmask, tmp_path: Path) -> No
     assert unmask("train", "--task", "my_task.py", "--out", "short", "updates=1", *SHORT)[0] == 0
     kept, wanted = (load_file(f"{run}/checkpoint/model.safetensors") for run in ("stopped", "short"))
     assert kept.keys() == wanted.keys() and all(torch.equal(kept[name], wanted[name]) for name in kept)
-    assert unmask("eval", "stopped", "--problems", "2", "--samples", "1", "--json")[0] == 0
+    assert unmask("eval", "stopped", "--task", "my_task.py", "--problems", "2", "--samples", "1", "--json")[0] == 0
 
 
 def test_a_run_that_goes_on_counts_and_writes_down_what_failed(unmask, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_run_that_goes_on_counts_and_writes_down_what_failed(unmask, tmp_path:
     assert [line["train/reward"] for line in metrics if line["step"] == 2 and "train/reward" in line] == [0.0]
     errors = [json.loads(line) for line in Path("run/errors.jsonl").read_text().splitlines()]
     assert [error["step"] for error in errors] == [1] * (STEP - 3) + [2] * (STEP + BEFORE)
-    code, out, _ = unmask("eval", "run", "--problems", "2", "--samples", "2", "--json")
+    code, out, _ = unmask("eval", "run", "--task", "my_task.py", "--problems", "2", "--samples", "2", "--json")
     assert code == 0 and json.loads(out)["eval/reward_errors"] == 0  # a process of its own, whose calls are few
-    code, _, err = unmask("eval", "run", "--problems", "4", "--samples", "2")
+    code, _, err = unmask("eval", "run", "--task", "my_task.py", "--problems", "4", "--samples", "2")
     assert code == 0 and "3 rewards of my_task failed" in err and "RuntimeError: no more" in err
