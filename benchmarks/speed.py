@@ -1,7 +1,7 @@
 """Speed and memory on LLaDA-8B's shapes with random weights, each figure beside a baseline of the same run.
 
     python benchmarks/speed.py peak trunk rollout --out benchmarks/results/speed.json       (one GPU)
-    python benchmarks/speed.py all --toy --out /tmp/toy.json                                (a CPU, to try the script)
+    python benchmarks/speed.py all --toy --out toy.json                                     (a CPU, to try the script)
 
 Prompt 200, completion 256, 128 steps, blocks of 32, unless a section says otherwise. The baseline is `plain_step`: what
 the field's first implementations do. Where a full run would only repeat one step or block, some are timed and the

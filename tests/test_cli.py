@@ -133,6 +133,9 @@ def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.Monkey
     code, out, _ = unmask("doctor", "--json")
     findings = {finding["what"]: finding for finding in json.loads(out)}
     assert code == 0 and findings["torch"]["ok"] and findings["tiny model"]["ok"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, _ = unmask("doctor")
+    assert code == 0 and "none    chromium" in out and "none    npm" in out
     monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
     code, out, _ = unmask("doctor")
     assert code == 1 and "missing tiny model" in out
