@@ -340,7 +340,10 @@ def test_the_command_says_in_a_sentence_what_it_left_out(
 
 def test_the_command_serves_until_it_is_interrupted_and_then_is_quiet(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "unmask", "view", str(made(tmp_path / "a")), "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # a suite that a script has put into the background hands on that Ctrl-C is ignored
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, **pipes, **heard) as process:
         assert process.stdout is not None and process.stderr is not None
         found = re.match(r"http://127\.0\.0\.1:(\d+)(/\S+/) shows .*; Ctrl-C ends it\n", process.stdout.readline())
         assert found is not None
