@@ -105,7 +105,7 @@ def matrix(most: int, seed: int) -> dict[str, float]:
     from unmask.train import resume, train
 
     torch.set_num_threads(1)
-    Run.draw = lambda self: None  # type: ignore[assignment, method-assign, return-value]
+    Run.draw = lambda self: None  # type: ignore[assignment, method-assign, return-value]  # no picture of each run
     luck, wrong, killed, begun = random.Random(seed), list[str](), 0, time.monotonic()
 
     def start(config: Config, folder: Path) -> None:

@@ -5,6 +5,7 @@ One sentence that a person can act on, in one line, without a path of the machin
 
 import json
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,7 +120,10 @@ def test_hostile_completions_are_no_programs_either(task: str) -> None:
 
 
 @each("commands")
-def test_a_command_line_is_refused(case: Case, unmask: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_command_line_is_refused(
+    case: Case, unmask: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as without the extra, also where TRL has brought it
     for name, written in content("commands")["files"].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data(written if isinstance(written, dict) else {"text": written}))
