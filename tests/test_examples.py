@@ -122,8 +122,7 @@ def test_early_with_strength_zero_is_its_base_and_otherwise_has_mean_one(trace):
 def test_the_notebook_trains_and_shows_the_viewer(monkeypatch, tmp_path, capsys):
     shown = []
     display = SimpleNamespace(IFrame=lambda *given, **size: shown.append(given))
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)  # not IPython: matplotlib asks for its version
     run(EXAMPLES / "notebook.ipynb", monkeypatch, tmp_path, UPDATES=2, PROMPTS=2, PROBLEMS=2)
     assert shown == [("notebook.html",)]
     page = (tmp_path / "notebook.html").read_text()
