@@ -1,33 +1,29 @@
-"""A real language model made a masked diffusion model in minutes, and reinforcement learning on it, on one GPU.
+"""A real language model made a masked diffusion model in minutes, on one GPU.
 
     python benchmarks/adapt_study.py smollm2.gguf --work runs/study --out benchmarks/results/adapt.json --minutes 4
-    python benchmarks/adapt_study.py part.0 part.1 --work runs/study --out adapt.json --stages adapt,rl --seconds 540
+    python benchmarks/adapt_study.py part.0 part.1 --work runs/study --out adapt.json --stages adapt --seconds 540
 
 The model is a folder with a checkpoint, or a GGUF file, whole or in pieces. Stages, each taken up where it was left:
 
     speed   tokens a second and share of the matrix peak, compiled and not, by tokens of a pass
     adapt   masked-diffusion fine-tuning on generated text Sudoku, Countdown and word problems; solve rates at the end
-    rl      {diffu_grpo, agrpo} x {alone, daca, dispo} on text Countdown, several processes side by side
 
 Solve rates are sampled at temperature 1 and greedy, with as many denoising steps as half the positions, a quarter and
-an eighth (1, 1/2 and 1/4 of the steps that training uses).
+an eighth. How decoding can be faster, and what reinforcement learning adds, is then for decoding.py and for
+`unmask compare configs/smollm2_countdown.yaml`.
 """
 
 import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-BASES, PLUGINS = ("diffu_grpo", "agrpo"), ("", "daca", "dispo")
-LESSONS = ("countdown_text", "sudoku_text", "word_problems")
-RL_TASK = "countdown_text"
+LESSONS = {"countdown_text": 64, "sudoku_text": 64, "word_problems": 128}
+"""Tasks, and the positions of a completion."""
 SHARES = (1, 2, 4)
-CELL = "--cell"
 
 
 def device() -> str:
@@ -147,7 +143,7 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 
     return read_sft_config(
         model=str(start),
-        data=list(LESSONS),
+        data=[{"task": task, "canvas": canvas} for task, canvas in LESSONS.items()],
         rows=arguments.rows,
         full=True,
         dtype="bfloat16" if device() == "cuda" else "float32",
@@ -189,9 +185,7 @@ def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: floa
     return folder
 
 
-def solve_rates(
-    model: Path, names: tuple[str, ...], canvases: dict[str, int], problems: int, samples: int
-) -> dict[str, Any]:
+def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
     """Sampled and greedy, by task and by steps."""
     import torch
 
@@ -202,8 +196,8 @@ def solve_rates(
 
     policy = load_model(model, dtype=torch.bfloat16 if device() == "cuda" else torch.float32, device=device())
     found: dict[str, Any] = {}
-    for name in names:
-        task, length = TASKS[name](), canvases[name]
+    for name, length in LESSONS.items():
+        task = TASKS[name]()
         rows = task.rows("test", problems, 0)
         for share in SHARES:
             how = Decoding(length, max(1, length // 2 // share), length)
@@ -214,89 +208,12 @@ def solve_rates(
     return found
 
 
-# --- reinforcement learning ---------------------------------------------------------------------------------
-
-
-def cell_config(model: Path, length: int, arguments: argparse.Namespace, base: str, plugin: str, seed: int) -> Any:
-    from unmask.config import parse_config
-
-    return parse_config(
-        {
-            "model": str(model),
-            "task": RL_TASK,
-            "method": base,
-            "with": [plugin] if plugin else [],
-            "seed": seed,
-            "full": True,
-            "dtype": "bfloat16" if device() == "cuda" else "float32",
-            "updates": arguments.updates,
-            "prompts": arguments.prompts,
-            "group": 8,
-            "rows": 64,
-            "save_every": max(1, arguments.updates // 4),
-            "rollout": {"length": length, "steps": length // 2, "rows": 256},
-            "optimizer": {"lr": arguments.lr},
-            "eval": {"prompts": arguments.problems, "samples": 4, "every": max(1, arguments.updates // 4)},
-        }
-    )
-
-
-def run_cell(arguments: argparse.Namespace, until: float) -> None:
-    """One training run, gone on with where it was left, and what it solves at fewer steps."""
-    from unmask.interrupt import Paused
-    from unmask.run import FINISHED, Run, read_metrics
-    from unmask.train import resume, train
-
-    base, plugin, seed = arguments.cell.split(",")
-    home = arguments.work / "cells" / f"{base}-{plugin or 'alone'}-{seed}"
-    model = arguments.work / "adapt" / "checkpoint"
-    canvases = json.loads((arguments.work / "adapt" / "finished.json").read_text())["canvas"]
-    config = cell_config(model, canvases[RL_TASK], arguments, base, plugin, int(seed))
-    try:
-        if not (home / "config.yaml").is_file():
-            train(config, lambda: Run(home, config.dump()), stop=lambda: time.time() > until)
-        elif not (home / FINISHED).is_file():
-            resume(home, stop=lambda: time.time() > until)
-    except Paused:
-        return
-    rows = read_metrics(home)
-    updates = [row for row in rows if "time/rollout" in row]
-    result = {
-        "cell": arguments.cell,
-        "curve": [row for row in rows if "eval/solved_sampled" in row],
-        "seconds_per_update": sum(row["time/rollout"] + row["time/update"] for row in updates) / len(updates),
-        "solved": solve_rates(home / "checkpoint", (RL_TASK,), canvases, arguments.problems, 4)[RL_TASK],
-    }
-    (home / "result.json").write_text(json.dumps(result) + "\n")
-
-
-def reinforced(arguments: argparse.Namespace, until: float) -> list[dict[str, Any]]:
-    """All cells, as many at a time as there are workers; what has a result is not done again."""
-    cells = [f"{b},{p},{s}" for s in range(arguments.seeds) for b in BASES for p in PLUGINS]
-    homes = {cell: arguments.work / "cells" / cell.replace(",,", ",alone,").replace(",", "-") for cell in cells}
-    waiting = [cell for cell in cells if not (homes[cell] / "result.json").is_file()]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    (arguments.work / "cells").mkdir(exist_ok=True)
-    while running or (waiting and time.time() < until):
-        while waiting and len(running) < arguments.workers and time.time() < until:
-            cell = waiting.pop(0)
-            with (arguments.work / "cells" / f"{homes[cell].name}.log").open("ab") as log:
-                command = [sys.executable, __file__, *sys.argv[1:], CELL, cell, "--until", str(until)]
-                running[cell] = subprocess.Popen(command, stdout=log, stderr=log)
-        time.sleep(1)
-        for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-            code = running.pop(cell).returncode
-            print(f"{cell}: {'failed, see its log' if code else 'ended'}", flush=True)
-    results = [home / "result.json" for home in homes.values()]
-    return [json.loads(path.read_text()) for path in results if path.is_file()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="+", help="a folder, a GGUF file, or its pieces in order")
     parser.add_argument("--work", type=Path, required=True, help="checkpoints and runs, to go on from")
     parser.add_argument("--out", type=Path, required=True, help="figures, JSON")
-    parser.add_argument("--stages", default="speed,adapt,rl")
+    parser.add_argument("--stages", default="speed,adapt")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which everything stops and can go on")
     parser.add_argument("--minutes", type=float, default=4.0, help="of adaptation")
     parser.add_argument("--adapt-updates", type=int, help="instead of minutes")
@@ -305,20 +222,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16_000, help="examples of each task")
     parser.add_argument("--tokens", type=int, default=32_768, help="of a batch")
     parser.add_argument("--pass-tokens", type=int, nargs="+", default=[16_384, 32_768])
-    parser.add_argument("--updates", type=int, default=80, help="of each cell")
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--problems", type=int, default=256)
-    parser.add_argument(CELL, help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    until = arguments.until or time.time() + arguments.seconds
+    until = time.time() + arguments.seconds
     arguments.work.mkdir(parents=True, exist_ok=True)
-    if arguments.cell:
-        run_cell(arguments, until)
-        return
     stages, rate = arguments.stages.split(","), 100_000.0
     start = start_of(arguments.model, arguments.work)
     if "speed" in stages:
@@ -330,10 +237,8 @@ def main() -> None:
         from unmask.run import read_metrics
 
         ended = json.loads((folder / "finished.json").read_text())
-        solved = solve_rates(folder / "checkpoint", LESSONS, ended["canvas"], arguments.problems, 2)
+        solved = solve_rates(folder / "checkpoint", arguments.problems, 2)
         written(arguments.out, adapt={**ended, "solved": solved, "curve": read_metrics(folder)})
-    if "rl" in stages and (arguments.work / "adapt" / "finished.json").is_file():
-        written(arguments.out, rl=reinforced(arguments, until))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
 from unmask.adapt import EVEN, MASK, adapt
+from unmask.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import opened
 from unmask.sft_config import read_sft_config
@@ -122,8 +123,11 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     assert code == 2 and "a masked diffusion model already" in err and not Path("again").exists()
 
 
-def test_the_shipped_configuration_can_be_used() -> None:
-    path = Path(__file__).parent.parent / "configs" / "adapt_smollm2.yaml"
-    config = read_sft_config(path, model="start", device="cpu")
+def test_the_shipped_configurations_can_be_used_one_after_the_other() -> None:
+    folder = Path(__file__).parent.parent / "configs"
+    config = read_sft_config(folder / "adapt_smollm2.yaml", model="start", device="cpu")
     assert [lesson.name for lesson in config.data] == ["sudoku_text", "countdown_text", "word_problems"]
+    then = read_config(folder / "smollm2_rl.yaml", device="cpu")
+    canvases = {lesson.name: lesson.canvas for lesson in config.data}
+    assert then.rollout.length == canvases[then.task] == canvases["sudoku_text"] and then.full
     assert config.optimizer.lr == 3e-4 and config.optimizer.betas == (0.9, 0.95) and config.full is None

@@ -15,7 +15,9 @@ from unmask.pretrain import read_pretrain_config
 from unmask.tasks import gsm8k, math500
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith(("adapt_", "pretrain_")))
+OURS = ("adapt_", "pretrain_", "smollm2_")
+"""Files that are no paper's."""
+RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith(OURS))
 NAMES = [path.stem for path in RECIPES]
 SOURCE = re.compile(r"  # (paper \d{4}\.\d{5}|code [\w-]+/[\w-]+|inferred: |ours\b)")
 

@@ -140,6 +140,25 @@ def test_a_seed_repeats_a_run_and_another_does_not(model: str, tmp_path: Path) -
     assert untimed[0] == untimed[1]
 
 
+def written(folder: Path) -> list[list[str]]:
+    """The tokens of every rollout that a run has recorded."""
+    groups = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
+    return [rollout["tokens"] for group in groups for rollout in group["rollouts"]]
+
+
+@pytest.mark.parametrize("method, plugins", [("diffu_grpo", ["daca", "dispo"]), ("agrpo", [])])
+def test_another_splitting_writes_the_same_tokens_and_nearly_the_same_weights(tmp_path, method, plugins) -> None:
+    """The embedded model, rolled out and learnt from in passes of other sizes."""
+    shared = {"model": "tiny", "task": "sudoku", "method": method, "with": plugins, "updates": 3, "trace_every": 1}
+    sizes = {"prompts": 3, "group": 4, "eval": {"prompts": 3, "samples": 2}, "optimizer": {"lr": 2e-4}}
+    whole = parse_config({**shared, **sizes})
+    split = parse_config({**shared, **sizes, "rows": 7, "rollout": {"rows": 5}})
+    one, other = run(whole, tmp_path / "whole"), run(split, tmp_path / "split")
+    assert written(one) == written(other) and len(written(one)) == 2 * 3 * 2 + 3 * 4
+    start = torch.cat([p.flatten() for p in load_model("tiny").parameters()]).detach()
+    assert (weights(one) - start).abs().max() > 5e-4 and (weights(one) - weights(other)).abs().max() < 1e-5
+
+
 def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> None:
     folder = run(config_for(model, method="agrpo", eval={"prompts": 4, "samples": 2, "every": 2}), tmp_path / "run")
     rows = read_metrics(folder)

@@ -1,0 +1,155 @@
+"""What faster decoding costs on a model that has been trained, and what reinforcement learning leaves at fewer steps.
+
+    python benchmarks/decoding.py ways runs/study/adapt --task countdown_text --device cuda --out ways.json
+    python benchmarks/decoding.py steps runs/compared --device cuda --out steps.json       # of `unmask compare --keep`
+
+ways    exact passes, caches and thresholds: solved, greedy and sampled; positions a second; passes a completion; and
+        how far the log-probabilities of a cache's samples are from the exact ones, in nats
+steps   every run of a comparison, and the model it began with, at 1, 1/2 and 1/4 of the steps it was trained with
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.config import Config, parse_config
+from unmask.engine import Cache
+from unmask.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
+from unmask.judge import judged
+from unmask.mismatch import mismatch_metrics, random_share, replayed
+from unmask.models import Model, load_model
+from unmask.rollout import row_seeds
+from unmask.rows import Rows
+from unmask.run import checkpoint_of
+from unmask.setup import decoding_of
+from unmask.tasks import TASKS, Task
+from unmask.trace import Trace
+
+SEED = -1
+SHARES = (1, 2, 4)
+REPLAYED = 64
+"""Rows whose samples are scored again without a cache."""
+
+
+def loaded(model: str, device: str) -> Model:
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    return load_model(checkpoint_of(model), dtype=dtype, device=device)
+
+
+# --- ways to decode -----------------------------------------------------------------------------------------
+
+
+def ways(length: int, block: int) -> Iterator[tuple[str, Decoding]]:
+    exact = Decoding(length, length // 2, block)
+    yield "exact", exact
+    for share in SHARES[1:]:
+        yield f"1/{share} of the steps", replace(exact, steps=exact.steps // share)
+    yield "prefix cache", replace(exact, cache=Cache(suffix=False))
+    yield "dual cache", replace(exact, cache=Cache())
+    yield "dual cache, never renewed", replace(exact, cache=Cache(refresh=length // block))
+    for enough in (0.99, 0.95, 0.9, 0.8, 0.6):
+        yield f"threshold {enough}", replace(exact, threshold=enough)
+    yield "dual cache, threshold 0.9", replace(exact, cache=Cache(), threshold=0.9)
+
+
+def passes(trace: Trace) -> float:
+    """Steps at which a row wrote something, mean: each is a pass for it."""
+    written_BT = torch.zeros(len(trace), trace.steps, device=trace.step_BL.device)
+    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
+    return float(written_BT.scatter_add(1, step_BL, trace.filled_BL.float()).gt(0).sum(-1).float().mean())
+
+
+def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace) -> dict[str, float]:
+    """Of one way: `samples` completions of every problem, at once."""
+    rows = [row for row in task.rows("test", given.problems, 0) for _ in range(given.samples)]
+    prompts, seed_B = [prompt_ids(policy, task, row) for row in rows], row_seeds(SEED, len(rows)).to(given.device)
+    batch = Rows(given.rows)
+    how.sample(policy, prompts[: given.rows], seed_B[: given.rows], batch)  # for nothing
+    if given.device.startswith("cuda"):
+        torch.cuda.synchronize()
+    clock = time.perf_counter()
+    trace = how.sample(policy, prompts, seed_B, batch).trace
+    if given.device.startswith("cuda"):
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - clock
+    solved_B = judged(task, rows, completions(policy, trace, how.length), device=given.device).solved_B
+    share = mean_share(solved_B.double().view(given.problems, given.samples).mean(-1).cpu())
+    found = {"solved": share.value, "low": share.low, "high": share.high, "seconds": seconds, "passes": passes(trace)}
+    found["positions_per_s"] = len(rows) * how.length / seconds
+    if how.cache is not None and how.law.temperature:
+        some = random_share(trace, min(1.0, REPLAYED / len(trace)), torch.Generator().manual_seed(0))
+        apart = mismatch_metrics(some, replayed(policy, some, batch))
+        found |= {"mismatch": apart["train/cache_mismatch"], "mismatch_max": apart["train/cache_mismatch_max"]}
+    return found
+
+
+def all_ways(given: argparse.Namespace) -> dict[str, Any]:
+    policy, task = loaded(given.folder, given.device), TASKS[given.task]()
+    results: dict[str, Any] = {}
+    for name, how in ways(given.length, given.block):
+        sampled = measured(policy, task, how, given)
+        greedy = measured(policy, task, how.greedy(), argparse.Namespace(**{**vars(given), "samples": 1}))
+        results[name] = {"sampled": sampled, "greedy": greedy}
+        print(name, results[name], flush=True)
+    return {"task": given.task, "length": given.length, "block": given.block, "rows": given.rows, "ways": results}
+
+
+# --- fewer steps after training -----------------------------------------------------------------------------
+
+
+def frontier(policy: Model, config: Config, given: argparse.Namespace) -> dict[str, Any]:
+    """Solved at shares of the steps of a run's configuration."""
+    task = config.build_task()
+    how, rows = decoding_of(config, task), task.rows("test", given.problems, 0)
+    found = {}
+    for share in SHARES:
+        fewer = replace(how, steps=how.steps // share)
+        told = evaluate(policy, task, rows, fewer, given.samples, SEED, given.device, Rows(given.rows))
+        found[f"1/{share}"] = told.data()
+    return found
+
+
+def all_steps(given: argparse.Namespace) -> dict[str, Any]:
+    folder = Path(given.folder)
+    cells = json.loads((folder / "results.json").read_text())["cells"]
+    first = parse_config(cells[0]["config"])
+    results: dict[str, Any] = {"start": frontier(loaded(first.model, given.device), first, given), "runs": {}}
+    for row in cells:
+        for seed, cell in row["folders"].items():
+            run = folder / cell / "run"
+            if not (run / "checkpoint").is_dir():
+                continue
+            found = frontier(loaded(str(run), given.device), parse_config(row["config"]), given)
+            results["runs"].setdefault(row["label"], {})[seed] = found
+            print(row["label"], seed, {share: told["sampled"][0] for share, told in found.items()}, flush=True)
+    if not results["runs"]:
+        raise SystemExit(f"{folder} has no trained models: compare with --keep")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["ways", "steps"])
+    parser.add_argument("folder", help="ways: a model or a run; steps: a comparison")
+    parser.add_argument("--task", default="countdown_text", help="of ways")
+    parser.add_argument("--length", type=int, default=64, help="of ways")
+    parser.add_argument("--block", type=int, default=32, help="of ways")
+    parser.add_argument("--problems", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=256, help="rolled out at a time")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    with torch.no_grad():
+        results = {"ways": all_ways, "steps": all_steps}[given.what](given)
+    given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
