@@ -17,6 +17,17 @@ settings.register_profile("unmask", deadline=None, derandomize=True)
 settings.load_profile("unmask")
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small model, which no test writes to."""
+    from helpers import SMALL
+    from unmask.models import save, tiny_policy
+
+    folder = tmp_path_factory.mktemp("model")
+    save(tiny_policy(SMALL, seed=1), folder)
+    return str(folder)
+
+
 @pytest.fixture
 def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """The command, called in an empty folder: its exit code, and what it said to either side."""

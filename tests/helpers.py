@@ -1,14 +1,21 @@
-"""A small float64 policy, rollouts of it, and random Probes: what the unit tests feed the library with."""
+"""A small float64 policy, rollouts of it, and random Probes: what the unit tests feed the library with; and runs that
+are cut off."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import count
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import unmask.keeper
+import unmask.train
 from unmask.branch import Branch
 from unmask.law import Law
 from unmask.method import Method
+from unmask.models.tiny import TinyShape
 from unmask.objective import Objective, reward_divergence
 from unmask.order import Order, random
 from unmask.probes import Probes, ask, one_shot
@@ -21,6 +28,7 @@ from unmask.update import Part, part_loss
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6]]  # of different lengths; one holds an end token
 SIZES = (3, 2, 4, 2)  # traces of each prompt: groups differ in size
+SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)  # conftest.py's `model`
 
 
 class Net(nn.Module):
@@ -300,9 +308,7 @@ def padded(probes: Probes, by: int) -> Probes:
 
     trace, fills = probes.trace, {"tokens_BL": PAD, "step_BL": GIVEN, "block_BL": GIVEN}
     rows = {
-        f.name: wider(getattr(trace, f.name), fills.get(f.name, 0))
-        for f in fields(trace)
-        if f.name.endswith("_BL")
+        f.name: wider(getattr(trace, f.name), fills.get(f.name, 0)) for f in fields(trace) if f.name.endswith("_BL")
     }
     return replace(
         probes,
@@ -315,3 +321,23 @@ def padded(probes: Probes, by: int) -> Probes:
 
 def _questions(probes: Probes) -> dict[str, Tensor | None]:
     return {"asked_NL": probes.asked_NL, "share_NL": probes.share_NL, "passed_NL": probes.passed_NL}
+
+
+class Cut(BaseException):
+    """Nothing in the library catches it."""
+
+
+@contextmanager
+def cut_at(place: str, call: int) -> Iterator[None]:
+    """Under it the `call`-th call of a function of the loop does not come back, which ends the run."""
+    where = unmask.keeper if hasattr(unmask.keeper, place) else unmask.train
+    plain, calls = getattr(where, place), count(1)
+
+    def counted(*given: object, **named: object) -> object:
+        if next(calls) == call:
+            raise Cut
+        return plain(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(where, place, counted)
+        yield

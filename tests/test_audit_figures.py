@@ -12,6 +12,7 @@ from unmask.audit_figures import (
     Shares,
     Slope,
     Value,
+    budget_cosine,
     compared,
     cosine,
     defined,
@@ -102,8 +103,6 @@ def test_an_expectation_lost_in_noise_has_no_cosine() -> None:
     assert cosine(shares, 1.0)([0]) == pytest.approx(0.1 / math.sqrt(4 * 0.99))
 
 
-
-
 def test_the_interval_of_a_size_is_that_of_its_logarithm() -> None:
     values = noise(1, 7).exp().tolist()
 
@@ -160,6 +159,18 @@ def test_beyond_the_bound_nothing_is_told_and_more_draws_help() -> None:
     assert mean_cosine(shares, 17)(range(2)) == pytest.approx(0.85)
     rows = Audit("", "", [Estimator("a", 1.0, {}, [slope(0.9, 2.1)])], 16), 4.0
     assert slope_rows(*rows)[0][3:5] == ("-", "2.1")
+
+
+def test_a_budget_of_more_draws_than_were_made_is_told_by_the_same_rule() -> None:
+    shares = slope_shares([slope(0.9, 2.1), slope(0.8, 2.1)])
+    assert budget_cosine(shares, 1.0, 16.0, 16)(range(2)) == pytest.approx(0.85 / math.sqrt(1 + 2.1 / 16))
+    assert budget_cosine(shares, 1.0, 64.0, 16)(range(2)) == pytest.approx(0.85 / math.sqrt(1 + 2.1 / 64))
+    assert budget_cosine(shares, 1.0, 1e6, 16)(range(2)) is None and budget_cosine(shares, 2.0, 1.0, 16)([0]) is None
+    told = list[float]()
+    for relative in (0.1, 0.5, 1.0, 1.1, 2.0, 10.0):  # the mean of four draws points along the reference
+        lucky = slope_shares([Slope(math.sqrt(1 + relative / 4), 1.0, 1.0, relative)])
+        told += [] if (found := budget_cosine(lucky, 1.0, 8.0, 4)([0])) is None else [found]
+    assert cosine(lucky, 1 / 8)([0]) > 1.2 and len(told) == 4 and 1 < max(told) <= math.sqrt(1 + MOST_LEFT)
 
 
 # --- two estimators --------------------------------------------------------------------------------------------------

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 from test_audit_figures import slope, value
 
-from unmask.audit_figures import Audit, Estimator, Slope, defined, jackknifed, mean_cosine, slope_shares
+from unmask.audit_figures import (
+    Audit,
+    Estimator,
+    Slope,
+    Value,
+    compared,
+    defined,
+    jackknifed,
+    mean_cosine,
+    slope_shares,
+)
 from unmask.audit_report import conclusion, plain, read, restored, slope_rows, tables, value_rows
 from unmask.candidates import Candidate, candidate, candidates, every_estimator, split_overrides
 from unmask.statistics import t_interval
@@ -46,6 +56,20 @@ def test_an_expectation_is_not_cut_at_one() -> None:
     """The noise that was taken off may have been too much, which the reader should see."""
     audit = Audit("", "", [Estimator("a", 1.0, {}, [slope(1.05, 0.2), slope(1.01, 0.2)])], 16)
     assert slope_rows(audit, 4.0)[0][3].startswith("1.03 [")
+
+
+def test_few_draws_and_problems_promise_no_correlation_above_one() -> None:
+    """A budget of eight draws after four, of which half of what is left was noise; and two problems that differ."""
+    lost, sure = Slope(0.85, 1.0, 0.3, 2.0), slope(0.5, 0.0)
+    short = Value(-1.0, 2.0, 0.4, 0.4, 0.85, 0.3, 1.0, 8.0)
+    audit = Audit("", "", [Estimator("a", 0.5, {"": [short] * 2}, [lost, lost])], 4)
+    assert value_rows(audit, 4.0)[0][-1] == slope_rows(audit, 4.0)[0][-1] == "-"
+    assert conclusion(audit, 4.0).count("the draws are too few") == 2
+    apart = Audit("", "", [Estimator(name, 1.0, {}, [slope(r, 0.0), sure]) for name, r in (("a", -0.9), ("b", 0.4))], 4)
+    assert [row[3] for row in slope_rows(apart, 4.0)] == ["-0.20 [-1.00, 1.00]", "0.45 [-0.19, 1.00]"]
+    assert "0.65 [-2.00, 2.00] above a" in conclusion(apart, 4.0)
+    change = {row.figure: row.change for row in compared(apart, *apart.estimators, 4.0)}["cosine"]
+    assert change == pytest.approx((-0.65, -2.0, 2.0))
 
 
 def test_numbers_survive_their_file() -> None:

@@ -12,10 +12,11 @@ from ranks_cases import toy_task
 
 import unmask.keeper
 import unmask.train
+from helpers import SMALL, cut_at
 from unmask.broken import FACTS, read
 from unmask.config import Config, parse_config
-from unmask.models import load_model, save, tiny_policy
-from unmask.models.tiny import Tiny, TinyShape
+from unmask.models import load_model, tiny_policy
+from unmask.models.tiny import Tiny
 from unmask.probes import fully_masked
 from unmask.progress import Skips
 from unmask.replay import replay
@@ -26,24 +27,11 @@ from unmask.tasks import TASKS
 from unmask.train import optimizer_of, resume, train
 from unmask.update import NotFinite, Part, update
 
-SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
-
-
-class Cut(BaseException):
-    """Nothing in the library catches it."""
-
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
     monkeypatch.setattr(Run, "draw", lambda self: None)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save(tiny_policy(SMALL, seed=1), folder)
-    return str(folder)
 
 
 def config_for(model: str, patience: int = 5, **more: object) -> Config:
@@ -140,19 +128,10 @@ def test_skipped_updates_survive_being_cut_off(model: str, tmp_path: Path, fault
     fault("scored", {2, 3})
     config = config_for(model, save_every=2, inner=2, **{"with": ["dispo"]})
     whole = run(config, tmp_path / "whole")
-    plain = unmask.train.collect
     for step in (3, 4):  # between two that are skipped, and after them
-        with pytest.MonkeyPatch.context() as patch:
-
-            def cut(source: object, number: int, at: int = step) -> object:
-                if number == at:
-                    raise Cut
-                return plain(source, number)
-
-            patch.setattr(unmask.train, "collect", cut)
-            with pytest.raises(Cut):
-                run(config, tmp_path / str(step))
         folder = tmp_path / str(step)
+        with cut_at("collect", step):
+            run(config, folder)
         resume(folder)
         assert strict(folder) == strict(whole)
         assert (folder / "warnings.jsonl").read_text() == (whole / "warnings.jsonl").read_text()

@@ -1,5 +1,6 @@
 """A method in a file of one's own: found, checked like the shelf's, written down, and refused in one sentence."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 import yaml
 
 import unmask as library
+from unmask.candidates import candidate
+from unmask.compare_cells import Settings, Variant, key_of, own_sections, reference_of, variants
 from unmask.config import read_config
+from unmask.methods.own import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy
 
 GOOD = """
@@ -186,6 +190,82 @@ def test_a_task_that_a_run_names_is_run_once_the_user_names_it_too(foreign, unma
         assert not Path("ran").exists()
     code, out, err = unmask(*command, "--task", "./dl/m.py")
     assert code == 0 and Path("ran").exists() and '"task": "m"' in out, err  # with the run's rows, the file has none
+
+
+# --- in compare and audit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "options", "label"),
+    [
+        ("agrpo", "agrpo", [], "agrpo"),
+        ("agrpo:draws=2:steps=entropy", "agrpo", ["draws=2", "steps=entropy"], "agrpo:draws=2:steps=entropy"),
+        ("my.py:loud", "my.py:loud", [], "loud"),
+        ("a/b.c/my.py:loud:kl=0.2:inner=2", "a/b.c/my.py:loud", ["kl=0.2", "inner=2"], "loud:kl=0.2:inner=2"),
+        ("my.py:kl=0.2", "my.py", ["kl=0.2"], "my.py:kl=0.2"),
+        ("wd1:own.file=my.py:inner=2", "wd1", ["own.file=my.py", "inner=2"], "wd1:own.file=my.py:inner=2"),
+        ("wd1:own.file=my.py:inner", "wd1", ["own.file=my.py", "inner"], "wd1:own.file=my.py:inner"),
+        ("wd1:model=m.py:x", "wd1", ["model=m.py", "x"], "wd1:model=m.py:x"),
+        ("", "", [], ""),
+    ],
+)
+def test_a_word_of_a_grid_is_a_method_and_its_options(text, word, options, label):
+    assert piece_of(text) == (word, options) and label_of(text) == label
+
+
+def test_a_grid_calls_a_function_by_its_name_and_gives_it_its_own_options(folder):
+    grid = variants(["wd1", "my.py:loud:kl=0.2:inner=2"], ["none", "dps+my.py:twice:factor=3"])
+    assert [variant.label for variant in grid] == [
+        "wd1", "wd1+dps+twice:factor=3", "loud:kl=0.2:inner=2", "loud:kl=0.2:inner=2+dps+twice:factor=3",
+    ]  # fmt: skip
+    settings = Settings(overrides=("loud.advantage=leave_one_out", "twice.factor=4"), own=own_sections(grid))
+    settings.check(grid)
+    first, *_, last = (settings.config(variant) for variant in grid)
+    assert (first.method, first.plugins, first.options) == ("wd1", (), {})
+    assert (last.method, last.plugins, last.inner) == ("my.py:loud", ("dps", "my.py:twice"), 2)
+    assert last.options == {"loud": {"advantage": "leave_one_out", "kl": 0.2}, "twice": {"factor": 3}}
+    assert reference_of(grid[3], grid) == grid[2] and reference_of(grid[2], [Variant("my.py:loud")]) is not None
+    keys = [key_of(config.dump()) for config in (first, last)]
+    Path("my.py").write_text(GOOD + "# new\n")
+    assert [key_of(config.dump()) == key for config, key in zip((first, last), keys, strict=True)] == [True, False]
+    Path("your.py").write_text(GOOD)
+    with pytest.raises(ValueError, match="loud is in the grid twice; name it once, and two functions differently"):
+        variants(["my.py:loud", "your.py:loud"], ["none"])
+
+
+MISNAMED = {"my.py": "name the function too", "my.py:quiet": "no function quiet in it", "no.py:f": "no file no.py"}
+
+
+def test_a_comparison_trains_functions_in_files_and_goes_on_until_they_change(folder, unmask, monkeypatch):
+    save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)), Path("model"))
+    few = ("model=model", "prompts=1", "group=2", "rollout.steps=4", "eval.prompts=1", "eval.samples=1", "eval.every=0")
+    grid = ("--methods", "diffu_grpo,my.py:loud", "--with", "none,my.py:twice", "--out", "out")
+    command = ("compare", *grid, "--seeds", "1", "--jobs", "1", "--budget", "updates=1", *few)
+    code, out, err = unmask(*command)
+    assert code == 0 and err.count("cells ") == 4 and "FAILED" not in err, err
+    rows = [line.split("|")[1].strip() for line in out.splitlines() if line.startswith("|")]
+    assert rows[2:] == ["start", "diffu_grpo", "diffu_grpo+twice", "loud", "loud+twice"] and "my.py" not in out
+    tried = []
+    monkeypatch.setattr("unmask.compare.run_jobs", lambda jobs, *how: tried.extend(job.label for job in jobs) or ())
+    assert unmask(*command)[:2] == (0, out) and not tried
+    Path("my.py").write_text(GOOD + "# new\n")
+    assert unmask(*command)[0] == 0 and tried == ["diffu_grpo+twice", "loud", "loud+twice"]
+    for words, told in MISNAMED.items():
+        code, _, err = unmask("compare", "--methods", words, "--out", "other", *few)
+        assert code == 2 and told in err and len(err.splitlines()) == 1 and not Path("other").exists()
+
+
+def test_an_audit_measures_functions_in_files(folder, unmask):
+    words = "my.py:loud:kl=0.2+my.py:twice,my.py:twice:factor=3,diffu_grpo"
+    few = ("--task", "countdown", "--problems", "1", "--group", "2", "--draws", "2", "--states", "0")
+    code, out, err = unmask("audit", "tiny", "--methods", words, *few, "loud.sizes=[4]", "--json")
+    assert code == 0, err
+    names = [one["name"] for one in json.loads(out)["estimators"]]
+    assert names == ["loud:kl=0.2+twice", "twice:factor=3", "diffu_grpo"]
+    assert candidate("my.py:twice:factor=3") == ("twice:factor=3", "diffu_grpo", ["my.py:twice"], ["twice.factor=3"])
+    for words, told in MISNAMED.items():
+        code, _, err = unmask("audit", "tiny", "--methods", words, *few)
+        assert code == 2 and told in err and len(err.splitlines()) == 1
 
 
 def test_the_page_shows_the_file_that_is_tested(tmp_path):

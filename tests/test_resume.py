@@ -16,34 +16,22 @@ import unmask.batch
 import unmask.keeper
 import unmask.state
 import unmask.train
+from helpers import SMALL, cut_at
 from unmask.config import Config, parse_config
 from unmask.evaluate import Evaluation, Share, evaluation_of
 from unmask.interrupt import Paused, deaf
 from unmask.judge import Failure, RewardError
-from unmask.models import load_model, save, tiny_policy
+from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
-from unmask.models.tiny import TinyShape
 from unmask.run import LOGS, Run, read_metrics
 from unmask.state import newest, restore, tensors_of, write
 from unmask.train import optimizer_of, resume, train
 
-SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
 METHODS = {
     "daca and dispo, adapter": {"method": "diffu_grpo", "with": ["daca", "dispo"], "full": False, "lora": {"rank": 2}},
     "agrpo, all weights": {"method": "agrpo", "idle_groups": "resample"},
     "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner": 2},
 }
-
-
-class Cut(BaseException):
-    """Nothing in the library catches it."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save(tiny_policy(SMALL, seed=1), folder)
-    return str(folder)
 
 
 def config_for(model: str, **more: object) -> Config:
@@ -71,19 +59,6 @@ def told(folder: Path) -> dict[str, object]:
     }
 
 
-def cut_at(monkeypatch: pytest.MonkeyPatch, place: str, call: int) -> None:
-    """The `call`-th call of a function of the loop does not come back."""
-    where = unmask.keeper if hasattr(unmask.keeper, place) else unmask.train
-    plain, calls = getattr(where, place), iter(range(1, 1000))
-
-    def counted(*given: object, **named: object) -> object:
-        if next(calls) == call:
-            raise Cut
-        return plain(*given, **named)
-
-    monkeypatch.setattr(where, place, counted)
-
-
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_path: Path, kind: str) -> None:
     config = config_for(model, **METHODS[kind])
@@ -92,25 +67,19 @@ def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_
     # In a rollout and then in an evaluation; in an update and then before a state is written.
     for number, (first, second) in enumerate([(("collect", 4), ("evaluate", 2)), (("update", 4), ("write", 2))]):
         folder = tmp_path / str(number)
-        with pytest.MonkeyPatch.context() as patch:
-            cut_at(patch, *first)
-            with pytest.raises(Cut):
-                run(config, folder)
-        with pytest.MonkeyPatch.context() as patch:
-            cut_at(patch, *second)
-            with pytest.raises(Cut):
-                resume(folder)
+        with cut_at(*first):
+            run(config, folder)
+        with cut_at(*second):
+            resume(folder)
         resume(folder)
         assert told(folder) == whole
 
 
-def test_a_run_without_a_state_begins_again(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_state_begins_again(model: str, tmp_path: Path) -> None:
     config = config_for(model)
     whole = told(run(config, tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        cut_at(patch, "collect", 2)
-        with pytest.raises(Cut):
-            run(config, tmp_path / "cut")
+    with cut_at("collect", 2):
+        run(config, tmp_path / "cut")
     assert not (tmp_path / "cut" / "state").exists()
     resume(tmp_path / "cut")
     assert told(tmp_path / "cut") == whole
@@ -120,10 +89,8 @@ def test_a_run_without_a_state_begins_again(model: str, tmp_path: Path, monkeypa
 def test_a_damaged_state_is_passed_over(model: str, tmp_path: Path, damage: str) -> None:
     config = config_for(model, method="agrpo")
     whole = told(run(config, tmp_path / "whole"))
-    with pytest.MonkeyPatch.context() as patch:
-        cut_at(patch, "collect", 5)
-        with pytest.raises(Cut):
-            run(config, tmp_path / "cut")
+    with cut_at("collect", 5):
+        run(config, tmp_path / "cut")
     last = tmp_path / "cut" / "state" / "4"
     tensors, facts = last / "tensors.safetensors", last / "state.json"
     data = bytearray(tensors.read_bytes())
@@ -291,10 +258,8 @@ def test_what_cannot_be_gone_on_with(model: str, tmp_path: Path, unmask) -> None
     code, _, err = unmask("train", "--resume", ".", "--seed", "1")
     assert code == 2 and "--resume goes on as the run was configured: give nothing else" in err
     config = config_for(model, method="agrpo")
-    with pytest.MonkeyPatch.context() as patch:
-        cut_at(patch, "collect", 4)
-        with pytest.raises(Cut):
-            run(config, tmp_path / "cut")
+    with cut_at("collect", 4):
+        run(config, tmp_path / "cut")
     metrics, settings = tmp_path / "cut" / LOGS[0], tmp_path / "cut" / "config.yaml"
     log, text = metrics.read_text(), settings.read_text()
     settings.write_text(text.replace("seed: 0", "seed: 1"))
@@ -314,10 +279,8 @@ def test_what_cannot_be_gone_on_with(model: str, tmp_path: Path, unmask) -> None
 
 def test_other_versions_are_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_for(model, method="agrpo")
-    with monkeypatch.context() as patch:
-        cut_at(patch, "collect", 4)
-        with pytest.raises(Cut):
-            run(config, tmp_path / "cut")
+    with cut_at("collect", 4):
+        run(config, tmp_path / "cut")
     monkeypatch.setattr("unmask.run.versions", lambda: {"torch": "9.9"})
     with pytest.warns(UserWarning, match=r"torch was 2\.\S+ and is 9\.9: what follows may be rounded differently"):
         resume(tmp_path / "cut")
@@ -330,10 +293,9 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     Path("mine.py").write_text(source)
     config = config_for(model, method="mine.py:mine")
     with monkeypatch.context() as patch:
-        cut_at(patch, "collect", 4)
         plain = unmask.keeper.write
         patch.setattr(unmask.keeper, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
-        with pytest.raises(Cut):
+        with cut_at("collect", 4):
             run(config, tmp_path / "cut")
     shutil.copytree("cut", "again")
     with pytest.warns(UserWarning, match=r"mine\.py has changed since the state was kept: what follows is by"):

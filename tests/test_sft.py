@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import unmask.sft
-from helpers import EOS, MASK, Net
+from helpers import EOS, MASK, SMALL, Net
 from unmask.config import parse_config
 from unmask.diffusion import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
 from unmask.lessons import Lesson, shaped, taught
-from unmask.models import load_model, save, tiny_policy
+from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.packing import Batch, Batches, Example, bucketed, coarseness, width_of
 from unmask.rows import Rows
@@ -25,9 +25,6 @@ from unmask.sft_config import SftConfig, read_sft_config
 from unmask.tasks import TASKS, word_problems
 from unmask.tasks.sudoku import fitting_grids
 from unmask.train import optimizer_of
-
-SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
-
 
 # --- the loss -----------------------------------------------------------------------------------------------
 
@@ -189,9 +186,7 @@ def test_attention_grows_from_causal_to_all() -> None:
             changed = [
                 at
                 for at in range(16)
-                if not torch.equal(
-                    policy(tokens_SL + (torch.arange(16) == at).long(), None, torch.tensor([0])), before
-                )
+                if not torch.equal(policy(tokens_SL + (torch.arange(16) == at).long(), None, torch.tensor([0])), before)
             ]
         return max(changed)
 
@@ -266,13 +261,6 @@ def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
 
 
 # --- runs ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save(tiny_policy(SMALL, seed=1), folder)
-    return str(folder)
 
 
 def config_for(model: str, **more: object) -> SftConfig:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ranks_cases import toy_model, toy_task
 
 import unmask.train
+from helpers import cut_at
 from unmask.batch import signs_of
 from unmask.config import Config, parse_config
 from unmask.models import save
@@ -23,10 +24,6 @@ from unmask.tasks import TASKS, Task
 from unmask.tasks.composite import Part, composite
 from unmask.train import resume, train
 from unmask.watch import NORMS, REACH, SIGNS, WINDOW, sentences, updates_of, watched
-
-
-class Cut(BaseException):
-    """Nothing in the library catches it."""
 
 
 @pytest.fixture(autouse=True)
@@ -224,18 +221,9 @@ def test_a_run_that_is_resumed_warns_as_one_that_was_not(tmp_path: Path) -> None
     train(config, lambda: Run(tmp_path / "whole", config.dump()))
     whole = told(config, tmp_path / "whole")
     assert whole[0].count("idle_groups") == 1 and whole[0].count("entropy_collapse") == 1
-    plain = unmask.train.collect
     for at in (2, 5, WINDOW + 2):
-        with pytest.MonkeyPatch.context() as patch:
-
-            def cut(source: Any, step: int, at: int = at) -> Any:
-                if step == at:
-                    raise Cut
-                return plain(source, step)
-
-            patch.setattr(unmask.train, "collect", cut)
-            with pytest.raises(Cut):
-                train(config, lambda at=at: Run(tmp_path / str(at), config.dump()))
+        with cut_at("collect", at):
+            train(config, lambda at=at: Run(tmp_path / str(at), config.dump()))
         resume(tmp_path / str(at))
         assert told(config, tmp_path / str(at)) == whole
 

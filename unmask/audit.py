@@ -290,10 +290,11 @@ def audit(
     return Audit(truth.told, told, found, draws, truth.slack, _marginal(problems) if truth.summed else None)
 
 
-def _marginal(problems: Sequence["_Problem"]) -> Estimator:
+def _marginal(problems: Sequence["_Problem"]) -> Estimator | None:
+    """None where no problem has a gradient."""
     asked = [problem.marginal.forwards for problem in problems if problem.marginal is not None]
     slopes = [None if problem.marginal is None else problem.marginal.slope for problem in problems]
-    return Estimator("sum over orders", math.fsum(asked) / max(1, len(asked)), {}, slopes)
+    return Estimator("sum over orders", math.fsum(asked) / len(asked), {}, slopes) if asked else None
 
 
 def _states(method: Method, trace: Trace) -> float:

@@ -14,7 +14,9 @@ values of a group's completions, less their mean.
 
 The mean of D draws has a cosine that is too small by the factor 1 / sqrt(1 + v / D), for its length holds the rest of
 the noise. That noise is taken off by its estimate, which is good for a small correction and not for a large one. So the
-cosine of the mean draw is told where v / D is at most 1/8, a correction of 6 %, and not elsewhere.
+cosine of the mean draw is told where v / D is at most 1/8, a correction of 6 %, and not elsewhere. A budget of more
+draws than were made, F / f > D, takes off the noise between them, v / D - v f / F of 1 + v f / F, by the same rule; one
+of fewer takes nothing off.
 """
 
 import math
@@ -208,15 +210,34 @@ def relative_noise(shares: Sequence[Shares | None]) -> Statistic:
 
 def mean_cosine(shares: Sequence[Shares | None], draws: int) -> Statistic:
     """The cosine of the mean draw; None where too much noise is left in it after so many draws."""
-    noise = relative_noise(shares)(defined(shares))
-    if noise is None or noise / draws > MOST_LEFT:
+    return _trusted_cosine(shares, 0.0, draws)
+
+
+def budget_cosine(shares: Sequence[Shares | None], forwards: float, budget: float, draws: int) -> Statistic:
+    """The cosine at a budget; None for an estimator of which one draw costs more, or of which so many draws say too
+    little about the budget's."""
+    if forwards > budget + 1e-9:
         return lambda problems: None
-    return cosine(shares, 0.0)
+    return _trusted_cosine(shares, forwards / budget, draws)
 
 
-def budget_cosine(shares: Sequence[Shares | None], forwards: float, budget: float) -> Statistic:
-    """The cosine at a budget; None for an estimator of which one draw costs more."""
-    return cosine(shares, forwards / budget) if forwards <= budget + 1e-9 else lambda problems: None
+def _trusted_cosine(shares: Sequence[Shares | None], thinned: float, draws: int) -> Statistic:
+    """None where much of the noise that so many draws have left would have to be taken off."""
+    if thinned * draws >= 1:
+        return cosine(shares, thinned)
+    noise = relative_noise(shares)(defined(shares))
+    if noise is None or noise * (1 / draws - thinned) > MOST_LEFT * (1 + noise * thinned):
+        return lambda problems: None
+    return cosine(shares, thinned)
+
+
+def bounded(interval: Interval | None, most: float = 1.0) -> Interval | None:
+    """The interval of a correlation, which does not reach beyond 1; of the difference of two, 2."""
+    if interval is None:
+        return None
+    mean, low, high = (None if value is None else max(-most, min(most, value)) for value in interval)
+    assert mean is not None
+    return Interval(mean, low, high)
 
 
 def mean_of(values: Sequence[float | None]) -> Interval | None:
@@ -245,23 +266,25 @@ def compared(audit: Audit, one: Estimator, other: Estimator, budget: float) -> l
     for label in (label for label in one.values if label in other.values):
         both = one.values[label], other.values[label]
         us, them = (value_shares(values) for values in both)
-        at = budget_cosine(us, one.forwards, budget), budget_cosine(them, other.forwards, budget)
+        ours = budget_cosine(us, one.forwards, budget, audit.draws)
+        theirs = budget_cosine(them, other.forwards, budget, audit.draws)
         found += [
-            _less("|bias|, nats", *_means(*([abs(v.bias) for v in values] for values in both))),
+            _less("|bias|, nats", *_means(*([abs(v.bias) for v in values] for values in both)), most=math.inf),
             _over("variance", *_means(*([v.noise for v in values] for values in both))),
             _less("r", *_means(*([v.pearson for v in values] for values in both))),
             _less("rank r", *_means(*([v.spearman for v in values] for values in both))),
-            _less(f"r at {budget:g}", *at, defined(us, them)),
+            _less(f"r at {budget:g}", ours, theirs, defined(us, them)),
         ]
     us, them = slope_shares(one.slopes), slope_shares(other.slopes)
     some = defined(us, them)
-    at = budget_cosine(us, one.forwards, budget), budget_cosine(them, other.forwards, budget)
+    ours = budget_cosine(us, one.forwards, budget, audit.draws)
+    theirs = budget_cosine(them, other.forwards, budget, audit.draws)
     return [
         *found,
         _less("cosine", cosine(us, 1.0), cosine(them, 1.0), some),
         _less("cosine of mean", mean_cosine(us, audit.draws), mean_cosine(them, audit.draws), some),
         _over("rel. variance", relative_noise(us), relative_noise(them), some),
-        _less(f"cosine at {budget:g}", *at, some),
+        _less(f"cosine at {budget:g}", ours, theirs, some),
     ]
 
 
@@ -286,8 +309,10 @@ def difference(one: Statistic, other: Statistic) -> Statistic:
     return figure
 
 
-def _less(name: str, one: Statistic, other: Statistic, problems: Sequence[int]) -> Compared:
-    return Compared(name, one(problems), other(problems), jackknifed(difference(one, other), problems), False)
+def _less(name: str, one: Statistic, other: Statistic, problems: Sequence[int], most: float = 2.0) -> Compared:
+    """`most`: how large a difference can be; of correlations 2."""
+    change = bounded(jackknifed(difference(one, other), problems), most)
+    return Compared(name, one(problems), other(problems), change, False)
 
 
 def _over(name: str, one: Statistic, other: Statistic, problems: Sequence[int]) -> Compared:

@@ -15,6 +15,7 @@ from unmask.audit_figures import (
     Shares,
     Slope,
     Value,
+    bounded,
     budget_cosine,
     cosine,
     defined,
@@ -103,7 +104,7 @@ def value_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
                 _few(noise * forwards),
                 told(bounded(mean_of([v.pearson for v in values])), ".2f"),
                 told(bounded(mean_of([v.spearman for v in values])), ".2f"),
-                told(_affordable(value_shares(values), forwards, budget), ".2f"),
+                told(_affordable(value_shares(values), forwards, budget, audit.draws), ".2f"),
             )
         )
     return rows
@@ -121,10 +122,10 @@ def slope_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
                 one.name,
                 f"{one.forwards:.3g}",
                 told(bounded(jackknifed(cosine(shares, 1.0), some)), ".2f"),
-                told(jackknifed(mean_cosine(shares, audit.draws), some), ".2f"),
+                told(_uncut(jackknifed(mean_cosine(shares, audit.draws), some)), ".2f"),
                 told(noise, ".3g"),
                 "-" if noise is None else _few(noise.mean * one.forwards),
-                told(_affordable(shares, one.forwards, budget), ".2f"),
+                told(_affordable(shares, one.forwards, budget, audit.draws), ".2f"),
             )
         )
     return rows
@@ -138,19 +139,13 @@ def _few(value: float) -> str:
     return "0" if abs(value) < 1e-9 else f"{value:.3g}"
 
 
-def bounded(interval: Interval | None) -> Interval | None:
-    """The interval of a correlation, which does not reach beyond 1."""
-
-    def cut(value: float) -> float:
-        return max(-1.0, min(1.0, value))
-
-    if interval is None or interval.low is None or interval.high is None:
-        return interval if interval is None else Interval(cut(interval.mean), None, None)
-    return Interval(cut(interval.mean), cut(interval.low), cut(interval.high))
+def _uncut(interval: Interval | None) -> Interval | None:
+    """The same, but for a figure above 1: the noise that was taken off was too much, which the reader should see."""
+    return interval if interval is not None and interval.mean > 1 else bounded(interval)
 
 
-def _affordable(shares: Sequence[Shares | None], forwards: float, budget: float) -> Interval | None:
-    return bounded(jackknifed(budget_cosine(shares, forwards, budget), defined(shares)))
+def _affordable(shares: Sequence[Shares | None], forwards: float, budget: float, draws: int) -> Interval | None:
+    return bounded(jackknifed(budget_cosine(shares, forwards, budget, draws), defined(shares)))
 
 
 def told(interval: Interval | None, form: str) -> str:
@@ -218,30 +213,31 @@ def conclusion(audit: Audit, budget: float) -> str:
     values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
     slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
     return (
-        f"At {budget:g} forward passes a completion, for the likelihood {_best(_bids(values, budget), 'r')}; "
-        f"for the gradient {_best(_bids(slopes, budget), 'cosine')}."
+        f"At {budget:g} forward passes a completion, "
+        f"for the likelihood {_best(_bids(values, budget, audit.draws), 'r')}; "
+        f"for the gradient {_best(_bids(slopes, budget, audit.draws), 'cosine')}."
     )
 
 
-def _bids(offers: list[tuple[str, float, list[Shares | None]]], budget: float) -> list[Bid]:
+def _bids(offers: list[tuple[str, float, list[Shares | None]]], budget: float, draws: int) -> list[Bid]:
     """Those that are affordable and defined."""
     bids = []
     for name, forwards, shares in offers:
-        value = cosine(shares, forwards / budget)(range(len(shares)))
-        if forwards <= budget + 1e-9 and value is not None:
-            bids.append(Bid(name, shares, forwards / budget, value))
+        value = budget_cosine(shares, forwards, budget, draws)(range(len(shares)))
+        if value is not None:
+            bids.append(Bid(name, shares, forwards / budget, min(1.0, value)))
     return bids
 
 
 def _best(bids: list[Bid], unit: str) -> str:
     """The best bid against the next."""
     if not bids:
-        return "nothing can be said (no estimator is affordable, or nothing varies within the groups)"
+        return "nothing can be said (no estimator is affordable, the draws are too few, or nothing varies in a group)"
     best, *others = sorted(bids, key=lambda bid: -bid.value)
     if not others:
         return f"{best.name} is the only one ({unit} {best.value:.2f})"
     ours, theirs = (cosine(bid.shares, bid.thinned) for bid in (best, others[0]))
-    lead = jackknifed(difference(ours, theirs), defined(best.shares, others[0].shares))
+    lead = bounded(jackknifed(difference(ours, theirs), defined(best.shares, others[0].shares)), 2.0)
     if lead is None or lead.low is None or lead.high is None:
         return f"{best.name} has the largest {unit} ({best.value:.2f}), with too few problems for an interval"
     tie = "which excludes a tie" if lead.excludes_zero else "which does not exclude a tie"
@@ -292,7 +288,7 @@ def plot(audit: Audit, steps: int, path: Path) -> bool:
         axes = figure.add_subplot(1, 2, place + 1)
         for name, forwards, shares in lines:
             spent = [forwards * (most / forwards) ** (i / 20) for i in range(21)]
-            found = [cosine(shares, forwards / x)(range(len(shares))) for x in spent]
+            found = [budget_cosine(shares, forwards, x, audit.draws)(range(len(shares))) for x in spent]
             height = [math.nan if y is None else min(1.0, y) for y in found]
             number = colour[name.partition(" (")[0]]
             look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
@@ -304,4 +300,3 @@ def plot(audit: Audit, steps: int, path: Path) -> bool:
     figure.legend(handles=figure.axes[0].get_lines(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=120)
     return True
-

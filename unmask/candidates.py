@@ -1,13 +1,14 @@
 """Methods in one word: base, options and plug-ins, e.g. `agrpo:draws=2` or `diffu_grpo+sml:strata=8:anchor=0`.
 
 A piece is a name and its options, `name:key=value:key=value`; pieces are joined by +, the base first. A plug-in alone
-stands on diffu_grpo.
+stands on diffu_grpo. A function in a file is `FILE.py:NAME:key=value`, and is called by its name.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from unmask.methods import BASES, PLUGINS
+from unmask.methods.own import is_own, label_of, piece_of, section_of, takes_base
 
 BASE = "diffu_grpo"
 
@@ -21,25 +22,25 @@ class Candidate(NamedTuple):
 
     @property
     def uses(self) -> set[str]:
-        return {self.method, *self.plugins}
+        return {section_of(word) for word in (self.method, *self.plugins)}
 
 
 def candidate(text: str) -> Candidate:
     """Read one word; ValueError says what is wrong with it. Options are checked where the method is built."""
-    names, overrides = list[str](), list[str]()
-    for piece in text.split("+"):
-        name, *options = piece.strip().split(":")
-        if name not in BASES and name not in PLUGINS:
-            raise ValueError(f"methods: there is no {name!r} in {text!r}; known: {', '.join([*BASES, *PLUGINS])}")
+    words, overrides = list[str](), list[str]()
+    pieces = [piece.strip() for piece in text.split("+")]
+    for word, options in map(piece_of, pieces):
+        if word not in BASES and word not in PLUGINS and not is_own(word):
+            raise ValueError(f"methods: there is no {word!r} in {text!r}; known: {', '.join([*BASES, *PLUGINS])}")
         for option in options:
             if "=" not in option:
                 raise ValueError(f"methods: {option!r} in {text!r} is not of the form key=value")
-            overrides.append(f"{name}.{option}")
-        names.append(name)
-    base = names.pop(0) if names[0] in BASES else BASE
-    if wrong := [name for name in names if name in BASES]:
+            overrides.append(f"{section_of(word)}.{option}")
+        words.append(word)
+    base = BASE if words[0] in PLUGINS or takes_base(words[0]) else words.pop(0)
+    if wrong := [word for word in words if word in BASES]:
         raise ValueError(f"methods: {text!r} has two bases; {wrong[0]} must come first or go")
-    return Candidate(text.strip(), base, names, overrides)
+    return Candidate("+".join(map(label_of, pieces)), base, words, overrides)
 
 
 def candidates(text: str) -> list[Candidate]:

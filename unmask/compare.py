@@ -24,6 +24,7 @@ from unmask.compare_cells import (
     budget_of,
     cost_of,
     key_of,
+    own_sections,
     reference_of,
     variants,
     write_whole,
@@ -31,6 +32,7 @@ from unmask.compare_cells import (
 from unmask.compare_pool import Event, Job, cores, run_jobs
 from unmask.compare_report import gather, publish
 from unmask.config import Config, device_of
+from unmask.methods.own import label_of
 
 PILOT = 4
 """Updates of the short run that says how long an update takes; the first is not counted."""
@@ -125,14 +127,14 @@ def compare(
 ) -> dict[str, Any]:
     """Train the grid and write results.json, table.md and curves.png; returns what results.json holds.
 
-    methods   agrpo, agrpo:draws=2, ...          plugins   none, daca, daca+dispo, daca:strata=8, ...
+    methods   agrpo, agrpo:draws=2, my.py:halves, ...      plugins   none, daca, daca+dispo, daca:strata=8, ...
     budget    updates=N, forwards=N or seconds=S for every cell; the configuration's updates if not given
     rates     learning rates, of which the best for each method on its own is chosen on validation problems
     jobs      runs side by side: as many as there are cores, on a GPU one, if not given
     keep      keep every run folder whole, the trained model included
     """
     grid, limit = variants(methods, plugins), None if budget is None else budget_of(budget)
-    settings = settings or Settings()
+    settings = replace(settings or Settings(), own=own_sections(grid))
     _check(grid, settings, seeds, rates, limit)
     bases = list(dict.fromkeys(Variant(variant.base) for variant in grid)) if rates else []
     configs = {variant: settings.config(variant) for variant in dict.fromkeys([*grid, *bases])}
@@ -167,7 +169,7 @@ def compare(
             "budget": given if limit is None else str(limit),
             "seeds": seeds,
             "problems": len(first.build_task().rows("test", first.eval.prompts, 0)),  # a set may have fewer
-            "rates": chosen,
+            "rates": {label_of(base): found for base, found in chosen.items()},
             "cells": rows,
         }
 
@@ -275,7 +277,7 @@ def _row(
     """A variant, and where the outcome of its seeds will be; no plan: it was given up before it had one."""
     return {
         "label": variant.label,
-        "base": variant.base,
+        "base": label_of(variant.base),
         "against": None if against is None else against.label,
         "planned_updates": None if plan is None else plan.updates,
         "planned_forwards": None if plan is None else plan.updates * plan.cost.update,

@@ -1,7 +1,7 @@
 """The cells of a comparison: which method with which plug-ins and options, and what configuration that is.
 
-A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `wd1:inner=4+sml:strata=8`.
-After a colon stands an option of the method or plug-in, or else any key of the configuration.
+A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `wd1:inner=4+sml:strata=8`,
+`my.py:halves:low=0.1`. After a colon stands an option of the method or plug-in, or else any key of the configuration.
 """
 
 import hashlib
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.config import DEMO, Config, option_help, read_config
+from unmask.config import CHOICES, DEMO, Config, option_help, read_config
 from unmask.counting import counted, prompt_tokens
 from unmask.meter import WITH_GRADIENT
 from unmask.methods import BASES, PLUGINS
+from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
 from unmask.models.load import Outline, outline
 from unmask.run import checkpoint_of
 from unmask.setup import LARGE, decoding_of
@@ -58,40 +59,50 @@ class Variant:
 
     @property
     def label(self) -> str:
-        return "+".join([self.base, *self.plugins])
+        return "+".join(map(label_of, (self.base, *self.plugins)))
+
+    @property
+    def words(self) -> list[str]:
+        """As a training run takes them: names, and functions in files."""
+        return [piece_of(part)[0] for part in (self.base, *self.plugins)]
 
     @property
     def names(self) -> list[str]:
-        return [part.partition(":")[0] for part in (self.base, *self.plugins)]
+        """What their options are called."""
+        return [section_of(word) for word in self.words]
 
     def overrides(self) -> Iterator[str]:
         """What its options are in the configuration."""
         catalogue = {**BASES, **PLUGINS}
-        for part, name in zip((self.base, *self.plugins), self.names, strict=True):
-            own = option_help(catalogue[name]) if name in catalogue else {}
-            for change in part.split(":")[1:]:
-                yield f"{name}.{change}" if change.partition("=")[0] in own else change
+        for key, part in [("method", self.base), *(("with", part) for part in self.plugins)]:
+            word, changes = piece_of(part)
+            factory = own_method(key, word, CHOICES) or catalogue.get(word)
+            own = option_help(factory) if factory is not None else {}
+            for change in changes:
+                yield f"{section_of(word)}.{change}" if change.partition("=")[0] in own else change
 
 
 def variants(methods: Sequence[str], plugins: Sequence[str]) -> list[Variant]:
     """Every method with every set of plug-ins; `none` is the empty set."""
     found = [
-        Variant(method, () if names == "none" else tuple(names.split("+")))
-        for method in methods
-        for names in plugins
+        Variant(method, () if names == "none" else tuple(names.split("+"))) for method in methods for names in plugins
     ]
     labels = [variant.label for variant in found]
     if not found or not all(all(variant.names) for variant in found):
         raise ValueError("--methods and --with are names with commas between them, such as diffu_grpo,agrpo")
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(f"{twice} is in the grid twice; name it once")
+        raise ValueError(f"{twice} is in the grid twice; name it once, and two functions differently")
     return found
+
+
+def own_sections(grid: Iterable[Variant]) -> frozenset[str]:
+    return frozenset(section_of(word) for variant in grid for word in variant.words if is_own(word))
 
 
 def reference_of(variant: Variant, grid: Iterable[Variant]) -> Variant | None:
     """What a variant is compared with: its base as it is there, or without options; None if the grid has neither."""
-    for other in (Variant(variant.base), Variant(variant.names[0])):
+    for other in (Variant(variant.base), Variant(variant.words[0])):
         if other in grid and other != variant:
             return other
     return None
@@ -105,6 +116,8 @@ class Settings:
     overrides: tuple[str, ...] = ()
     task: str | None = None
     device: str | None = None
+    own: frozenset[str] = frozenset()
+    """What the options of functions in files are called, in all of the grid."""
 
     def check(self, grid: Sequence[Variant]) -> None:
         """ValueError for a key that the grid sets, and for options of what is in no cell."""
@@ -118,9 +131,9 @@ class Settings:
 
     def config(self, variant: Variant, *more: str) -> Config:
         """The configuration of a variant, `more` overrides on top."""
-        foreign = {*BASES, *PLUGINS} - set(variant.names)
+        foreign = {*BASES, *PLUGINS, *self.own} - set(variant.names)
         common = [text for text in self.overrides if text.partition("=")[0].split(".")[0] not in foreign]
-        base, *plugins = variant.names
+        base, *plugins = variant.words
         try:
             named: dict[str, Any] = {"task": self.task, "device": self.device, "method": base, "with": plugins}
             return read_config(self.path or DEMO, [*common, *variant.overrides(), *more], **named)
@@ -157,9 +170,11 @@ def _rows(config: Config, found: Outline) -> tuple[int, int]:
 
 
 def key_of(data: Mapping[str, Any]) -> str:
-    """A hash of a resolved configuration, and of the files that its options name."""
+    """A hash of a resolved configuration, and of the files that its options and its method name."""
     sections = [section for section in data.values() if isinstance(section, dict)]
     values = [value for section in sections for value in section.values() if isinstance(value, str) and value]
+    words = [WORD.fullmatch(word) for word in (data.get("method", ""), *data.get("with", ()))]
+    values += [word["file"] for word in words if word is not None]
     files = sorted({value for value in values if Path(value).is_file()})
     held = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
     return hashlib.sha256(json.dumps([data, held], sort_keys=True).encode()).hexdigest()[:12]

@@ -2,6 +2,7 @@
 
 import difflib
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +27,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        counts = Counter(names)
+        if (twice := next((name for name in names if counts[name] > 1), None)) is not None:
             raise yaml.constructor.ConstructorError(problem=f"{twice!r} is there twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 

@@ -25,7 +25,7 @@ def audit(
     overrides: Overrides = None,
     task: TaskOption = None,
     methods: Annotated[
-        str | None, typer.Option(help="e.g. diffu_grpo,sml:strata=8:anchor=0,agrpo:draws=2. Default: all estimators.")
+        str | None, typer.Option(help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators.")
     ] = None,
     problems: Annotated[int, typer.Option(min=1, max=2**20, help="Problems, the units of every interval.")] = 8,
     group: Annotated[int, typer.Option(min=2, max=2**16, help="Completions of each.")] = 8,

@@ -21,9 +21,9 @@ def compare(
         typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="What all runs share; the demo's if not given."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
-    methods: Annotated[str, typer.Option(help="Base methods, e.g. diffu_grpo,agrpo,agrpo:draws=2.")] = "",
+    methods: Annotated[str, typer.Option(help="Base methods, e.g. diffu_grpo,agrpo:draws=2,my.py:NAME.")] = "",
     plugins: Annotated[
-        str, typer.Option("--with", help="Sets of plug-ins, e.g. none,daca,daca+dispo,daca:strata=8.")
+        str, typer.Option("--with", help="Sets of plug-ins, e.g. none,daca:strata=8,daca+dispo,my.py:NAME.")
     ] = "none",
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from 0.")] = 5,
     budget: Annotated[

@@ -18,12 +18,40 @@ from unmask.method import Method
 from unmask.own_file import run_file
 
 WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
+PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")
 
 
 def section_of(word: Any) -> Any:
     """What the options of a method are called: its name; of one in a file the function's."""
     found = WORD.fullmatch(word) if isinstance(word, str) else None
     return found["name"] if found is not None and found["name"] else word
+
+
+def piece_of(text: str) -> tuple[str, list[str]]:
+    """A word and its options: `agrpo` and `draws=2` of `agrpo:draws=2`. What stands after a file's first colon is the
+    function's name, unless it has an equals sign; the path itself has neither sign."""
+    found = PIECE.fullmatch(text)
+    assert found is not None  # the second kind of word takes any text
+    return found["word"], found["options"].split(":")[1:]
+
+
+def label_of(text: str) -> str:
+    """A word with its options as tables have it: without the file."""
+    word, options = piece_of(text)
+    return ":".join([section_of(word), *options])
+
+
+def is_own(word: str) -> bool:
+    return WORD.fullmatch(word) is not None
+
+
+def takes_base(word: str) -> bool:
+    """Whether a function in a file is a plug-in; False for what is not there."""
+    found = WORD.fullmatch(word)
+    if found is None or not found["name"] or not Path(found["file"]).is_file():
+        return False
+    function = getattr(run_file(Path(found["file"])), found["name"], None)
+    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "base"
 
 
 def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -> Callable[..., Method] | None:

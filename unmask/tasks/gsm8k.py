@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from unmask.tasks import d1_rewards
 from unmask.tasks.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
+from unmask.tasks.boxed import boxed_prompt, d1_boxed_prompt
 from unmask.tasks.composite import Rewards, Weights
 from unmask.tasks.data import hub_rows
 from unmask.tasks.manner import D1, JUSTGRPO
@@ -92,22 +93,15 @@ def d1_grade(row: Row, completion: str) -> Grade:
 
 
 def prompt(row: Row) -> str:
-    form = SKELETON.format(reasoning="your reasoning, step by step", answer="\\boxed{the number alone}")
-    return f"{row['question']}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
+    return boxed_prompt(row["question"], "the number alone")
 
 
-# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's.
-D1_INSTRUCTIONS = (
-    "You are a math expert. You will be given a question to solve. Solve it step by step. "
-    "Wrap the final answer in a \\boxed{}. \nRespond in the following format:\n"
-    + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
-)
-
-D1_FORM = "Respond in the following format:\n" + SKELETON.format(reasoning="...", answer="...")  # the same holds
+# Reconstructed from a description of d1's, not copied: its hash differs from d1's.
+D1_FORM = "Respond in the following format:\n" + SKELETON.format(reasoning="...", answer="...")
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['question']}", d1_grade, manner=D1),
+    "d1": Protocol(lambda row: d1_boxed_prompt(row["question"]), d1_grade, manner=D1),
     "d1_train": Protocol(lambda row: f"{D1_FORM}\n\n{row['question']}", d1_grade, prefill="", manner=D1),
     "agrpo": replace(
         thinking(lambda row: row["question"], grade, "Solve the problem you are given.", "\\boxed{the number alone}"),

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from unmask.tasks import d1_rewards, verifier
 from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.boxed import boxed_prompt, d1_boxed_prompt
 from unmask.tasks.composite import Rewards, Weights
 from unmask.tasks.data import hub_rows
 from unmask.tasks.manner import D1, JUSTGRPO
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
+from unmask.tasks.protocol import Protocol, chosen, text_task, thinking, written_out
 from unmask.tasks.sources import Shape, set_rows
 from unmask.tasks.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Task
@@ -132,18 +133,12 @@ def ahead(rows: list[Row], completions: list[str]) -> None:
 
 
 def prompt(row: Row) -> str:
-    form = SKELETON.format(reasoning="your reasoning, step by step", answer="\\boxed{the answer alone}")
-    return f"{row['problem']}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
+    return boxed_prompt(row["problem"], "the answer alone")
 
 
-# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. The stray quotation mark is
-# described there.
-D1_INSTRUCTIONS = (
-    "You are a math expert. You will be given a question to solve. Solve it step by step. "
-    'Wrap the final answer in a \\boxed{}." \nRespond in the following format:\n'
-    + SKELETON.format(reasoning="Your reasoning here", answer="\\boxed{...}")
-)
-
+def d1_prompt(row: Row) -> str:
+    """With the stray quotation mark that the description has."""
+    return d1_boxed_prompt(row["problem"], stray='"')
 
 
 def easier() -> Sequence[Row]:
@@ -152,7 +147,7 @@ def easier() -> Sequence[Row]:
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{row['problem']}", d1_grade, manner=D1),
+    "d1": Protocol(d1_prompt, d1_grade, manner=D1),
     "agrpo": replace(
         thinking(lambda row: row["problem"], grade, "Solve the problem you are given.", "\\boxed{the answer alone}"),
         sets={"train": easier},

@@ -1,0 +1,116 @@
+"""What all sections of speed.py share: the model, its shape, the clock, and what has been found."""
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.models.checkpoint import Origin
+from unmask.models.decoder import Facts
+from unmask.models.load import Released
+from unmask.rollout import Rollouts, sample
+
+MASK, EOS = 126336, 126081
+SHAPE = {"length": 256, "steps": 128, "block": 32}
+PROMPT = 200
+
+
+class Bench:
+    """A model, its device, and what has been found."""
+
+    def __init__(self, toy: bool) -> None:
+        self.toy, self.device = toy, "cuda" if torch.cuda.is_available() else "cpu"
+        self.found: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv)}
+        self.shape = {"length": 32, "steps": 16, "block": 8} if toy else SHAPE
+        self.prompt = 12 if toy else PROMPT
+        self.policy = llada(self.device, toy)
+        self.peak = 0.0
+
+    @property
+    def width(self) -> int:
+        return self.prompt + self.shape["length"]
+
+    def prompts(self, rows: int, copies: int = 1) -> list[list[int]]:
+        rng = torch.Generator().manual_seed(0)
+        high = 90 if self.toy else 100_000
+        texts = torch.randint(4, high, (rows // copies, self.prompt), generator=rng).tolist()
+        return [text for text in texts for _ in range(copies)]
+
+    def seeds(self, rows: int) -> Tensor:
+        return torch.arange(rows, device=self.device)
+
+    def roll(self, rows: int, copies: int = 1, **how: Any) -> Rollouts:
+        return sample(self.policy, self.prompts(rows, copies), self.seeds(rows), **{**self.shape, **how})
+
+    def seconds(self, action: Callable[[], Any], repeats: int = 1, warm: bool = True) -> float:
+        if warm:
+            action()
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            action()
+        self.wait()
+        return (time.perf_counter() - start) / repeats
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def memory(self, action: Callable[[], Any]) -> float:
+        """The peak of an action in GiB; 0 on a CPU."""
+        if self.device == "cpu":
+            action()
+            return 0.0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        return torch.cuda.max_memory_allocated() / 2**30
+
+    def note(self, section: str, **values: Any) -> None:
+        self.found.setdefault(section, []).append(values)
+        print(section, json.dumps(values), flush=True)
+
+
+def machine() -> dict[str, str]:
+    import transformers
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def llada(device: str, toy: bool) -> Released:
+    """LLaDA-8B's network with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    mask, eos = (98, 97) if toy else (MASK, EOS)
+    config = LlamaConfig(
+        vocab_size=99 if toy else 126464,
+        hidden_size=64 if toy else 4096,
+        intermediate_size=128 if toy else 12288,
+        num_hidden_layers=2 if toy else 32,
+        num_attention_heads=4 if toy else 32,
+        num_key_value_heads=4 if toy else 32,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=False,
+        pad_token_id=None,
+    )
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    with torch.device("meta"):
+        lm = LlamaForCausalLM(config)
+    lm = lm.to(kind).to_empty(device=device)
+    rng = torch.Generator(device).manual_seed(0)
+    for name, weight in lm.named_parameters():
+        weight.data.fill_(1.0) if "norm" in name else weight.data.normal_(0.0, 0.02, generator=rng)
+        weight.requires_grad_(False)
+    lm.model.rotary_emb = type(lm.model.rotary_emb)(config).to(device)
+    facts = Facts(mask_id=mask, eos_id=eos, pad_id=eos, max_length=4096, rotary_fp32=True)
+    return Released(lm.eval(), facts, None, Origin({}))
