@@ -73,6 +73,7 @@ soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py sandbox --programs 1000
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py resume
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py torchrun
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py viewer --lines 1000000
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py train --updates 10000
 
 NPM := npm --prefix web --loglevel=error

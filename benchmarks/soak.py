@@ -4,6 +4,7 @@
     python benchmarks/soak.py sandbox --programs 1000    a queue of sandboxed programs, right, wrong and hostile
     python benchmarks/soak.py resume --cases 1000        runs killed anywhere and gone on with (soak_resume.py)
     python benchmarks/soak.py torchrun                   SIGTERM to the launcher of two processes
+    python benchmarks/soak.py viewer --lines 1000000     a run with so long a log, exported as a page
 
 All print their figures, and exit with 1 where a promise does not hold: memory that is held within 2 %, handles and
 processes as they were, updates a second of computing within 5 %, medians of the first quarter after the warm-up and of
@@ -151,6 +152,30 @@ def queue(programs: int) -> dict[str, float]:
     }
 
 
+def viewed(lines: int) -> dict[str, float]:
+    """The log of the demo's first updates over and over, and the page that shows it."""
+    from unmask.config import DEMO, read_config
+    from unmask.run import Run
+    from unmask.train import train as run_training
+    from unmask.view.page import export
+
+    few = ["updates=8", "prompts=2", "group=4", "eval.prompts=4", "eval.samples=1", "eval.every=2"]
+    config = read_config(DEMO, few)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "run"
+        run_training(config, lambda: Run(folder, config.dump()))
+        log = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        with log.open("w") as file:
+            for number in range(lines):
+                file.write(json.dumps({**rows[number % len(rows)], "step": number}) + "\n")
+        before, begun = reading(0), time.monotonic()
+        page = export(folder, Path(home) / "page.html")
+        seconds, after = time.monotonic() - begun, reading(1)
+        sizes = {"log MiB": log.stat().st_size / 2**20, "page MiB": page.stat().st_size / 2**20}
+    return {"lines": lines, **sizes, "seconds": seconds, "held MiB more": after.held - before.held}
+
+
 BOUNDS = {
     "memory grew": (-1.0, 0.02),
     "handles grew": (0, 0),
@@ -161,14 +186,16 @@ BOUNDS = {
     "not alike": (0, 0),
     "state not kept": (0, 0),
     "command not told": (0, 0),
+    "page MiB": (0, 16),
 }
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("what", choices=("train", "sandbox", "resume", "torchrun"))
+    options.add_argument("what", choices=("train", "sandbox", "resume", "torchrun", "viewer"))
     options.add_argument("--updates", type=int, default=10_000)
     options.add_argument("--programs", type=int, default=1000)
+    options.add_argument("--lines", type=int, default=1_000_000)
     options.add_argument("--cases", type=int, default=1000, help="of the resume matrix, drawn if not all")
     options.add_argument("--seed", type=int, default=0, help="of what is drawn")
     chosen = options.parse_args()
@@ -177,6 +204,7 @@ def main() -> None:
         "sandbox": lambda: queue(chosen.programs),
         "resume": lambda: soak_resume.matrix(chosen.cases, chosen.seed),
         "torchrun": soak_resume.launcher,
+        "viewer": lambda: viewed(chosen.lines),
     }
     found = loads[chosen.what]()
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))

@@ -101,6 +101,10 @@ def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
             [row("a", BASE)],
             "a solves most, 50.0 % sampled on sudoku after 1,000 forwards; there is nothing to compare it with.",
         ),
+        (
+            [row("a", {"0": 0.5}), row("b", {"0": 0.4}), row("c", {"0": 0.5})],
+            "a, c solve the same, 50.0 % sampled on sudoku after 1,000 forwards: none of them is the best.",
+        ),
         ([row("a", {})], "No run has finished, so nothing can be said."),
     ],
 )  # fmt: skip

@@ -72,8 +72,10 @@ def conclusion(told: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
     if not ranked:
         return "No run has finished, so nothing can be said."
     best, others = ranked[0], ranked[1:]
-    text = f"{best['label']} solves most, {_percent(best['sampled']['mean'])} % sampled on {told['task']}"
-    text += f" after {told['budget']}"
+    solved = f"{_percent(best['sampled']['mean'])} % sampled on {told['task']} after {told['budget']}"
+    if level := [row["label"] for row in others if row["sampled"]["mean"] == best["sampled"]["mean"]]:
+        return f"{', '.join([best['label'], *level])} solve the same, {solved}: none of them is the best."
+    text = f"{best['label']} solves most, {solved}"
     if not others:
         return text + "; there is nothing to compare it with."
     against = {row["label"]: row for row in others}
