@@ -133,11 +133,17 @@ def queue(programs: int) -> dict[str, float]:
         sandbox.Job(f"{text}\nnumber = {number}", ["assert answer(3) == 3"], timeout=1.0)
         for number, text in enumerate(kinds)
     ]
-    sandbox.run_many(jobs[:20])
-    before, begun = reading(0), time.monotonic()
-    verdicts = sandbox.run_many(jobs)
+    half, begun = programs // 2, time.monotonic()
+
+    def judged(some: slice) -> int:
+        """Wrong verdicts; nothing else of them is held."""
+        found = sandbox.run_many(jobs[some])
+        return sum(one[0].passed != PROGRAMS[kind] for one, kind in zip(found, kinds[some], strict=True))
+
+    wrong = judged(slice(half))
+    before = reading(half)
+    wrong += judged(slice(half, None))
     minutes = (time.monotonic() - begun) / 60
-    wrong = sum(found[0].passed != PROGRAMS[kind] for found, kind in zip(verdicts, kinds, strict=True))
     time.sleep(2.0)  # the kernel takes threads and processes away a moment after they end
     after = reading(programs)
     mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

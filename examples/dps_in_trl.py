@@ -6,8 +6,11 @@ TRL brings the data set, the reward function, the optimiser and the logs; the ro
 and what each token is worth are ours. docs/trl.md says what fits into TRL and what does not.
 """
 
-from datasets import Dataset
-from trl import GRPOConfig
+try:
+    from datasets import Dataset
+    from trl import GRPOConfig
+except ImportError as error:
+    raise SystemExit(f"this example needs TRL ({error}): pip install 'unmask[trl]'") from None
 
 import unmask
 from unmask.evaluate import Decoding

@@ -1,6 +1,10 @@
 """An autoregressive checkpoint becomes a masked diffusion model: the same weights, read both ways; then it learns."""
 
 import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import unmask.sft as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
 from unmask.adapt import EVEN, MASK, adapt
 from unmask.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import opened
+from unmask.run import check_folder, read_metrics
+from unmask.sft import learn
 from unmask.sft_config import read_sft_config
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -106,6 +113,7 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
         *("optimizer.warmup=5", "optimizer.schedule=cosine"),
     )
     assert code == 0 and "MASK is <|mask|>, new, token 260" in out, err
+    assert "Try next: unmask train --model run --task TASK --full" in out
     told = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     made = {step: [(line["completion"], line["wanted"]) for line in told if line["step"] == step] for step in (0, 80)}
     assert not any(made == wanted for made, wanted in made[0])
@@ -116,11 +124,116 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     assert json.loads(Path("run/start/adapted.json").read_text())["model"] == "source"
     code, out, _ = unmask("sample", "run", "c", "--task", "countdown_text", "--greedy", "rollout.length=8")
     assert code == 0 and set(out.strip()) == {"d"}
+    code, _, err = unmask("adapt", "run", "toy.yaml")
+    assert code == 2 and err == "unmask: run is a masked diffusion model already: train it further with unmask sft\n"
     (tmp_path / "mask.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b<|mask|>"}) + "\n")
     code, _, err = unmask("sft", "run", "--data", "mask.jsonl")
     assert code == 2 and "mask: a text holds the MASK token" in err
     code, _, err = unmask("adapt", "run/checkpoint", "toy.yaml", "--out", "again")
     assert code == 2 and "a masked diffusion model already" in err and not Path("again").exists()
+
+
+# --- runs that are killed, cut off or refused ---------------------------------------------------------------
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> tuple[str, ...]:
+    """`unmask adapt` of a random Llama and ten lines, but for --out."""
+    source(tmp_path / "source", template="")
+    lines = [{"prompt": chr(n), "completion": chr(n + 1)} for n in range(97, 107)]
+    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    few = ("updates=4", "tokens=64", "eval.prompts=1", "save_every=2", "optimizer.lr=1e-3")
+    return ("adapt", "source", "--data", "toy.jsonl", *few)
+
+
+class Killed(Exception):
+    pass
+
+
+def moments(call: Callable[[], object], here: Path, aside: Path) -> list[Path]:
+    """Copies of what a kill leaves of `here/run`, and beside it, just before each time that a file or folder is made or
+    renamed; up to the first that has something in it."""
+    found, hearing = list[Path](), True
+
+    def hear(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal hearing
+        if not hearing:
+            return
+        writes = event in ("os.mkdir", "os.rename") or (event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR))
+        if writes and os.path.abspath(str(given[0])).startswith(str(here)):
+            hearing = False  # copying makes files too
+            found.append(Path(shutil.copytree(here, aside / str(len(found)))))
+            if (here / "run").is_dir() and any((here / "run").iterdir()):
+                raise Killed
+            hearing = True
+
+    sys.addaudithook(hear)  # for good: there is no way to take one back
+    with pytest.raises(Killed):
+        call()
+    return found
+
+
+def test_killed_at_any_moment_nothing_is_in_the_way_or_it_can_be_gone_on_with(
+    unmask, toy: tuple[str, ...], tmp_path: Path
+) -> None:
+    here = tmp_path / "deep"
+    here.mkdir()
+    *before, last = moments(lambda: unmask(*toy, "--out", "deep/run"), here, tmp_path / "left")
+    assert len(before) > 5
+    for left in before:
+        check_folder(left / "run")
+    shutil.rmtree(here)
+    last.rename(here)
+    code, _, err = unmask("adapt", "--resume", "deep/run")
+    assert code == 0 and Path("deep/run/finished.json").is_file(), err
+
+
+def test_an_adaptation_that_was_cut_off_ends_as_if_it_had_not_been(
+    unmask, toy: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unmask(*toy, "--out", "whole")[0] == 0
+    left = [4]
+
+    def cut(*given: Any) -> dict[str, float]:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("cut")
+        return learn(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unmask_sft, "learn", cut)
+        code, _, err = unmask(*toy, "--out", "cut")
+    assert code == 2 and err == "unmask: cut\n" and [path.name for path in Path("cut/state").iterdir()] == ["2"]
+    assert unmask("adapt", "--resume", "cut")[0] == 0
+
+    def logged(folder: str) -> list[dict[str, float]]:
+        rows = read_metrics(Path(folder))
+        return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+    assert logged("cut") == logged("whole") and len(logged("whole")) == 6
+    for file in ("samples.jsonl", "checkpoint/model.safetensors", "start/model.safetensors", "finished.json"):
+        assert Path("cut", file).read_bytes() == Path("whole", file).read_bytes()
+    assert Path("cut/checkpoint/model.safetensors").read_bytes() != Path("cut/start/model.safetensors").read_bytes()
+
+
+WRONG = {
+    "a line that is none": ('{"prompt": "a"}', "toy.jsonl line 11: there is no text 'completion'"),
+    "a text with the new MASK": ('{"prompt": "a", "completion": "<|mask|>"}', "a text holds the MASK token"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_refused_rows_leave_nothing_and_the_corrected_command_runs(unmask, toy: tuple[str, ...], kind: str) -> None:
+    line, told = WRONG[kind]
+    right = Path("toy.jsonl").read_text()
+    Path("toy.jsonl").write_text(right + line + "\n")
+    before = set(Path().iterdir())
+    code, _, err = unmask(*toy, "--out", "deep/run")
+    assert code == 2 and told in err and set(Path().iterdir()) == before
+    Path("toy.jsonl").write_text(right)
+    Path("deep/run").mkdir(parents=True)  # an empty folder is as good as none
+    code, _, err = unmask(*toy, "updates=1", "--out", "deep/run")
+    assert code == 0 and [path.name for path in Path("deep").iterdir()] == ["run"], err
 
 
 def test_the_shipped_configurations_can_be_used_one_after_the_other() -> None:

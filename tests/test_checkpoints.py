@@ -64,7 +64,7 @@ def test_what_is_saved_is_what_was_read(tmp_path, make, shard):
     assert json.loads((tmp_path / "ours" / "config.json").read_text()) == config
     others = {path.name for path in (tmp_path / "ours").iterdir() if path.suffix != ".safetensors"}
     index = {"model.safetensors.index.json"} if shard == 40_000 else set()
-    assert others == {"config.json", "generation_config.json", "modeling_theirs.py"} | index
+    assert others == {"SHA256SUMS", "config.json", "generation_config.json", "modeling_theirs.py"} | index
     if index:
         listed = json.loads((tmp_path / "ours" / "model.safetensors.index.json").read_text())
         assert listed["weight_map"].keys() == weights.keys()

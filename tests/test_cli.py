@@ -63,7 +63,8 @@ def test_naming_a_method_starts_without_plugins_and_a_second_run_gets_a_folder_o
 @pytest.mark.parametrize(
     ("words", "name"),
     [(["method=agrpo", "with=[dps]"], "agrpo+dps"), (["--method", "agrpo", "with=[dps]"], "agrpo+dps"),
-     (["method=agrpo"], "agrpo"), (["with=[dps]"], "diffu_grpo+dps")],
+     (["method=agrpo"], "agrpo"), (["with=[dps]"], "diffu_grpo+dps"),
+     (["--with", "dps+dispo"], "diffu_grpo+dps+dispo")],
 )  # fmt: skip
 def test_plugins_that_an_override_names_stay(unmask, words: list[str], name: str) -> None:
     code, out, err = unmask("train", *words, "--dry-run", "--json")
@@ -91,6 +92,13 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
         (["train", "optimizer.warmup=99"], "optimizer.warmup: 99 is more than the 80 updates"),
         (["eval", "unfinished"], "unfinished is a run without a checkpoint: it did not finish"),
         (["eval", "nowhere"], "no model 'nowhere'"),
+        (["eval", "./unfinishd"], "there is no folder ./unfinishd; did you mean unfinished?"),
+        (["eval", "runs/unfinished"], "there is no folder runs/unfinished"),
+        (["view", "unfinishd"], "there is no folder unfinishd; did you mean unfinished?"),
+        (["train", "--resume", "unfinishd"], "there is no folder unfinishd; did you mean unfinished?"),
+        (["train", "optimizer.lr", "1e-4"], "no configuration file optimizer.lr; a setting is written key=value"),
+        (["eval", "tiny", "eval.prompts=16"], "eval.prompts is for training: use --problems"),
+        (["eval", "tiny", "eval.every=2"], "eval.every is for training: leave it out"),
         (["train", "rollout.length=200"], "the model's limit of 128 is passed"),
         (["train", "--out", "bad.jsonl", *SHORT], "bad.jsonl already exists and is not an empty folder"),
         (["generate", "tiny", "one.jsonl", "--out", "no/where.jsonl"], "there is no folder no to write where.jsonl in"),

@@ -1,13 +1,9 @@
 """unmask compare: what is run, with which budget, what survives a kill, and what is said at the end."""
 
+import errno
 import itertools
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +11,10 @@ from typing import Any
 import pytest
 
 from unmask import compare as compare_module
-from unmask import compare_pool
+from unmask import compare_worker
 from unmask.compare import SWEEP_SEEDS, compare
-from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants
-from unmask.compare_pool import Event, Job, run_jobs, threads_of
-from unmask.compare_report import markdown, redraw
+from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
+from unmask.compare_pool import Event, Job
 from unmask.compare_worker import result_of
 from unmask.config import Config, parse_config
 
@@ -82,6 +77,7 @@ class MadeUp:
     def run(self, jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
         for job in jobs:
             self.trained.append(job)
+            shutil.rmtree(job.folder, ignore_errors=True)
             job.folder.mkdir(parents=True)
             config = parse_config(job.config)
             if config.optimizer.lr > 1:
@@ -168,12 +164,43 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(made_up: MadeUp, t
     assert [job.label for job in made_up.trained] == 2 * methods
     assert found["cells"][1]["failed"] == dict.fromkeys("01", "ValueError: too much")
     shutil.rmtree(next((tmp_path / "cells").glob("wd1-seed1*")))
-    for folder in (tmp_path / "cells").glob("*lr=2*"):
-        shutil.rmtree(folder)
     found = compare([*methods, "spg"], out=tmp_path, seeds=2)
     again = [(job.label, job.seed) for job in made_up.trained[4:]]
     assert again == [(methods[1], 0), ("spg", 0), ("wd1", 1), (methods[1], 1), ("spg", 1)]
     assert len(found["cells"][0]["runs"]) == 2
+
+
+@pytest.mark.parametrize("cut", ["", "{}", "[]", "null", '{"curve": []}', '{"curve": [{"updates": 0,', '{"error": 5}'])
+def test_what_a_full_disk_has_cut_is_run_again(made_up: MadeUp, tmp_path: Path, cut: str) -> None:
+    methods = ["wd1", "wd1:optimizer.lr=2"]
+    whole = compare(methods, out=tmp_path, seeds=2)
+    (result,) = (tmp_path / "cells").glob("wd1-seed1-*/result.json")
+    (error,) = (tmp_path / "cells").glob("*lr=2-seed0-*/error.json")
+    for path in (result, error):
+        path.write_text(cut)
+    with pytest.warns(UserWarning, match="is cut or damaged") as told:
+        assert compare(methods, out=tmp_path, seeds=2) == whole
+    assert {str(each.message).split(" is cut")[0] for each in told} == {str(result), str(error)}
+    again = [(job.label, job.seed) for job in made_up.trained[4:]]
+    assert again == [(methods[1], 0), ("wd1", 1), (methods[1], 1)]
+
+
+def test_an_outcome_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def fails(*arguments: Any) -> None:
+        raise full
+
+    write_json(tmp_path / "results.json", [1])
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        write_json(tmp_path / "results.json", [2])
+    assert json.loads((tmp_path / "results.json").read_text()) == [1]
+    monkeypatch.setattr(compare_worker, "_trained", fails)
+    monkeypatch.setattr("os.dup2", lambda *handles: None)
+    with pytest.raises(OSError, match="No space"):
+        compare_worker.run_cell(str(tmp_path / "cell"), {}, False, lambda message: None)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["cell", "log.txt", "results.json"]
 
 
 def test_time_left_is_what_is_ahead_at_the_pace_so_far(
@@ -192,128 +219,6 @@ def test_time_left_is_what_is_ahead_at_the_pace_so_far(
         done, ahead = sum(halves[:number]), sum(halves[number:])
         assert now.share == pytest.approx(done / sum(halves))
         assert now.left == pytest.approx(number * ahead / done, abs=1e-6)
-
-
-# --- real runs ------------------------------------------------------------------------------------------------------
-
-
-GRID = {"methods": ["wd1"], "plugins": ["none", "daca", f"dps:{DIES}"]}
-
-
-def command(out: Path) -> list[str]:
-    grid = ["--methods", ",".join(GRID["methods"]), "--with", ",".join(GRID["plugins"]), "--seeds", "2"]
-    return ["compare", *grid, "--budget", "updates=3", "--jobs", "1", "--out", str(out), *SHORT]
-
-
-def timeless(table: str) -> list[list[str]]:
-    """A table's cells, less the column of seconds."""
-    lines = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("|")]
-    at = lines[0].index("seconds")
-    return [line[:at] + line[at + 1 :] for line in lines]
-
-
-def untimed(path: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-
-
-def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> None:
-    """A time limit kills one process: no other may go on writing into the folders."""
-    config = Settings(overrides=(*SHORT, "updates=100000")).config(Variant("wd1")).dump()
-    with subprocess.Popen(
-        [sys.executable, "-m", "unmask.compare_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        process.stdin.write(json.dumps({"folder": str(tmp_path / "cell"), "config": config, "keep": False}) + "\n")
-        process.stdin.flush()
-        assert "share" in json.loads(process.stdout.readline())
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
-    assert (tmp_path / "cell").is_dir() and not (tmp_path / "cell" / "result.json").exists()
-
-
-def test_a_grid_that_is_killed_goes_on_and_says_the_same(
-    unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And cells that fail, here a third of them, stop none of the others."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    cells = killed / "cells"
-    process = subprocess.Popen([sys.executable, "-m", "unmask", *command(killed)], start_new_session=True)
-    while not (list(cells.glob("*/result.json")) and len(list(cells.glob("*"))) > 1):
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    finished = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
-    assert 0 < len(finished) < 4
-    code, out, err = unmask(*command(killed))
-    assert code == 0 and {path: path.stat().st_mtime_ns for path in finished} == finished
-    how: dict[str, Any] = {**GRID, "seeds": 2, "budget": "updates=3", "settings": Settings(overrides=SHORT), "jobs": 1}
-    compare(**how, out=whole, keep=True)
-
-    tables = [timeless((folder / "table.md").read_text()) for folder in (killed, whole)]
-    assert tables[0] == tables[1] == timeless(out)
-    assert len(tables[0]) == 2 + 1 + 3
-    results = [json.loads((folder / "results.json").read_text())["cells"] for folder in (killed, whole)]
-    assert [len(row["runs"]) for row in results[0]] == [2, 2, 0]
-    assert ["overflow" in error for error in results[0][2]["failed"].values()] == [True, True]
-    assert err.count("FAILED") == 2 and err.count(" left\n") == 6 - len(finished)
-    ends = [[run["curve"][-1]["forwards"] for row in rows for run in row["runs"].values()] for rows in results]
-    assert ends[0] == ends[1] and all(ends[0])
-
-    # A cell is the run that `unmask train` makes of its configuration, whatever its process trained before it.
-    (last,) = cells.glob("wd1+daca-seed1-*")
-    kept = whole / "cells" / last.name / "run"
-    assert (kept / "checkpoint").is_dir() and not (last / "run").exists()
-    code, _, _ = unmask("train", str(last / "config.yaml"), "--out", str(tmp_path / "alone"))
-    assert code == 0
-    logs = [untimed(folder / "metrics.jsonl") for folder in (last, kept, tmp_path / "alone")]
-    assert logs[0] == logs[1] == logs[2] and len(logs[0]) == 3 + 4  # updates; evaluations before, between and after
-
-    # Cells of both, put together by copying, are a whole grid: nothing is left to run but what failed.
-    merged, wanted = tmp_path / "merged", list[Job]()
-    for number, folder in enumerate(sorted(cells.iterdir())):
-        shutil.copytree((killed if number % 2 else whole) / "cells" / folder.name, merged / "cells" / folder.name)
-    monkeypatch.setattr(compare_module, "run_jobs", lambda jobs, workers, keep: iter(wanted.extend(jobs) or ()))
-    compare(**how, out=merged)
-    assert timeless((merged / "table.md").read_text()) == tables[0]
-    assert [DIES in job.label for job in wanted] == [True, True]
-    plan = json.loads((killed / "results.json").read_text())
-    for row in plan["cells"]:
-        row["runs"], row["failed"] = {}, {}
-    (merged / "results.json").write_text(json.dumps(plan))
-    assert timeless(markdown(redraw(merged)["summary"])) == tables[0]  # also where nothing could be run
-
-
-def test_a_process_that_dies_loses_its_cell_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dies_at_2 = """
-import json, sys
-for line in sys.stdin:
-    order = json.loads(line)
-    if order["config"]["seed"] == 2:
-        sys.exit(7)
-    print(json.dumps({"share": 0.5}), flush=True)
-    print(json.dumps({"error": "odd"} if order["config"]["seed"] == 1 else {"done": True}), flush=True)
-"""
-    plain = subprocess.Popen
-
-    def started(arguments: list[str], **how: Any) -> Any:
-        return plain([sys.executable, "-c", dies_at_2], **how)
-
-    monkeypatch.setattr(compare_pool.subprocess, "Popen", started)
-    jobs = [Job("x", seed, tmp_path / str(seed), {"seed": seed}, 1.0) for seed in range(5)]
-    events = list(run_jobs(jobs, 1, keep=False))
-    ends = {event.job.seed: event.error for event in events if event.share == 1.0}
-    assert ends.pop(2).startswith("its process ended with code 7") and "code 7" in jobs[2].result()["error"]
-    assert ends == {0: "", 1: "odd", 3: "", 4: ""}
-    assert [event.job.seed for event in events if event.share == 0.5] == [0, 1, 3, 4]
-
-
-def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_pool, "cores", lambda: 16)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert [threads_of(workers) for workers in (1, 5, 16, 40)] == [16, 3, 1, 1]
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert threads_of(16) == 2
 
 
 def test_a_curve_says_what_had_been_spent() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from unmask.compare_cells import write_json
 from unmask.compare_report import conclusion, draw, markdown, publish, redraw, summary
 from unmask.statistics import bootstrap, t_interval
 
@@ -163,6 +164,39 @@ def test_a_folder_is_redrawn_from_its_results_alone(tmp_path: Path, unmask) -> N
     assert code == 0 and out.startswith(table.rstrip("\n"))
     code, out, _ = unmask("compare", "--redraw", str(tmp_path), "--json")
     assert json.loads(out) == json.loads(json.dumps(whole["summary"]))
+
+
+WHOLE = json.dumps(results(row("a", BASE)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", WHOLE[:99], WHOLE.replace("label", "name"), WHOLE.replace('"curve": [', '"curve": [5, ')],
+)
+def test_what_is_no_comparison_is_not_redrawn(tmp_path: Path, unmask, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    code, out, err = unmask("compare", "--redraw", str(tmp_path))
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"unmask: {tmp_path / 'results.json'} is not what a comparison has written")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cell_that_is_damaged_counts_as_not_finished(tmp_path: Path, unmask) -> None:
+    write_json(tmp_path / "results.json", results(row("a", BASE, folders={"5": "cells/a-seed5"}), seeds=6))
+    (tmp_path / "cells" / "a-seed5").mkdir(parents=True)
+    (tmp_path / "cells" / "a-seed5" / "result.json").write_text('{"curve": [')
+    code, out, err = unmask("compare", "--redraw", str(tmp_path))
+    assert code == 0 and "a: 1 of 6 seeds have not been run to the end" in out
+    damaged = tmp_path / "cells" / "a-seed5" / "result.json"
+    assert err == f"unmask: {damaged} is cut or damaged: its run counts as not finished\n"
+
+
+def test_passes_are_compared_where_all_runs_have_them() -> None:
+    fewer = row("b", LIKE)
+    for run in fewer["runs"].values():
+        for point in run["curve"]:
+            del point["pass@4"]
+    assert summary(results(row("a", BASE), fewer))["measures"] == ["sampled", "greedy", "pass@2"]
 
 
 def test_curves_show_every_mean_against_every_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

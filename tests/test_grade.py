@@ -94,6 +94,7 @@ def test_points_are_pooled_and_rows_are_the_units() -> None:
     ("task", "line", "told"),
     [
         ("gsm8k", {"ground_truth": 1}, "line 3: 'generation' is missing"),
+        ("gsm8k", {"ground_truth": 1, "completion": 1}, "line 3: 'completion' is int, not str"),
         ("gsm8k", {"generation": "x"}, "line 3: 'ground_truth' is missing"),
         ("gsm8k", {"generation": "x", "ground_truth": None}, 'line 3: "ground_truth" must be'),
         ("gsm8k", {"generation": "x", "ground_truth": "none"}, "line 3: .*number"),
@@ -175,7 +176,8 @@ def test_options_change_the_grader(unmask, tmp_path: Path) -> None:
 
 def test_a_task_of_ones_own(unmask, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(completion, row): return {'x': 1.0, 'y': 0.5}[completion]\n")
-    file = written(tmp_path / "made.jsonl", [{"prompt": "?", "generation": text} for text in "xyz"])
+    fields = {"x": "generation", "y": "completion", "z": "generation"}
+    file = written(tmp_path / "made.jsonl", [{"prompt": "?", fields[text]: text} for text in "xyz"])
     code, _, err = unmask("grade", "--task", "mine.py", file)
     assert code == 2 and "line 5: the reward of task 'mine' failed" in err and "KeyError: 'z'" in err
     code, told, err = unmask("grade", "--task", "mine.py", file, "reward.on_error=zero", "--json")

@@ -66,6 +66,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(names: Names, tmp_path: Path) -> No
     save_adapter(policy, tmp_path / "a", base="GSAI-ML/LLaDA-8B-Instruct")
     assert base_of(tmp_path / "a") == "GSAI-ML/LLaDA-8B-Instruct"
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "SHA256SUMS",
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
@@ -117,7 +118,7 @@ def test_saving_again_replaces_the_adapter_and_nothing_else(tmp_path: Path) -> N
     save_adapter(policy, tmp_path, base="two")
     load_adapter(other, tmp_path)
     assert torch.equal(policy(*canvas()), other(*canvas())) and base_of(tmp_path) == "two"
-    assert (tmp_path / "optimizer.pt").read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 3
+    assert (tmp_path / "optimizer.pt").read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_save_cut_short_leaves_the_adapter_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +269,7 @@ KEY = "base_model.model.model.transformer.blocks.1.attn_out.lora_B.weight"
 def test_tensors_have_to_be_the_ones_that_are_meant(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     save_adapter(adapted(), tmp_path, base="b")
     file = tmp_path / "adapter_model.safetensors"
+    (tmp_path / "SHA256SUMS").unlink()
     tensors = written(tmp_path)[1] | change
     save_file({key: value for key, value in tensors.items() if value is not None}, file)
     policy = small()
@@ -300,6 +302,7 @@ def test_files_that_are_missing_cut_short_or_pickled_are_named(tmp_path: Path) -
         load_adapter(small(), tmp_path)
     save_adapter(adapted(), tmp_path, base="b")
     weights, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    (tmp_path / "SHA256SUMS").unlink()  # which would have told it of any of these
     whole = weights.read_bytes()
     for part in (whole[: len(whole) // 2], whole[:5], b""):
         weights.write_bytes(part)

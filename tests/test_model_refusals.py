@@ -192,14 +192,14 @@ def test_an_autoregressive_model_is_refused_as_far_as_it_can_be_told(tmp_path):
     with_tokenizer(folder, QWEN_SPECIALS[:3])
     assert said(folder, load_model) == (
         "FOLDER has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
-        "An autoregressive model has to be made into a masked diffusion model first."
+        "An autoregressive model has to be made into a masked diffusion model first: unmask adapt."
     )
     with_tokenizer(folder, QWEN_SPECIALS)
     for causal in ({}, {"is_causal": True}, {"is_causal": None}):
         write(folder, {**config, **causal}, weights)
         assert said(folder, load_model) == (
             "FOLDER/config.json does not say that this Llama attends in both directions. If it was trained to, add "
-            '"is_causal": false to the file; an autoregressive model has to be adapted first.'
+            '"is_causal": false to the file; an autoregressive model has to be adapted first: unmask adapt.'
         )
     write(folder, {**config, "is_causal": False}, weights)
     assert load_model(folder).mask_id == 260

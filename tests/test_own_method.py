@@ -61,6 +61,7 @@ WRONG = {
     "no name": ("--method my.py", "method: my.py: name the function too, as my.py:NAME"),
     "an empty name": ("--method my.py:", "method: my.py: name the function too"),
     "no such function": ("--method my.py:quiet", "method: my.py: there is no function quiet in it"),
+    "nearly a function": ("--method my.py:laud", "there is no function laud in it; did you mean loud?"),
     "no function": ("--method bad.py:number", "method: bad.py: there is no function number in it"),
     "a plug-in as a base": ("--method my.py:twice", "method: my.py: twice: it takes a `base`, so it is a plug-in"),
     "a base as a plug-in": ("--with my.py:loud", "with: my.py: loud: a plug-in takes a `base` first"),

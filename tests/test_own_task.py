@@ -48,6 +48,17 @@ def test_a_reward_and_rows_from_a_file(folder: Path):
     assert not task.solved(row, "7777777") and task.solved(row, "77777777")
 
 
+@pytest.mark.parametrize("data", ["two.jsonl", ""])
+def test_too_few_rows_are_told_with_a_way_out(folder: Path, data: str):
+    rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "3+4=", "answer": "7"}]
+    (folder / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = made(PLAIN + f"\ndef rows(): return {rows}\n", data)
+    with pytest.raises(ValueError) as error:
+        task.rows("test", 1, 0)
+    ways = """'test': add rows, mark some with "split": "test", or give own.test_data"""
+    assert str(error.value) == f"{data or 'my_task.py'} leaves no rows for the split {ways}"
+
+
 def test_rows_prompt_and_solved_of_the_file(folder: Path):
     task = made(
         """

@@ -122,6 +122,7 @@ def test_save_and_load_are_exact(tmp_path):
     policy = tiny_policy(SMALL, seed=5)
     save(policy, tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "SHA256SUMS",
         "config.json",
         "model.safetensors",
     ]
@@ -142,6 +143,7 @@ def test_saving_again_replaces_the_weights_and_leaves_other_files(tmp_path):
     policy = tiny_policy(SMALL, seed=2)
     save(policy, tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "SHA256SUMS",
         "config.json",
         "model.safetensors",
         "pretrain.json",

@@ -196,6 +196,42 @@ def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
     assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
 
 
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [("5", "wd1 + 5"), ("daca", "wd1 + daca"), ("{a: 1}", 'wd1 + {"a": 1}'), ("[[1], daca]", "wd1 + [1] + daca")],
+)
+def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: str, method: str) -> None:
+    (folder / "config.yaml").write_text(f"task: [1, a]\nmethod: wd1\nwith: {given}\nupdates: many\n")
+    (folder / "samples.jsonl").write_text('{"step": 1, "completion": "x"}\n')
+    run = RunFolder(folder)
+    assert run.refresh()
+    (told,) = json.loads(index_text([run], live=True))["runs"]
+    assert (told["method"], told["task"], told["updates"]) == (method, '[1, "a"]', None)
+    assert json.loads(run.trace("t1-0") or b"")["task"] == '[1, "a"]'
+
+
+@pytest.mark.parametrize("text", ["5", "[]", "true", '"x"', "0"])
+def test_a_run_is_finished_by_what_a_run_writes(folder: Path, text: str) -> None:
+    (folder / "finished.json").write_text(text)
+    run = RunFolder(folder)
+    assert not run.refresh() and index_of([run], live=True)["live"]
+
+
+def test_warnings_have_the_types_that_the_page_shows(folder: Path) -> None:
+    """It writes numbers with so many digits, which a text or a truth has none of."""
+    rows = [
+        {"step": "x", "name": 5, "value": "high", "bound": True, "told": None},
+        {"step": 2, "value": [1], "told": {}},
+    ]
+    (folder / "warnings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "5\nnull\n")
+    run = RunFolder(folder)
+    assert run.refresh()
+    assert run.data("first")["warnings"] == [
+        {"step": None, "name": "5", "value": None, "bound": None, "told": None},
+        {"step": 2, "value": None, "told": "{}"},
+    ]
+
+
 FAR = "9" * 400
 DEEP = {depth: "[" * depth + "]" * depth for depth in range(850, 1000)}  # about as deep as Python reads and writes
 

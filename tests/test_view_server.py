@@ -316,7 +316,7 @@ def test_a_taken_port_is_told(viewer: Viewer, template: Path, tmp_path: Path) ->
 def test_the_command_refuses_what_is_no_run_and_exports(unmask, tmp_path: Path) -> None:
     made(tmp_path / "a")
     code, out, err = unmask("view", "nowhere")
-    assert (code, out) == (2, "") and err == "unmask: nowhere is no run folder: there is no config.yaml in it\n"
+    assert (code, out) == (2, "") and err == "unmask: there is no folder nowhere\n"
     code, _, err = unmask("view", "a", "--port", "99999")
     assert code == 2 and "--port" in err and err.count("\n") == 1
     code, out, _ = unmask("view", "a", "--export", "shown.html")

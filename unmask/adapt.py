@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MASK = "<|mask|>"
+ALREADY = "is a masked diffusion model already: train it further with unmask sft"
 EVEN = 64
 """Rows that are added to the embedding come up to a multiple of it: odd matrices are slow."""
 
 
 def source_folder(name: str) -> Path:
     """The checkpoint's folder: of a name that `unmask fetch` knows, of a path, or of an id on the hub."""
+    if name == "tiny" or (Path(name) / "checkpoint").is_dir():  # a run's model
+        raise ValueError(f"{name} {ALREADY}")
     if name in PACKAGES:
         return fetched(name)
     return Path(name) if Path(name).is_dir() else _fetched(name)
@@ -42,7 +45,7 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
     stated = Stated(source / "config.json", config)
     family = family_of(stated)
     if is_tiny(config) or not family.autoregressive or config.get("is_causal") is False:
-        raise ValueError(f"{source} is a masked diffusion model already: train it further with unmask sft")
+        raise ValueError(f"{source} {ALREADY}")
     fast = read_tokenizer(source)
     mask_id, is_new = _with_mask(fast, config, mask_token)
     lm, tied = network_of(family, stated)

@@ -11,10 +11,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.batch import Batch
+from unmask.disk import save_tensors
 from unmask.law import Law
 from unmask.method import Method
 from unmask.probes import Probes
@@ -72,7 +73,7 @@ def keep(run: Path, step: int, batch: Batch, broken: Broken, state: Mapping[str,
         "parts": terms,
         "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in answers],
     }
-    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, aside / TENSORS)
+    save_tensors({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, aside / TENSORS)
     (aside / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
     return aside.rename(final)

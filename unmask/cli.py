@@ -44,8 +44,14 @@ def main() -> None:
     except UsageError as error:
         command, told = error.ctx.command_path if error.ctx else "unmask", error.format_message()
         if told and "\n" not in told:  # else the help has been shown, where nothing was asked
-            told = f"{command}: {told[0].lower()}{told[1:].rstrip('.')}; see {command} --help"
+            told = f"{command}: {told[0].lower()}{told[1:].rstrip('.')}"
+            told += f"{' See' if told.endswith('?') else '; see'} {command} --help"
         typer.echo(told, err=True)
+        sys.exit(2)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # of a CPU; a GPU has an error of its own, and smaller passes
+            raise
+        typer.echo("unmask: memory ran out: lower rows and rollout.rows, or prompts and group", err=True)
         sys.exit(2)
     except (ValueError, OSError) as error:
         typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)

@@ -27,7 +27,7 @@ from unmask.compare_cells import (
     own_sections,
     reference_of,
     variants,
-    write_whole,
+    write_json,
 )
 from unmask.compare_pool import Event, Job, cores, run_jobs
 from unmask.compare_report import gather, publish
@@ -174,7 +174,7 @@ def compare(
         }
 
         def keep_up() -> None:
-            write_whole(out / "results.json", gather(out, results))
+            write_json(out / "results.json", gather(out, results))
 
         keep_up()
         study.run("cells", list(cells.values()), 0.0, keep_up)

@@ -6,14 +6,17 @@ A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agr
 
 import hashlib
 import json
-import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.config import CHOICES, DEMO, Config, option_help, read_config
 from unmask.counting import counted, prompt_tokens
+from unmask.disk import write_whole
 from unmask.meter import WITH_GRADIENT
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
@@ -180,8 +183,61 @@ def key_of(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([data, held], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def write_whole(path: Path, data: Any) -> None:
-    """JSON that is there entirely or not at all, whenever the process is killed."""
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(part, path)
+def write_json(path: Path, data: Any) -> None:
+    """JSON that is there entirely or not at all, whenever the process is killed or the disk is full."""
+    write_whole(path, json.dumps(data, indent=1) + "\n")
+
+
+class Point(BaseModel):
+    """An evaluation in result.json: what had been spent, and what was solved, pass@k among the rest."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+    updates: float
+    forwards: float
+    seconds: float
+    sampled: float
+    greedy: float
+
+
+class Found(BaseModel):
+    """What the table is made of."""
+
+    curve: Annotated[list[Point], Field(min_length=1)]
+    versions: dict[str, Any]
+
+
+class Outcome(Found):
+    """result.json."""
+
+    seconds_per_update: float
+    tail: dict[str, Any]
+    wall: float
+    threads: int
+
+
+class Failure(BaseModel):
+    """error.json."""
+
+    error: str
+
+
+def read_whole(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
+    """What a file of this shape holds; None for one that is cut, or is something else."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        shape.model_validate(found, strict=True)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found
+
+
+def outcome_of(folder: Path) -> dict[str, Any]:
+    """What a cell found, or {"error": why not}; nothing where it has not ended, or where its file is damaged."""
+    for name, shape in (("result.json", Outcome), ("error.json", Failure)):
+        if (path := folder / name).is_file():
+            if (found := read_whole(path, shape)) is not None:
+                return found
+            told = f"{path} is cut or damaged: its run counts as not finished"
+            warnings.warn(told, stacklevel=1)  # of one place, so that it is said once, whoever asks
+    return {}

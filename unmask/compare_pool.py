@@ -9,10 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue, SimpleQueue
+from threading import Event as Flag
 from threading import Thread
 from typing import Any
 
 import unmask
+from unmask.compare_cells import outcome_of, write_json
+from unmask.interrupt import deaf
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,10 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "result.json").is_file()
+        return "curve" in self.result()
 
     def result(self) -> dict[str, Any]:
-        """What it found, or {"error": why not}; nothing where it was never tried."""
-        for name in ("result.json", "error.json"):
-            if (self.folder / name).is_file():
-                found: dict[str, Any] = json.loads((self.folder / name).read_text())
-                return found
-        return {}
+        return outcome_of(self.folder)
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,19 @@ def threads_of(workers: int) -> int:
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
-    """Train every job, `workers` at a time; yields what happens. Whatever ends one, the others go on."""
+    """Train every job, `workers` at a time; yields what happens. Whatever ends one, the others go on; who stops asking
+    ends them all."""
     waiting: Queue[Job] = Queue()
     events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
     running: list[subprocess.Popen[str]] = []
+    over, threads = Flag(), list[Thread]()
     for job in jobs:
         waiting.put(job)
 
     def serve() -> None:
         try:
             process: subprocess.Popen[str] | None = None
-            while True:
+            while not over.is_set():
                 try:
                     job = waiting.get_nowait()
                 except Empty:
@@ -78,7 +78,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
                 if process is None:
                     process = _started(threads_of(workers))
                     running.append(process)
-                for event in _served(process, job, keep):
+                    if over.is_set():  # it may have come after the others were killed
+                        process.kill()
+                for event in _served(process, job, keep, over):
                     events.put(event)
                 if process.poll() is not None:
                     process = None
@@ -89,9 +91,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
             events.put(error)
 
     count = min(workers, len(jobs))
-    for _ in range(count):
-        Thread(target=serve, daemon=True).start()
     try:
+        for _ in range(count):
+            threads.append(Thread(target=serve, daemon=True))
+            threads[-1].start()
         while count:
             event = events.get()
             if isinstance(event, BaseException):
@@ -101,8 +104,13 @@ def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
             else:
                 yield event
     finally:
+        over.set()
         for process in running:
             process.kill()
+        for thread in threads:
+            if thread.ident is not None:  # a signal may fall before its start
+                thread.join()
+        for process in running:
             with suppress(BrokenPipeError), process:  # its pipes are closed, and it is waited for
                 pass
 
@@ -112,11 +120,12 @@ def _started(threads: int) -> "subprocess.Popen[str]":
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     command = [sys.executable, "-m", "unmask.compare_worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    with deaf():  # a signal to all of a job reaches this process too, which ends them and notes no failure
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-def _served(process: "subprocess.Popen[str]", job: Job, keep: bool) -> Iterator[Event]:
-    """Give a job to a process and pass on what it says, until it has done or died."""
+def _served(process: "subprocess.Popen[str]", job: Job, keep: bool, over: Flag) -> Iterator[Event]:
+    """Give a job to a process and pass on what it says, until it has done or died; where all is over, it was killed."""
     assert process.stdin is not None and process.stdout is not None
     order = {"folder": str(job.folder.resolve()), "config": job.config, "keep": keep}
     try:
@@ -131,7 +140,9 @@ def _served(process: "subprocess.Popen[str]", job: Job, keep: bool) -> Iterator[
             return
     except BrokenPipeError:
         pass
+    if over.is_set():
+        return
     told = f"its process ended with code {process.wait()}: see {job.folder / 'log.txt'}"
     job.folder.mkdir(parents=True, exist_ok=True)
-    (job.folder / "error.json").write_text(json.dumps({"error": told}) + "\n")
+    write_json(job.folder / "error.json", {"error": told})
     yield Event(job, error=told)

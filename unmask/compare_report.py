@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from unmask.compare_cells import write_whole
+from pydantic import BaseModel, Field, PositiveFloat
+
+from unmask.compare_cells import Found, outcome_of, read_whole, write_json
 from unmask.statistics import Interval, bootstrap, paired, t_interval
 
 FEW = 5
@@ -13,11 +15,45 @@ FEW = 5
 STROKES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 """Lines of the plug-ins; colours are the bases'."""
 
+Seed = Annotated[str, Field(pattern=r"^[0-9]+$")]
+
+
+class Row(BaseModel):
+    """A variant in results.json."""
+
+    label: str
+    base: str
+    against: str | None
+    planned_forwards: PositiveFloat | None
+    rate: float | None
+    folders: dict[Seed, str]
+    runs: dict[Seed, Found]
+    failed: dict[Seed, str]
+
+
+class Rates(BaseModel):
+    """How a method's learning rate was chosen."""
+
+    chosen: float | None
+    solved: dict[Annotated[str, Field(pattern=r"^[0-9.e+-]+$")], Annotated[list[float], Field(min_length=1)]]
+
+
+class Results(BaseModel):
+    """results.json, as far as something is made of it."""
+
+    task: str
+    budget: str
+    seeds: int
+    problems: int
+    rates: dict[str, Rates]
+    cells: list[Row]
+
 
 def measures_of(results: Mapping[str, Any]) -> list[str]:
-    """What is compared: sampled, greedy, and pass@k for the largest k."""
-    points = [run["curve"][-1] for row in results["cells"] for run in row["runs"].values()]
-    ks = [int(name.removeprefix("pass@")) for point in points[:1] for name in point if name.startswith("pass@")]
+    """What is compared: sampled, greedy, and pass@k for the largest k that all runs have."""
+    points = [point for row in results["cells"] for run in row["runs"].values() for point in run["curve"]]
+    shared = set.intersection(*map(set, points)) if points else set()
+    ks = [int(name.removeprefix("pass@")) for name in shared if name.startswith("pass@")]
     return ["sampled", "greedy", *([f"pass@{max(ks)}"] if ks else [])]
 
 
@@ -127,7 +163,7 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
         yield f"{base}: learning rate {found['chosen']:g}, by validation problems solved ({tried}){more}"
     for row, cell in zip(rows, results["cells"], strict=True):
         planned = cell["planned_forwards"]
-        if row["forwards"] is not None and abs(row["forwards"] / planned - 1) > 0.05:
+        if planned is not None and row["forwards"] is not None and abs(row["forwards"] / planned - 1) > 0.05:
             share = f"{100 * row['forwards'] / planned:.0f} %"
             why = "rows ended early or groups were idle" if row["forwards"] < planned else "groups were drawn again"
             yield f"{row['label']} made {share} of the forwards reckoned for its updates: {why}"
@@ -224,7 +260,7 @@ def _plugins(row: Mapping[str, Any]) -> str:
 def publish(out: Path, results: Mapping[str, Any]) -> dict[str, Any]:
     """Write results.json, table.md and curves.png; returns the results with their summary."""
     whole = {**results, "summary": summary(results)}
-    write_whole(out / "results.json", whole)
+    write_json(out / "results.json", whole)
     (out / "table.md").write_text(markdown(whole["summary"]))
     draw(whole, out / "curves.png")
     return whole
@@ -235,7 +271,9 @@ def redraw(out: Path) -> dict[str, Any]:
     path = out / "results.json"
     if not path.is_file():
         raise ValueError(f"there is no {path}: run the comparison first")
-    return publish(out, gather(out, json.loads(path.read_text())))
+    if (results := read_whole(path, Results)) is None:
+        raise ValueError(f"{path} is not what a comparison has written: the command it was made with writes it again")
+    return publish(out, gather(out, results))
 
 
 def gather(out: Path, results: dict[str, Any]) -> dict[str, Any]:
@@ -244,11 +282,12 @@ def gather(out: Path, results: dict[str, Any]) -> dict[str, Any]:
         for seed, folder in row["folders"].items():
             if seed in row["runs"]:
                 continue
-            if (path := out / folder / "result.json").is_file():
-                found = json.loads(path.read_text())
+            found = outcome_of(out / folder)
+            if "curve" in found:
                 row["runs"][seed] = {key: found[key] for key in ("curve", "tail", "wall", "threads", "versions")}
                 row["failed"].pop(seed, None)
-            elif (path := out / folder / "error.json").is_file():
-                row["failed"][seed] = json.loads(path.read_text())["error"]
-        row["runs"] = dict(sorted(row["runs"].items(), key=lambda item: int(item[0])))
+            elif found:
+                row["failed"][seed] = found["error"]
+        for key in ("runs", "failed"):
+            row[key] = dict(sorted(row[key].items(), key=lambda item: int(item[0])))
     return results

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -25,7 +24,6 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders is interrupted too, and hangs up
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
     Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -44,24 +42,23 @@ def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
 
 
 def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> None:
-    """Train a cell in its folder from the beginning; result.json is written last, and says that it is finished."""
+    """Train a cell in its folder from the beginning; result.json or error.json is written last, and whole."""
     home = Path(folder)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     with (home / "log.txt").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        message: dict[str, Any] = {"done": True}
         try:
-            result = _trained(home, config, keep, tell)
+            name, found = "result.json", _trained(home, config, keep, tell)
         except Exception as error:  # whatever ended this cell, the others go on
             traceback.print_exc()
-            message: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
-            (home / "error.json").write_text(json.dumps(message) + "\n")
-        else:
-            from unmask.compare_cells import write_whole
+            message = {"error": f"{type(error).__name__}: {error}"}
+            name, found = "error.json", message
+        from unmask.compare_cells import write_json
 
-            message = {"done": True}
-            write_whole(home / "result.json", result)
+        write_json(home / name, found)
         sys.stdout.flush()
         sys.stderr.flush()
     tell(message)

@@ -89,16 +89,16 @@ def _brief(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def pretraining_display(steps: int) -> "Iterator[Report]":
-    """A live bar with the losses; plain lines elsewhere."""
+def training_bar(steps: int, name: str, unit: str) -> "Iterator[Report]":
+    """A live bar with the losses; plain lines elsewhere, which count in `unit`."""
     with _bar("{task.fields[text]}") as bar:
-        job = bar.add_task("pre-training", total=steps, text="")
+        job = bar.add_task(name, total=steps, text="")
 
         def report(step: int, metrics: dict[str, float]) -> None:
             text = "  ".join(f"{key} {value:.3f}" for key, value in metrics.items())
             bar.update(job, completed=step + 1, text=text)
             if not console.is_terminal and (step + 1) % max(1, steps // 20) == 0:
-                _line(f"step {step + 1}/{steps}  {text}")
+                _line(f"{unit} {step + 1}/{steps}  {text}")
 
         yield report
 

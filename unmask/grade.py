@@ -1,7 +1,8 @@
 """Grade stored generations, without a model: `unmask grade --task gsm8k --protocol d1 generations.jsonl`.
 
-A line of the file is a row of the task, in any shape that its data may have, with its `generation`. For the benchmarks
-the reference may instead stand under `ground_truth`, as the field's evaluation scripts store it.
+A line of the file is a row of the task, in any shape that its data may have, with its `generation`, or `completion` as
+`unmask generate` calls it. For the benchmarks the reference may instead stand under `ground_truth`, as the field's
+evaluation scripts store it.
 """
 
 import gzip
@@ -134,7 +135,7 @@ def grade_file(task: Task, path: Path, out: Path | None = None, how: RewardConfi
         raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a folder; name a file to write")
-    lines = read_rows(path, {"generation": str})
+    lines = read_rows(path, {}, _with_generation)
     placed = [(f"{path} line {number}", line) for number, line in zip(_places(path), lines, strict=True)]
     kept = [(where, line) for where, line in placed if not of_another(task, line)]
     if not kept:
@@ -147,6 +148,15 @@ def grade_file(task: Task, path: Path, out: Path | None = None, how: RewardConfi
             "".join(json.dumps({**line, **verdict}) + "\n" for (_, line), verdict in zip(kept, verdicts, strict=True))
         )
     return replace(found, facts={**found.facts, **left})
+
+
+def _with_generation(line: Row) -> Row:
+    """A line whose text may stand under `completion`, as `unmask generate` writes it."""
+    field = "generation" if "generation" in line or "completion" not in line else "completion"
+    if not isinstance(line.get(field), str):
+        told = f"{type(line[field]).__name__}, not str" if field in line else "missing"
+        raise ValueError(f"{field!r} is {told}")
+    return {**line, "generation": line[field]}
 
 
 def _places(path: Path) -> list[int]:

@@ -73,7 +73,8 @@ def gpu(key: str, network: "Network", compiled: bool) -> Hardware:
 def cpu(network: "Network") -> Hardware:
     deep, wide = min(1024, network.width), min(1024, network.inner)
     rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
-    source = f"{rate / 1e9:.0f} GFLOP/s timed, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    source = f"{rate / 1e9:.0f} GFLOP/s timed, {threads} thread{'s' * (threads > 1)}"
     return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, source)
 
 

@@ -5,6 +5,7 @@ Every process has one and asks it the same; the first one has the run folder.
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Keeper:
             self.meter.forwards = self.spent if self.ranks.first else 0.0
             for rows, kept in zip(_rows(self.setup), state.facts["rows"], strict=True):
                 rows.most, rows.halved = kept
+            self._check_best(state.step)
             return state.step
         before = self._measured(0)
         self.so_far = Progress(before, Best(0, before), 0, Skips())
@@ -188,6 +190,14 @@ class Keeper:
             with whole(self.policy, self.ranks):
                 if self.run is not None:
                     self.run.save(self.policy, BEST)
+
+    def _check_best(self, step: int) -> None:
+        """Of a run that is gone on with: where the best weights are lost, those of now are the best that there are."""
+        lost = keeps_best(self.config.eval) and self.run is not None and not self.run.has_best()
+        if self.ranks.any(lost, self.setup.device):
+            warnings.warn(f"{BEST} is damaged or gone: the best from update {step} on is kept instead", stacklevel=2)
+            self.so_far.best = Best(step, self._measured(step))
+            self._save_best()
 
     def _give_up(self, step: int, batch: Batch, broken: Broken) -> None:
         tensors = tensors_of(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)

@@ -66,7 +66,8 @@ def number_or_not(value: Any, annotation: Any) -> Any:
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
     if not path.is_file():
-        raise ValueError(f"there is no configuration file {path}")
+        more = "" if path.suffix in (".yaml", ".yml") else "; a setting is written key=value"
+        raise ValueError(f"there is no configuration file {path}{more}")
     try:
         data = parsed_yaml(path.read_text(), str(path))
     except UnicodeDecodeError as error:
@@ -91,6 +92,20 @@ def closest(name: str, names: Iterable[str]) -> str:
     names = list(names)
     match = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
+
+
+def no_folder(name: str | Path) -> str:
+    """Says that a folder is not there, and which one may have been meant: one beside it, or a run."""
+    places = dict.fromkeys([Path(name).parent, Path("runs")])
+    near = {path.name: path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
+    match = difflib.get_close_matches(Path(name).name, near, n=1)
+    return f"there is no folder {name}" + (f"; did you mean {near[match[0]]}?" if match else "")
+
+
+def check_there(folder: Path) -> None:
+    """ValueError for a folder that is not there."""
+    if not folder.exists():
+        raise ValueError(no_folder(folder))
 
 
 def told(problem: Mapping[str, Any]) -> str:

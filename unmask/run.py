@@ -26,13 +26,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from unmask import own_file
+from unmask.disk import synced, write_whole
 from unmask.judge import Failure
 from unmask.models import Model, save
+from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import adapted, save_adapter
-from unmask.state import synced
 from unmask.version import __version__
 from unmask.watch import Begun
 
@@ -72,9 +74,10 @@ def _versions_told() -> str:
 
 def made_by(folder: Path, config: str = "config.yaml") -> dict[str, str]:
     """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
-    were run, versions, processes."""
+    were run, versions, processes and their threads."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
-    return {config: digest, "processes": os.environ.get("WORLD_SIZE", "1"), **own_file.RUN, **versions()}
+    among = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
+    return {config: digest, **among, **own_file.RUN, **versions()}
 
 
 FINISHED = "finished.json"
@@ -89,8 +92,8 @@ class Run:
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        (folder / name).write_text(yaml.safe_dump(dict(config), sort_keys=False))
-        (folder / "versions.json").write_text(_versions_told())
+        write_whole(folder / name, yaml.safe_dump(dict(config), sort_keys=False))
+        write_whole(folder / "versions.json", _versions_told())
 
     @classmethod
     def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "Run":
@@ -124,16 +127,14 @@ class Run:
 
     def wished_to_stop(self) -> bool:
         """Whether somebody has put a file `stop` into the folder; it is taken away."""
-        wished = (self.folder / "stop").exists()
-        (self.folder / "stop").unlink(missing_ok=True)
+        wished = (self.folder / "stop").is_file()
+        if wished:
+            (self.folder / "stop").unlink(missing_ok=True)
         return wished
 
     def finish(self, before: Mapping[str, float], after: Mapping[str, float], **more: Any) -> None:
         """Say that the run is over, and drop what it would have gone on from."""
-        aside = self.folder / f".{FINISHED}.partial"
-        aside.write_text(json.dumps({"before": before, "after": after, **more}, indent=2) + "\n")
-        synced(aside)
-        aside.rename(self.folder / FINISHED)
+        write_whole(self.folder / FINISHED, json.dumps({"before": before, "after": after, **more}, indent=2) + "\n")
         shutil.rmtree(self.folder / "state", ignore_errors=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -163,6 +164,14 @@ class Run:
             save_adapter(policy, self.folder / name, policy.home)
         else:
             save(policy, self.folder / name)
+
+    def has_best(self) -> bool:
+        """Whether the weights of the best evaluation are there, as they were written."""
+        try:
+            check_sums(self.folder / BEST)
+        except ValueError:
+            return False
+        return (self.folder / BEST / SUMS).is_file()
 
     def take_best(self) -> None:
         """Have the run end with the weights of its best evaluation."""
@@ -242,7 +251,13 @@ def claiming(run_folder: Callable[[], Run]) -> Iterator[Callable[[], Run]]:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    path, rows = folder / "metrics.jsonl", list[dict[str, float]]()
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number} is damaged: {error}") from None
+    return rows
 
 
 def checkpoint_of(run_or_model: str) -> str:

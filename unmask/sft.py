@@ -9,6 +9,7 @@ the state, so a run that was cut off goes on as if it had not been: bit for bit 
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from unmask.lessons import Taught, taught
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.packing import Batch, Batches, bucketed, coarseness
+from unmask.progress import Skips
 from unmask.rollout import row_seeds
 from unmask.rows import Rows
 from unmask.run import Run, checkpoint_of, claimed, claiming, made_by
@@ -57,7 +59,7 @@ def finetune(
     report: Report = lambda step, metrics: None,
     stop: Stop = lambda: False,
 ) -> Result:
-    """Train as configured. The run folder is made once the model is loaded and the data is read.
+    """Train as configured. The run folder is made once the model is loaded, the data is read and the model evaluated.
 
     Once `stop` says so, the update is finished, its state is kept, and Paused is raised.
     """
@@ -100,8 +102,8 @@ def _finetuned(
         with growing(policy, step, config.grow, batch.tokens_BW.shape[1]):
             found = learn(policy, optimizer, batch, noised(batch, policy.mask_id, rng), rows, config, device)
         seconds = time.perf_counter() - clock
-        speed = {"time/update": seconds, "train/tokens_per_s": batch.tokens_BW.numel() / seconds}
-        keeper.took(step, {**found, "train/lr": rate(step), "train/epoch": step / batches.count, **speed}, stop)
+        times = {"time/update": seconds, "time/tokens_per_s": batch.tokens_BW.numel() / seconds}
+        keeper.took(step, found, {"train/lr": rate(step), "train/epoch": step / batches.count, **times}, stop)
     return keeper.finish(time.perf_counter() - start)
 
 
@@ -157,7 +159,10 @@ def block_at(step: int, updates: int, width: int) -> int:
 def learn(
     policy: Model, optimizer: Optimizer, batch: Batch, noise: Noised, rows: Rows, config: SftConfig, device: str
 ) -> dict[str, float]:
-    """One optimiser step. When memory runs out, what was found is thrown away and found again in smaller passes."""
+    """One optimiser step; none where the loss or its gradient is not finite, which is in what it returns.
+
+    When memory runs out, what was found is thrown away and found again in smaller passes.
+    """
     width = batch.tokens_BW.shape[1]
     while True:
         optimizer.zero_grad(set_to_none=True)
@@ -177,9 +182,8 @@ def learn(
     total = float(bound(loss_Q, noise)) / len(batch.given_B)
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_norm))
-    if not math.isfinite(total) or not math.isfinite(norm):
-        raise ValueError(f"the loss ({total:.4g}) or its gradient ({norm:.4g}) is not finite: lower optimizer.lr")
-    optimizer.step()
+    if math.isfinite(total) and math.isfinite(norm):
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     quarters = {f"train/{name}": value for name, value in named_quarters(by_quarter(loss_Q, noise)).items()}
     return {"train/loss": total, **quarters, "train/grad_norm": norm}
@@ -201,29 +205,39 @@ class _Keeper:
     ) -> None:
         self.config, self.policy, self.optimizer, self.rng, self.rows = config, policy, optimizer, rng, rows
         self.lessons, self.report, self.device = lessons, report, device
-        self.before = dict[str, float]()
+        self.before, self.skips = dict[str, float](), Skips()
 
     def begin(self, run_folder: Callable[[], Run], state: State | None) -> int:
         """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
         if state is not None:
             restore(self.policy, self.optimizer, self.rng, state.tensors)
             self.rows.most, self.rows.halved = state.facts["rows"]
-            self.before = state.facts["before"]
+            self.before, self.skips = state.facts["before"], Skips(*state.facts["skips"])
             self.run = run_folder()
             return state.step
+        self.before, samples = self._measured()
         self.run = run_folder()
-        self.before = self._looked(0)
+        self._record(0, self.before, samples)
         return 0
 
-    def took(self, step: int, metrics: dict[str, float], stop: Stop) -> None:
-        """Log an update; evaluate and keep its state where that is due."""
-        self._log(step, metrics)
+    def took(self, step: int, found: dict[str, float], rest: dict[str, float], stop: Stop) -> None:
+        """Log an update; evaluate and keep its state where that is due. Too many in a row that are skipped end it."""
+        ill = [key for key, value in found.items() if not math.isfinite(value)]
+        self.skips = self.skips.after(bool(ill))
+        told = {key: value for key, value in found.items() if key not in ill}
+        self._log(step, {**told, "train/skipped": float(self.skips.total), **rest})
+        if ill:
+            warnings.warn(f"update {step} was skipped: {_not_finite(found)}", stacklevel=2)
         every, last = self.config.eval.every, step == self.config.updates
         if every and step % every == 0 and not last:
             self._looked(step)
+        hopeless = self.skips.in_a_row >= self.config.optimizer.patience
         stopping = stop() or self.run.wished_to_stop()
-        if stopping or last or (self.config.save_every and step % self.config.save_every == 0):
+        if hopeless or stopping or last or (self.config.save_every and step % self.config.save_every == 0):
             self._save(step)
+        if hopeless:
+            many = self.skips.in_a_row
+            raise ValueError(f"{many} updates in a row were skipped, the last because {_not_finite(found)}")
         if stopping and not last:
             raise Paused(self.run.folder, step)
 
@@ -234,7 +248,7 @@ class _Keeper:
 
     def _save(self, step: int) -> None:
         tensors = tensors_of(self.policy, self.optimizer, self.rng)
-        facts = {"before": self.before, "rows": [self.rows.most, self.rows.halved]}
+        facts = {"before": self.before, "skips": self.skips, "rows": [self.rows.most, self.rows.halved]}
         facts |= {"made_by": made_by(self.run.folder, CONFIG), "lengths": self.run.lengths()}
         write(self.run.folder / "state", step, tensors, facts)
         self.run.save(self.policy)
@@ -243,10 +257,19 @@ class _Keeper:
         self.run.log(step, metrics)
         self.report(step, metrics)
 
-    @torch.no_grad()
     def _looked(self, step: int) -> dict[str, float]:
-        """Held-out loss of every lesson, solve rates of its task, and a few completions to read."""
-        found = dict[str, float]()
+        found, samples = self._measured()
+        self._record(step, found, samples)
+        return found
+
+    def _record(self, step: int, found: dict[str, float], samples: list[dict[str, str]]) -> None:
+        self.run.log_samples(step, samples)
+        self._log(step, found)
+
+    @torch.no_grad()
+    def _measured(self) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """Held-out loss of every lesson, solve rates of its task; and a few completions to read."""
+        found, samples = dict[str, float](), list[dict[str, str]]()
         self.policy.eval()
         for lesson in self.lessons:
             if not lesson.held_out:
@@ -259,9 +282,8 @@ class _Keeper:
                 solved = evaluate(self.policy, lesson.task, rows, *asked).metrics()
                 told |= {key.removeprefix("eval/"): value for key, value in solved.items()}
             found |= {f"eval/{lesson.name}/{key}": value for key, value in told.items()}
-            self.run.log_samples(step, self._samples(lesson, how))
-        self._log(step, found)
-        return found
+            samples += self._samples(lesson, how)
+        return found, samples
 
     def _held_out_loss(self, lesson: Taught) -> dict[str, float]:
         """By the same noise every time."""
@@ -282,3 +304,8 @@ class _Keeper:
         for example, text in zip(some, texts, strict=True):
             prompt, wanted = (self.policy.tokenizer.raw(ids) for ids in (example.prompt, example.completion))
             yield {"lesson": lesson.name, "prompt": prompt, "completion": text, "wanted": wanted}
+
+
+def _not_finite(found: dict[str, float]) -> str:
+    loss, norm = found["train/loss"], found["train/grad_norm"]
+    return f"the loss ({loss:.4g}) or its gradient ({norm:.4g}) is not finite: lower optimizer.lr"

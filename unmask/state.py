@@ -1,7 +1,7 @@
 """What it takes to go on with a run as if nothing had happened, kept on disk between two updates.
 
     RUN/state/40/tensors.safetensors   the weights that are trained, Adam's moments, the generator of the probes
-    RUN/state/40/state.json            the update, what has been spent, how long the logs were, the tensors' checksum
+    RUN/state/40/state.json            the update, what has been spent, how long the logs were, checksums of both files
 
 The order of the data and the noise of rollouts are functions of the seed and of the update's number: nothing to keep.
 A state is written aside, synced and renamed, so it is there whole or not at all; the last two stay.
@@ -9,7 +9,6 @@ A state is written aside, synced and renamed, so it is there whole or not at all
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,14 +16,16 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from unmask.disk import digest, save_tensors, synced
 from unmask.masters import MasterAdamW
 
 KEPT = 2
 TENSORS, FACTS = "tensors.safetensors", "state.json"
+SUM = "sum"
+"""The checksum of state.json, of all that it says beside."""
 GENERATOR = "generator"
 
 Optimizer = torch.optim.Optimizer | MasterAdamW
@@ -55,9 +56,7 @@ class State(NamedTuple):
     facts: dict[str, Any]
 
 
-def tensors_of(
-    policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True
-) -> dict[str, Tensor]:
+def tensors_of(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True) -> dict[str, Tensor]:
     """What training has changed. Sharded tensors are put together, for which every process has to ask; a process that
     does not want them holds one at a time."""
     found = {GENERATOR: rng.get_state()}
@@ -114,10 +113,10 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[st
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        save_file(tensors, aside / TENSORS)
-        told = {"step": step, **facts, "sha256": _digest(aside / TENSORS)}
-        (aside / FACTS).write_text(json.dumps(told) + "\n")
-        for path in (aside / TENSORS, aside / FACTS, aside):
+        save_tensors(tensors, aside / TENSORS)
+        told = json.loads(json.dumps({"step": step, **facts, "sha256": digest(aside / TENSORS)}))
+        (aside / FACTS).write_text(json.dumps({**told, SUM: _sum(told)}) + "\n")
+        for path in (aside / FACTS, aside):
             synced(path)
         if final.exists():  # one that could not be used, or that was kept when a reward failed
             final.rename(folder / f".{step}.partial.old")
@@ -137,35 +136,27 @@ def newest(folder: Path) -> tuple[State | None, list[str]]:
     for path in reversed(_states(folder).values()):
         try:
             return _read(path), passed_over
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             passed_over.append(f"{path} cannot be used ({type(error).__name__}: {error})")
     return None, passed_over
 
 
 def _read(folder: Path) -> State:
     facts = json.loads((folder / FACTS).read_text())
-    if _digest(folder / TENSORS) != facts["sha256"]:
+    if not isinstance(facts, dict) or facts.pop(SUM, None) != _sum(facts):
+        raise ValueError(f"{FACTS} does not match its checksum")
+    if digest(folder / TENSORS) != facts["sha256"]:
         raise ValueError(f"{TENSORS} does not match its checksum")
-    return State(int(facts["step"]), Stored(folder / TENSORS), facts)
+    return State(facts["step"], Stored(folder / TENSORS), facts)
+
+
+def _sum(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _states(folder: Path) -> dict[int, Path]:
     """By number. One that was being replaced when the process was killed is still there, under its other name."""
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     replaced = {name.strip(".").removesuffix(".partial.old"): name for name in there if name.endswith(".partial.old")}
-    found = replaced | {name: name for name in there if name.isdigit()}
-    return {int(step): folder / found[step] for step in sorted(found, key=int)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def synced(path: Path) -> None:
-    """Have the disk hold what was written, or what a folder lists."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    found = replaced | {name: name for name in there}
+    return {int(step): folder / found[step] for step in sorted(filter(str.isdecimal, found), key=int)}

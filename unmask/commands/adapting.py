@@ -1,6 +1,8 @@
 """unmask fetch, unmask adapt and unmask sft"""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,24 +54,42 @@ def adapt(
         return
     from unmask.adapt import adapt as write_start
     from unmask.adapt import source_folder
-    from unmask.run import Run
+    from unmask.run import Run, check_folder
     from unmask.sft import CONFIG, finetune
 
     if model is None:
         raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
     folder = _folder(f"adapt-{Path(model).name}", out)
+    final = folder.resolve()
+    if final == Path.cwd():
+        raise ValueError("a run of unmask adapt takes the place of its folder: choose another --out")
     config = _read(arguments or [], data, model=str(folder.absolute() / "start"))
     if config.full is False:
         raise ValueError("full: a new MASK cannot be learnt by an adapter; adapting trains all weights")
-    aside = folder.with_name(f".{folder.name}.start")  # a run folder is made only once there is something to train
-    done = write_start(source_folder(model), aside, mask_token)
-    (aside / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
-    run = Run(folder, {**config.dump(), "full": True}, CONFIG)
-    aside.rename(folder / "start")
-    told = "new" if done["new"] else "its own"
-    typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
     config = config.model_copy(update={"full": True})
-    _watched(config.updates, folder, lambda report, stop: finetune(config, lambda: run, report, stop=stop))
+    # The run folder is made aside, with its model in it, and gets its name in one step once training can begin: killed
+    # before, nothing has the name, and killed afterwards, everything is there that --resume needs.
+    source, there = source_folder(model), next(path for path in final.parents if path.exists())
+    aside = there / f".{final.name}.new-{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        run = Run(aside, config.dump(), CONFIG)
+        done = write_start(source, aside / "start", mask_token)
+        (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
+        told = "new" if done["new"] else "its own"
+        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
+        for_now = config.model_copy(update={"model": str(aside / "start")})
+
+        def named() -> Run:
+            check_folder(folder)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            aside.rename(final)
+            run.folder = folder
+            return run
+
+        _watched(config, folder, lambda report, stop: finetune(for_now, named, report, stop=stop))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def sft(
@@ -95,7 +115,7 @@ def sft(
     def training(report: "Report", stop: "Stop") -> "Result":
         return finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=stop)
 
-    _watched(config.updates, folder, training)
+    _watched(config, folder, training)
 
 
 def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
@@ -115,6 +135,7 @@ def _folder(name: str, out: Path | None) -> Path:
 
 
 def _resume(folder: Path, *given: object) -> None:
+    from unmask.parsing import check_there
     from unmask.run import FINISHED
     from unmask.sft import CONFIG, resume
     from unmask.sft_config import read_sft_config
@@ -124,19 +145,19 @@ def _resume(folder: Path, *given: object) -> None:
     if (folder / FINISHED).is_file():
         typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
         return
+    check_there(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
-    updates = read_sft_config(folder / CONFIG).updates
-    _watched(updates, folder, lambda report, stop: resume(folder, report, stop))
+    _watched(read_sft_config(folder / CONFIG), folder, lambda report, stop: resume(folder, report, stop))
 
 
-def _watched(updates: int, folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+def _watched(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
     """Train until the end or until a signal asks to stop."""
-    from unmask.display import pretraining_display
+    from unmask.display import training_bar
     from unmask.interrupt import Paused, wishes
 
     try:
-        with wishes() as wished, pretraining_display(updates) as show:
+        with wishes() as wished, training_bar(config.updates, "fine-tuning", "update") as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 brief = {key.removeprefix("train/"): metrics[key] for key in metrics if key.startswith("train/loss")}
@@ -154,4 +175,5 @@ def _watched(updates: int, folder: Path, training: "Callable[[Report, Stop], Res
         if key.endswith(("/loss", "solved_sampled", "solved_greedy")):
             typer.echo(f"{key.removeprefix('eval/')}: {result.before[key]:.3f} -> {value:.3f}")
     typer.echo(f"{result.seconds:.0f} s. Model: {folder / 'checkpoint'}")
-    typer.echo(f"Try next: unmask train --model {folder} --full")
+    tasks = [lesson.task for lesson in config.data if lesson.task is not None]
+    typer.echo(f"Try next: unmask train --model {folder} --task {tasks[0] if len(tasks) == 1 else 'TASK'} --full")

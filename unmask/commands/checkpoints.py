@@ -33,12 +33,12 @@ def pretrain(
 ) -> None:
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
     from unmask.config import check_device
-    from unmask.display import pretraining_display
+    from unmask.display import training_bar
     from unmask.pretrain import pretrain as run_pretraining
     from unmask.pretrain import read_pretrain_config
 
     settings = read_pretrain_config(config)
     check_device(device)
-    with pretraining_display(settings.steps) as report:
+    with training_bar(settings.steps, "pre-training", "step") as report:
         run_pretraining(settings, out, report, device)
     typer.echo(f"model in {out}")

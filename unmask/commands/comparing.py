@@ -1,15 +1,21 @@
 """unmask compare"""
 
 import json
+import math
+import signal
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.commands.arguments import AsJson, DataOption, of_task
 from unmask.commands.training import _split
+from unmask.interrupt import AT_ONCE
 
 if TYPE_CHECKING:
     from unmask.compare import Report, Standing
@@ -44,21 +50,21 @@ def compare(
 
     A finished run is not run again, so a comparison that was killed goes on with the same command.
     """
-    from unmask.compare_report import markdown
-    from unmask.compare_report import redraw as drawn_again
-
     if redraw is not None:
-        found, folder = drawn_again(redraw), redraw
-    else:
-        from unmask.compare import compare as run_comparison
-        from unmask.compare_cells import Settings
+        from unmask.compare_report import redraw as drawn_again
 
-        if not methods or out is None:
-            raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
-        path, overrides = _split(arguments or [])
-        settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
+        with _short_warnings():
+            found, folder = drawn_again(redraw), redraw
+    elif not methods or out is None:
+        raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
+    else:
         folder = out
-        with _display() as report:
+        with _stoppable(folder), _short_warnings(), _display() as report:
+            from unmask.compare import compare as run_comparison
+            from unmask.compare_cells import Settings
+
+            path, overrides = _split(arguments or [])
+            settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
             found = run_comparison(
                 methods.split(","),
                 plugins.split(","),
@@ -71,6 +77,8 @@ def compare(
                 keep=keep,
                 report=report,
             )
+    from unmask.compare_report import markdown
+
     if as_json:
         typer.echo(json.dumps(found["summary"], indent=1))
         return
@@ -83,6 +91,43 @@ def _rates(text: str | None) -> list[float]:
         return [float(rate) for rate in text.split(",")] if text is not None else []
     except ValueError:
         raise ValueError(f"--lr: {text!r} is not a list of numbers such as 5e-5,1e-4,2e-4") from None
+
+
+class _Stopped(BaseException):
+    """By a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """SIGTERM and SIGINT end what is under way: the one with exit code 0, as in `unmask train`, the other with 130."""
+    heard_at = -math.inf
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_at
+        if time.monotonic() > heard_at + AT_ONCE:  # a second one would be in the way of ending the processes
+            heard_at = time.monotonic()
+            raise _Stopped(number)
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except _Stopped as stopped:
+        typer.echo(f"stopped: what is finished is kept in {out}, and the same command goes on", err=True)
+        raise typer.Exit(130 if stopped.number == signal.SIGINT else 0) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings in one line each."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *place: typer.echo(f"unmask: {message}", err=True)
+        yield
 
 
 @contextmanager

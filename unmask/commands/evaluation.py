@@ -65,6 +65,7 @@ def eval(
     from unmask.setup import decoding_of, rollout_rows
 
     table = _table(lengths, steps, paraphrase, out, plot)
+    _check_keys(overrides or [])
     about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
     config, policy = load(run_or_model, about, task)
     built, device, batch = config.build_task(), device_of(config), rollout_rows(config, policy)
@@ -94,6 +95,14 @@ def eval(
         show_evaluation(f"{run_or_model} on {built.name}", found)
     if found.failures:
         typer.echo(failures_told(found.failures), err=True)
+
+
+def _check_keys(overrides: list[str]) -> None:
+    """ValueError for a key that is about evaluation in training, and would change nothing here."""
+    options = {"eval.prompts": "use --problems", "eval.samples": "use --samples"}
+    for key in (override.partition("=")[0] for override in overrides):
+        if key.startswith("eval.") and key != "eval.split":
+            raise ValueError(f"{key} is for training: {options.get(key, 'leave it out')}")
 
 
 def _rewards(task: str | None, protocol: str | None) -> str | None:
@@ -188,7 +197,9 @@ def _spinner(message: str) -> Iterator[None]:
 
 
 def grade(
-    generations: Annotated[Path, typer.Argument(help='JSONL, each line with a "generation" and its "ground_truth".')],
+    generations: Annotated[
+        Path, typer.Argument(help='JSONL, each line with a "generation" (or "completion") and its "ground_truth".')
+    ],
     task: Annotated[str, typer.Option(help="What was asked (unmask tasks), or the Python file of your own.")],
     overrides: Overrides = None,
     protocol: Annotated[str | None, typer.Option(help="Whose grading, e.g. d1. Default: our own.")] = None,
@@ -210,7 +221,7 @@ def grade(
     scores = {f"{task}{f' ({protocol})' if protocol else ''}": found.score, **found.beside}
     for name, share in scores.items():
         value, low, high = (f"{100 * part:.2f}" for part in share)
-        typer.echo(f"{name}: {value} % [{low}, {high}] of {found.rows} rows")
+        typer.echo(f"{name}: {value} % [{low}, {high}] of {found.rows} row{'s' * (found.rows > 1)}")
     for name, count in found.facts.items():
         typer.echo(f"{name.replace('_', ' ')}: {count}")
     if out is not None:

@@ -68,7 +68,7 @@ def generate(
         typer.echo("\n".join(lines))
     else:
         out.write_text("".join(line + "\n" for line in lines))
-        typer.echo(f"{len(lines)} completions in {out}")
+        typer.echo(f"{len(lines)} completion{'s' * (len(lines) > 1)} in {out}")
 
 
 def _decoding(

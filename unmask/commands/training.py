@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +28,8 @@ def train(
     model: Annotated[str | None, typer.Option(help="tiny, a folder with a checkpoint, or a hub id.")] = None,
     method: Annotated[str | None, typer.Option(help="The base method (unmask methods).")] = None,
     plugins: Annotated[
-        list[str] | None, typer.Option("--with", help="A plug-in on the base: daca, sml, dps, dispo. Repeatable.")
+        list[str] | None,
+        typer.Option("--with", help="Plug-ins on the base: daca, sml, dps, dispo; several as daca,dispo."),
     ] = None,
     data: DataOption = None,
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
@@ -44,12 +47,13 @@ def train(
     from unmask.config import DEMO, read_config
 
     if resume is not None:
-        if arguments or any(value is not None for value in (task, model, method, plugins, data, full, seed, out)):
+        others = (task, model, method, plugins, data, full, seed, out, hardware)
+        if arguments or dry_run or as_json or any(value is not None for value in others):
             raise ValueError("--resume goes on as the run was configured: give nothing else")
         _resume(resume)
         return
     path, overrides = _split(arguments or [])
-    plugins = [name for text in plugins for name in text.split(",")] if plugins is not None else None
+    plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
     given = {override.partition("=")[0] for override in overrides}
     if (method is not None or "method" in given) and plugins is None and path is None and "with" not in given:
         plugins = []
@@ -80,6 +84,7 @@ def train(
 
 def _resume(folder: Path) -> None:
     from unmask.config import read_config
+    from unmask.parsing import check_there
     from unmask.run import FINISHED
     from unmask.train import resume
 
@@ -88,6 +93,7 @@ def _resume(folder: Path) -> None:
         typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
         return
     path = folder / "config.yaml"
+    check_there(folder)
     if not path.is_file():
         raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
     _watched(read_config(path), folder, lambda report, stop, look: resume(folder, report, stop, look))
@@ -112,7 +118,7 @@ def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, 
                 result = training(report, wished, look)
     except Paused as paused:
         if speaks:
-            typer.echo(f"{paused}. To go on: unmask train --resume {folder}")
+            typer.echo(f"{paused}. To go on: unmask train --resume {quote(str(folder))}")
         return
     show_result(config, _name(config), result)
     if (folder / "errors.jsonl").is_file():

@@ -16,6 +16,7 @@ from typing import Any
 
 from unmask.method import Method
 from unmask.own_file import run_file
+from unmask.parsing import closest
 
 WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")
@@ -67,7 +68,10 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
         raise ValueError(f"{key}: there is no file {file}")
     function = getattr(run_file(Path(file)), name, None)
     if not inspect.isfunction(function):
-        raise ValueError(f"{key}: {file}: there is no function {name} in it")
+        module = run_file(Path(file))
+        names = [each for each, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+        told = f"; {closest(name, names)}" if names else ""
+        raise ValueError(f"{key}: {file}: there is no function {name} in it{told}")
     where = f"{key}: {file}: {name}"
     try:
         signature = inspect.signature(function, eval_str=True)

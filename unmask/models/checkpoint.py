@@ -6,7 +6,7 @@ Nothing executable is ever read: no pickles, no code.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unmask.disk import digest, save_tensors, synced
 from unmask.models.names import SAME, Names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SUMS = "SHA256SUMS"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # What else belongs to a checkpoint. Python files are the authors': they are handed on for their own tools, never run.
 BESIDE = (
@@ -138,6 +140,7 @@ def fill(
     returns  the tied tensors that a file held nevertheless, and that differ from the one they should be
     """
     tied = tied or {}
+    check_sums(folder)
     where = _located(lm, weight_files(folder), names, tied, unused)
     files: dict[Path, list[tuple[str, str]]] = {}
     for name, (path, own) in where.items():
@@ -217,13 +220,7 @@ def save(policy: Kept, folder: str | Path, max_shard_bytes: int = 5_000_000_000)
     """
     if "peft_config" in vars(policy.lm):
         raise ValueError("This model has an adapter: merge it first, or write it alone with save_adapter.")
-    folder = Path(folder).absolute()
-    if folder == Path.cwd():
-        raise ValueError("A checkpoint takes the place of its folder: give one other than the current folder.")
-    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
+    with replacing(folder, _holds_weights) as new:
         weights = dict(policy.lm.named_parameters())  # each once, also where it has two names
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         stated = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
@@ -231,14 +228,9 @@ def save(policy: Kept, folder: str | Path, max_shard_bytes: int = 5_000_000_000)
         for name, content in policy.origin.files.items():
             (new / name).write_bytes(content)
         _write_weights(new, {policy.names.own(name): weight for name, weight in weights.items()}, max_shard_bytes)
-        _put(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes: int) -> None:
-    from safetensors.torch import save_file
-
     shards: list[list[str]] = [[]]
     room = max_shard_bytes
     for name, weight in weights.items():
@@ -251,23 +243,59 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         held = {name: weights[name].detach().cpu().contiguous() for name in shard}
-        save_file(held, folder / file, metadata={"format": "pt"})
+        save_tensors(held, folder / file)
         place.update(dict.fromkeys(shard, file))
     if len(shards) > 1:
         total = {"total_size": sum(weight.nbytes for weight in weights.values())}
         (folder / INDEX).write_text(json.dumps({"metadata": total, "weight_map": place}, indent=2) + "\n")
 
 
-def _put(new: Path, folder: Path) -> None:
-    """Rename a finished folder to its name; what else lay under that name moves into it."""
+@contextmanager
+def replacing(folder: str | Path, gone: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
+    """A new folder, which takes its name when it is finished: with checksums, and on the disk. What else lay under that
+    name moves into it, but for what is `gone`."""
+    folder = Path(folder).absolute()
+    if folder == Path.cwd():
+        raise ValueError("A checkpoint takes the place of its folder: give one other than the current folder.")
+    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        _put(new, folder, gone)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _put(new: Path, folder: Path, gone: Callable[[str], bool]) -> None:
+    sums = "".join(f"{digest(path)}  {path.name}\n" for path in sorted(new.glob("*.safetensors")))
+    (new / SUMS).write_text(sums)
+    for path in (*new.iterdir(), new):
+        synced(path)
     if not folder.exists() or not any(folder.iterdir()):
         new.rename(folder)
+        synced(folder.parent)
         return
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     folder.rename(old)
     new.rename(folder)
     for path in old.iterdir():
-        weights = path.name == INDEX or (path.name.startswith("model") and path.suffix == ".safetensors")
-        if not weights and not (folder / path.name).exists():
+        if not gone(path.name) and not (folder / path.name).exists():
             path.rename(folder / path.name)
+    synced(folder.parent)
     shutil.rmtree(old)
+
+
+def _holds_weights(name: str) -> bool:
+    return name == INDEX or (name.startswith("model") and name.endswith(".safetensors"))
+
+
+def check_sums(folder: Path) -> None:
+    """ValueError if weights are not what was written, where the folder says what that was (`sha256sum -c` reads it)."""
+    if not (folder / SUMS).is_file():
+        return
+    for line in (folder / SUMS).read_text().splitlines():
+        wanted, _, name = line.partition("  ")
+        path = folder / Path(name).name
+        if not path.is_file() or digest(path) != wanted:
+            raise ValueError(f"{path} is damaged. (If it was changed on purpose, delete {folder / SUMS}.)")

@@ -313,12 +313,12 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
     if mask is None:
         raise ValueError(
             f"{stated.path.parent} has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
-            "An autoregressive model has to be made into a masked diffusion model first."
+            "An autoregressive model has to be made into a masked diffusion model first: unmask adapt."
         )
     if family.autoregressive and stated.fields.get("is_causal") is not False:
         raise ValueError(
             f"{stated.path} does not say that this {family.name} attends in both directions. If it was trained to, "
-            'add "is_causal": false to the file; an autoregressive model has to be adapted first.'
+            'add "is_causal": false to the file; an autoregressive model has to be adapted first: unmask adapt.'
         )
     end, pad = stated.get("eos_token_id"), stated.get("pad_token_id")
     end = (end[0] if end else None) if isinstance(end, list) else end

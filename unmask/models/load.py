@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from unmask.models.masked_lm import Bert, MaskedLM, ModernBert
 from unmask.models.policy import Tokenizer
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
+from unmask.parsing import no_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -230,11 +232,22 @@ def outline(name_or_path: str | Path) -> Outline:
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
+def _meant_here(name: str) -> bool:
+    """Whether a name that is no folder was meant to be one, and not an id on the hub."""
+    first, slash, _ = name.partition("/")
+    if not slash or name in KNOWN:
+        return False
+    mistyped = Path("runs").is_dir() and bool(get_close_matches(first, ["runs"], cutoff=0.75))
+    return first in ("", ".", "..", "runs") or mistyped or (len(Path(name).parts) > 1 and Path(name).parent.is_dir())
+
+
 def _fetched(name: str, only: str | None = None) -> Path:
     """The folder of a model on the hub, fetched unless it is there already; or the path of one file of it."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    if _meant_here(name):
+        raise ValueError(no_folder(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
             f'There is no model {name!r}: give "tiny", a folder that holds a config.json, or an id such as '

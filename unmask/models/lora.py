@@ -5,7 +5,6 @@ Files are in PEFT's layout under the names of the released model: peft beside th
 """
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,8 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from torch import Tensor, nn
 
-from unmask.models.checkpoint import opened, read_json
+from unmask.disk import save_tensors
+from unmask.models.checkpoint import check_sums, opened, read_json, replacing
 from unmask.models.policy import Policy
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -162,8 +162,6 @@ def merge(policy: Adaptable) -> None:
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
     """Write the adapter in PEFT's layout. `base` is the name or path of the model it belongs to."""
-    from safetensors.torch import save_file
-
     layers = {policy.names.own(path): layer for path, layer in _adapted(policy).items()}
     others = {policy.names.own(path) for path in _linears(policy)} - layers.keys()
     config = policy.lm.peft_config[ADAPTER]
@@ -178,13 +176,9 @@ def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
     for name, layer in layers.items():
         for letter, factor in zip("AB", (layer.lora_A, layer.lora_B), strict=True):
             tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = factor[ADAPTER].weight.detach().cpu().contiguous()
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, the configuration last: a folder without it holds no adapter.
-    save_file(tensors, folder / f".{WEIGHTS}.partial", metadata={"format": "pt"})
-    (folder / f".{CONFIG}.partial").write_text(json.dumps(stated, indent=2) + "\n")
-    for file in (WEIGHTS, CONFIG):
-        os.replace(folder / f".{file}.partial", folder / file)
+    with replacing(folder) as new:
+        save_tensors(tensors, new / WEIGHTS)
+        (new / CONFIG).write_text(json.dumps(stated, indent=2) + "\n")
 
 
 def base_of(folder: str | Path) -> str:
@@ -203,6 +197,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     stated, linears = _read_config(folder), _linears(policy)
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"There is no {folder / WEIGHTS}; a pickle (.bin) can run code and is not read.")
+    check_sums(folder)
     with opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     path_of = {policy.names.own(path): path for path in linears}

@@ -293,6 +293,7 @@ def task(
         row=lambda row: _row(row, formats, fields),
         key=_schema_text,
         split=lambda row: row.get("split") or hashed_split(_schema_text(row)),
+        marked=True,
     )
 
     def grade(row: Row, completion: str) -> Grade:

@@ -103,6 +103,7 @@ SHAPE = Shape(
     row=_row,
     key=lambda row: row["question"],
     split=lambda row: row.get("split") or hashed_split(row["question"]),
+    marked=True,
 )
 
 

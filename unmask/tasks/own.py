@@ -90,6 +90,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
         row=lambda row: row,
         key=prompt,
         split=lambda row: row.get("split") or hashed_split(prompt(row)),
+        marked=True,
     )
 
     def own_rows(split: str) -> list[Row]:
@@ -127,7 +128,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
         name=path.stem,
         summary=(module.__doc__ or f"A task of your own in {file}").strip().splitlines()[0],
         length=length,
-        rows=set_rows(path.stem, data, test_data, shape, own_rows),
+        rows=set_rows(path.stem, data, test_data, shape, own_rows, section="own", place=file),
         prompt=prompt,
         solution=lambda row: str(row.get("solution", "")),
         reward=first.value,

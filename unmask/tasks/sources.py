@@ -24,6 +24,8 @@ class Shape:
     """The split of a row in a file that serves both; None: of neither."""
     several: Callable[[Row], Iterable[Hashable]] | None = None
     """All keys of a row, where it may have more than one."""
+    marked: bool = False
+    """Whether a row may say its split itself."""
 
     def keys(self, row: Row) -> set[Hashable]:
         return {self.key(row)} if self.several is None else set(self.several(row))
@@ -45,11 +47,20 @@ def checked_files(*paths: str) -> None:
             raise ValueError(f"there is no data file {path}")
 
 
-def set_rows(task: str, data: str, test_data: str, shape: Shape, hub: Callable[[str], Sequence[Row]]) -> Rows:
+def set_rows(
+    task: str,
+    data: str,
+    test_data: str,
+    shape: Shape,
+    hub: Callable[[str], Sequence[Row]],
+    section: str = "",
+    place: str = "the hub",
+) -> Rows:
     """Task.rows over files, and over the hub for a split that no file is given for.
 
     `data` alone serves both splits. Training rows that share a key with a test row are left out, also where the rows
-    of a file say their split themselves.
+    of a file say their split themselves. `section` is what the options of the task are called, if not by its name, and
+    `place` what `hub` asks.
     """
     checked_files(data, test_data)
 
@@ -64,7 +75,9 @@ def set_rows(task: str, data: str, test_data: str, shape: Shape, hub: Callable[[
 
     def source(split: str) -> list[Row]:
         if not kept(split):
-            raise ValueError(f"{data or test_data or 'the hub'} leaves no rows for the split {split!r}")
+            mark = f', mark some with "split": "{split}"' if shape.marked else ""
+            ways = "add rows" if test_data else f"add rows{mark}, or give {section or task}.test_data"
+            raise ValueError(f"{data or test_data or place} leaves no rows for the split {split!r}: {ways}")
         return kept(split)
 
     return drawn_rows(source, task)

@@ -120,20 +120,21 @@ class RunFolder:
                 self.places[told["id"]] = start, length
         if not self.places:
             self._read_samples()
-        self.warnings += [row for _, _, row in self.logs["warnings"].fresh()]
+        self.warnings += [_warned(row) for _, _, row in self.logs["warnings"].fresh()]
         self.errors += sum(1 for _ in self.logs["errors"].fresh())
         self.finished = _ended(self.folder / FINISHED)
         return again or before != ({name: log.read for name, log in self.logs.items()}, self.finished)
 
     def data(self, name: str) -> dict[str, Any]:
         config, plugins = self.config, self.config.get("with") or []
+        parts = [config.get("method"), *(plugins if isinstance(plugins, list) else [plugins])]
         return {
             "name": name,
             "config": config,
-            "method": " + ".join(map(str, [config.get("method"), *plugins])),
-            "task": config.get("task"),
+            "method": " + ".join(_text(part) or "none" for part in parts),
+            "task": _text(config.get("task")),
             "finished": self.finished,
-            "updates": config.get("updates"),
+            "updates": _number(config.get("updates")),
             "done": self.done,
             "metrics": {key: series.data() for key, series in self.series.items()},
             "warnings": self.warnings,
@@ -174,7 +175,7 @@ class RunFolder:
         """The completions of a run in which no groups were written down: their text, and nothing of how it came."""
         for row in (plain(row) for _, _, row in self.logs["samples"].fresh()):
             step, prompt = row.get("step"), json.dumps(row.get("row"), ensure_ascii=False)
-            name, about = f"t{step}-0", {"kind": "train", "step": step, "task": self.config.get("task")}
+            name, about = f"t{step}-0", {"kind": "train", "step": step, "task": _text(self.config.get("task"))}
             blank: Line = {"v": VERSION, "id": name, **about, "prompt": prompt, "steps": 0, "rollouts": []}
             rollout = {"tokens": [str(row.get("completion"))], "reward": row.get("reward")}
             self.sampled.setdefault(name, blank)["rollouts"].append(rollout)
@@ -223,16 +224,32 @@ def _swells(text: str) -> bool:
 
 
 def _ended(path: Path) -> Any:
-    """What finished.json says; None as long as the run goes on. It is put there whole."""
+    """What finished.json says; None as long as the run goes on. It is put there whole, so anything else is not it."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
+    return plain(found) if isinstance(found, dict) else None
 
 
 def _is_number(value: float) -> bool:
     """Whether a double has it, within rounding: not nan, infinity, or an integer of 400 digits."""
     return abs(value) <= sys.float_info.max
+
+
+def _text(value: Any) -> str | None:
+    """What is no text, as JSON."""
+    return value if value is None or isinstance(value, str) else json_text(value)
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, float | int) and not isinstance(value, bool)
+    return value if known and _is_number(value) else None
+
+
+def _warned(row: Line) -> Line:
+    """A warning with a text where the page writes one, and a number or nothing where it counts."""
+    return {key: _text(value) if key in ("name", "told") else _number(value) for key, value in row.items()}
 
 
 def _told(line: Line) -> Line | None:
@@ -246,6 +263,6 @@ def _told(line: Line) -> Line | None:
         "kind": line.get("kind"),
         "step": step if isinstance(step, int) and _is_number(step) else None,
         "prompt": str(plain(line.get("prompt", "")))[:PROMPT],
-        "rewards": [rollout.get("reward") for rollout in told],
+        "rewards": [_number(rollout.get("reward")) for rollout in told],
         "solved": [rollout.get("solved") for rollout in told],
     }

@@ -1,0 +1,48 @@
+"""Files that are there whole, or not at all, also after the machine has gone down."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+
+def synced(path: Path) -> None:
+    """Have the disk hold what was written, or what a folder lists."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Written aside, synced and renamed; where that fails, what was there stays."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        aside.write_text(text)
+        synced(aside)
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    synced(path.parent)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A safetensors file, synced. A disk that is full is an OSError, as elsewhere."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from None
+    synced(path)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
