@@ -29,7 +29,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, mon
     write_whole(tmp_path / "a", "one")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a'}'"):
             write_whole(tmp_path / "a", "two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "one"
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -17,13 +18,23 @@ def synced(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError under it says which file it is about: that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def write_whole(path: Path, text: str) -> None:
     """Written aside, synced and renamed; where that fails, what was there stays."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        aside.write_text(text)
-        synced(aside)
-        aside.rename(path)
+        with naming(path):
+            aside.write_text(text)
+            synced(aside)
+            aside.rename(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise

@@ -30,7 +30,7 @@ import torch
 import yaml
 
 from unmask import own_file
-from unmask.disk import synced, write_whole
+from unmask.disk import naming, synced, write_whole
 from unmask.judge import Failure
 from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
@@ -209,7 +209,7 @@ class Run:
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        with (self.folder / name).open("a") as file:
+        with naming(self.folder / name), (self.folder / name).open("a") as file:
             file.write(text)
 
 
