@@ -227,8 +227,11 @@ def test_from_the_hub_come_no_code_and_no_pickles(tmp_path, monkeypatch):
 def test_a_model_that_is_nowhere_is_explained(monkeypatch):
     with pytest.raises(ValueError) as error:
         load_model("runs/nosuch/checkpoint")
+    assert str(error.value) == "there is no folder runs/nosuch/checkpoint"
+    with pytest.raises(ValueError) as error:
+        load_model("nosuch")
     assert str(error.value) == (
-        "There is no model 'runs/nosuch/checkpoint': give \"tiny\", a folder that holds a config.json, or an id "
+        "There is no model 'nosuch': give \"tiny\", a folder that holds a config.json, or an id "
         "such as GSAI-ML/LLaDA-8B-Instruct."
     )
     with pytest.raises(ValueError) as error:  # the tests run offline

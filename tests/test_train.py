@@ -173,7 +173,8 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
     finished = json.loads((folder / "finished.json").read_text())
     assert finished["before"] == {k: v for k, v in rows[0].items() if k.startswith("eval/")}
     assert finished["after"] == {k: v for k, v in rows[-1].items() if k.startswith("eval/")}
-    assert {path.name for path in (folder / "checkpoint").iterdir()} == {"config.json", "model.safetensors"}
+    kept = {path.name for path in (folder / "checkpoint").iterdir()}
+    assert kept == {"config.json", "model.safetensors", "SHA256SUMS"}
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert sample["reward"] == _value(sample["completion"]) and sample["step"] == 1
 
@@ -257,7 +258,7 @@ def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatc
 
 def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
     config = config_for(str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="there is no folder .*nothing"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
