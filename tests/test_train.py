@@ -258,7 +258,7 @@ def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatc
 
 def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
     config = config_for(str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match="there is no folder .*nothing"):
+    with pytest.raises(ValueError, match=r"there is no folder .*nothing"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
