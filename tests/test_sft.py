@@ -1,30 +1,24 @@
-"""Fine-tuning: the loss is the any-order bound, batches change nothing, and a run that is cut off goes on as it was."""
+"""Fine-tuning: the loss is the any-order bound, batches change nothing, and no taught problem is a test problem."""
 
 import itertools
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-import unmask.sft
 from helpers import EOS, MASK, SMALL, Net
-from unmask.config import parse_config
 from unmask.diffusion import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
 from unmask.lessons import Lesson, shaped, taught
-from unmask.models import load_model, tiny_policy
+from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.packing import Batch, Batches, Example, bucketed, coarseness, width_of
-from unmask.progress import Skips
 from unmask.rows import Rows
-from unmask.run import Run, read_metrics
-from unmask.sft import CONFIG, block_at, finetune, growing, learn, resume
-from unmask.sft_config import SftConfig, read_sft_config
-from unmask.state import newest
+from unmask.sft import block_at, growing, learn
+from unmask.sft_config import read_sft_config
 from unmask.tasks import TASKS, word_problems
 from unmask.tasks.sudoku import fitting_grids
 from unmask.train import optimizer_of
@@ -261,218 +255,6 @@ def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
             a, sign, b, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
             assert signs[sign](int(a), int(b)) == int(result) and a in row["question"] + " ".join(steps)
         assert last == f"#### {result}"
-
-
-# --- runs ---------------------------------------------------------------------------------------------------
-
-
-def config_for(model: str, **more: object) -> SftConfig:
-    base = {"model": model, "data": [{"task": "countdown", "rows": 60}], "updates": 5, "tokens": 128, "save_every": 2}
-    optimizer = {"lr": 1e-2, "schedule": "cosine", "warmup": 1}
-    return read_sft_config(**{**base, "optimizer": optimizer, "eval": {"prompts": 3, "every": 2}, **more})
-
-
-def lines(folder: Path) -> list[dict[str, float]]:
-    rows = read_metrics(folder)
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-
-
-KINDS = {
-    "all weights, attention growing": {"grow": 3},
-    "bf16": {"dtype": "bfloat16"},
-    "adapter": {"full": False, "lora": {"rank": 2}},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
-    model: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_for(model, **KINDS[kind])
-    finetune(config, lambda: Run(tmp_path / "whole", config.dump(), CONFIG))
-    calls = itertools.count(1)
-
-    def cut(*arguments: object) -> dict[str, float]:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        return learn(*arguments)
-
-    monkeypatch.setattr(unmask.sft, "learn", cut)
-    with pytest.raises(KeyboardInterrupt):
-        finetune(config, lambda: Run(tmp_path / "cut", config.dump(), CONFIG))
-    monkeypatch.undo()
-    resume(tmp_path / "cut")
-    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    assert (tmp_path / "cut" / "samples.jsonl").read_text() == (tmp_path / "whole" / "samples.jsonl").read_text()
-    weights = [(tmp_path / name / "checkpoint").glob("*.safetensors") for name in ("cut", "whole")]
-    assert next(weights[0]).read_bytes() == next(weights[1]).read_bytes()
-    told = json.loads((tmp_path / "whole" / "finished.json").read_text())
-    assert told["canvas"] == {"countdown": 16} and not (tmp_path / "whole" / "state").exists()
-
-
-# --- updates that are not finite ----------------------------------------------------------------------------
-
-Fault = Callable[[str, set[int]], None]
-
-
-@pytest.fixture
-def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
-    """The model goes wrong in some updates: in what it says, or on the way back."""
-    now, drawn, plain = [0], Batches.batch, token_losses
-
-    def batch(self: Batches, update: int) -> Batch:
-        now[0] = update
-        return drawn(self, update)
-
-    def install(where: str, updates: set[int]) -> None:
-        def losses(policy: Net, noise: Noised, device: str) -> Tensor:
-            loss_Q = plain(policy, noise, device)
-            if now[0] not in updates or not loss_Q.requires_grad:
-                return loss_Q
-            if where == "loss":
-                return loss_Q * math.nan
-            loss_Q.register_hook(lambda slope_Q: slope_Q * math.inf)
-            return loss_Q
-
-        monkeypatch.setattr(Batches, "batch", batch)
-        monkeypatch.setattr(unmask.sft, "token_losses", losses)
-
-    return install
-
-
-@pytest.fixture
-def few(model: str, tmp_path: Path) -> Callable[..., SftConfig]:
-    """Of a file with ten lines."""
-    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(10)]
-    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def config(patience: int = 5, **more: object) -> SftConfig:
-        base = {"data": [str(tmp_path / "few.jsonl")], "updates": 4, "tokens": 64, "eval": {"every": 2}}
-        return config_for(model, **{**base, "optimizer": {"lr": 1e-2, "patience": patience}, **more})
-
-    return config
-
-
-def run(config: SftConfig, folder: Path) -> list[dict[str, float]]:
-    """The lines of its updates."""
-    finetune(config, lambda: Run(folder, config.dump(), CONFIG))
-    return [row for row in lines(folder) if "train/skipped" in row]
-
-
-@pytest.mark.parametrize(("where", "dtype"), [("loss", None), ("gradient", None), ("gradient", "bfloat16")])
-def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_behind(
-    few: Callable[..., SftConfig],
-    fault: Fault,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-    dtype: str | None,
-) -> None:
-    fault(where, {2})
-    states, plain = dict[int, tuple[dict[str, Tensor], Skips]](), unmask.sft.write
-
-    def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict) -> None:
-        states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts["skips"]
-        plain(folder, step, tensors, facts)
-
-    monkeypatch.setattr(unmask.sft, "write", write)
-    with pytest.warns(
-        UserWarning, match=r"^update 2 was skipped: the loss \(.*\) or its gradient \(.*\) is not finite"
-    ):
-        rows = run(few(save_every=1, dtype=dtype), tmp_path / "run")
-    before, after = states[1][0], states[2][0]
-    assert "exp_avg lm.lm_head.weight" in after
-    assert all(torch.equal(before[name], after[name]) for name in before if name != "generator")
-    assert not torch.equal(after["weight lm.lm_head.weight"], states[3][0]["weight lm.lm_head.weight"])
-    assert [row["train/skipped"] for row in rows] == [0, 1, 1, 1]
-    assert [states[step][1] for step in (1, 2, 3)] == [Skips(), Skips(1, 1), Skips(1, 0)]
-    assert ["train/grad_norm" in row for row in rows] == [True, False, True, True]
-    assert ["train/loss" in row for row in rows] == [True, where == "gradient", True, True]
-    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-@pytest.mark.filterwarnings("ignore:update . was skipped")
-def test_too_many_in_a_row_stop_the_run_and_the_next_try_ends_as_if_they_had_not(
-    few: Callable[..., SftConfig], fault: Fault, tmp_path: Path
-) -> None:
-    fault("loss", {1, 3, 4})
-    rows = run(few(patience=3, updates=6), tmp_path / "whole")
-    assert [row["train/skipped"] for row in rows] == [1, 1, 2, 3, 3, 3]
-    with pytest.raises(ValueError, match=r"^2 updates in a row were skipped, the last because the loss \(nan\)"):
-        run(few(patience=2, updates=6, save_every=5), tmp_path / "run")
-    state, _ = newest(tmp_path / "run" / "state")
-    assert state.step == 4 and state.facts["skips"] == [3, 2]
-    resume(tmp_path / "run")
-    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
-    weights = [(tmp_path / name / "checkpoint" / "model.safetensors").read_bytes() for name in ("run", "whole")]
-    assert weights[0] == weights[1]
-
-
-# --- from the command line ----------------------------------------------------------------------------------
-
-
-def test_rows_are_read_before_a_model_is_loaded(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("unmask.sft.load_model")
-    Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
-    code, _, err = unmask("sft", "tiny", "--data", "rows.jsonl")
-    assert code == 2 and "rows.jsonl line 2: there is no text 'completion'" in err and not Path("runs").exists()
-    row = {"question": "1 + 1?", "answer": "#### 2"}
-    for name, rows in {"train": [row], "test": [{**row, "answer": None}]}.items():
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("task.yaml").write_text("data: [{task: gsm8k, options: {data: train.jsonl, test_data: test.jsonl}}]\n")
-    code, _, err = unmask("sft", "tiny", "task.yaml")
-    assert code == 2 and "test.jsonl line 1" in err and not Path("runs").exists()
-
-
-def test_an_evaluation_that_is_refused_leaves_no_folder(
-    few: Callable[..., SftConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*given: object) -> None:
-        raise ValueError("too long")
-
-    monkeypatch.setattr(unmask.sft, "complete", refused)
-    with pytest.raises(ValueError, match="too long"):
-        run(few(), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(unmask, tmp_path: Path) -> None:
-    """`unmask sft`, then `unmask eval` of the run, and the run as a model to train."""
-    code, out, _ = unmask(
-        *("sft", "tiny", "--data", "countdown", "--out", "run", "updates=10", "tokens=1024", "optimizer.lr=3e-3"),
-        *("eval.prompts=8", "rows=300", "save_every=6"),
-    )
-    assert code == 0 and "Model: run/checkpoint" in out and "update 10/10" in out
-    assert "Try next: unmask train --model run --task countdown --full" in out
-    told = json.loads(Path("run/finished.json").read_text())
-    before, after = (told[when]["eval/countdown/loss"] for when in ("before", "after"))
-    assert before > 2 > 6 * after  # of 16 positions it had learnt to fill 8
-    few = ("--problems", "4", "--samples", "1", "rollout.length=16")
-    code, out, _ = unmask("eval", "run", "--task", "countdown", "--json", *few)
-    assert code == 0 and json.loads(out)
-    assert load_model(Path("run/checkpoint")).mask_id == 1
-    assert parse_config({"model": "run", "task": "countdown"}).model == "run"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("sft",), "name the model to fine-tune"),
-        (("sft", "tiny"), "data: is missing"),
-        (("sft", "tiny", "--data", "gsm9k"), "there is no task 'gsm9k'"),
-        (("sft", "tiny", "--data", "none.jsonl"), "there is no data file none.jsonl"),
-        (("sft", "tiny", "--data", "sudoku", "--data", "sudoku"), "data: sudoku is there twice"),
-        (("sft", "tiny", "--data", "sudoku", "upates=3"), "upates: unknown key; did you mean updates?"),
-        (("sft", "tiny", "--data", "sudoku", "updates=3", "grow=4"), "grow: is more than the 3 updates"),
-        (("sft", "tiny", "--data", "sudoku", "optimizer.lr=-1"), "optimizer.lr: input should be greater than 0"),
-        (("sft", "--resume", "nowhere"), "there is no folder nowhere"),
-        (("sft", "tiny", "--resume", "nowhere"), "--resume goes on as the run was configured"),
-        (("adapt", "tiny", "--data", "sudoku"), "tiny is a masked diffusion model already: train it further"),
-    ],
-)
-def test_what_a_user_can_put_right_is_one_sentence(unmask, arguments: tuple[str, ...], told: str) -> None:
-    code, _, err = unmask(*arguments)
-    assert code == 2 and told in err and err.count("\n") == 1 and not Path("runs").exists()
 
 
 def test_rows_of_a_noised_batch_keep_together() -> None:
