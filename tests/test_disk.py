@@ -134,6 +134,15 @@ def test_another_number_of_threads_is_told(model: str, tmp_path: Path, monkeypat
         resume(tmp_path / "cut")
 
 
+def test_what_a_killed_process_had_begun_to_write_is_cleared_away(model: str, tmp_path: Path) -> None:
+    folder = Run(tmp_path / "run", config_for(model).dump()).folder
+    before = sorted(folder.iterdir())
+    (folder / ".finished.json.77.partial").touch()
+    (folder / ".checkpoint.partial").mkdir()
+    Run.reopened(folder, {})
+    assert sorted(folder.iterdir()) == before
+
+
 def test_a_folder_named_stop_is_no_wish(model: str, tmp_path: Path) -> None:
     made = Run(tmp_path / "run", config_for(model).dump())
     (tmp_path / "run" / "stop").mkdir()

@@ -197,7 +197,7 @@ def test_every_command_of_a_page_is_taken(page: Path, folder: Path, doors: None,
             wrong.append(f"line {command.line}: needs a GPU, and no <!-- gpu --> is above it: {command.text}")
         try:
             checked(command.text, folder, command.inline)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is told with its line, beside those of the other commands
             wrong.append(f"line {command.line}: {command.text}\n    {type(error).__name__}: {error}")
     assert not wrong, "\n".join([str(page), *wrong])
 

@@ -262,29 +262,30 @@ class Compared(NamedTuple):
 
 def compared(audit: Audit, one: Estimator, other: Estimator, budget: float) -> list[Compared]:
     """Every figure of both, the change paired over problems. Two readings (spg's) are compared with their likes."""
+
+    def at_budget(us: Sequence[Shares | None], them: Sequence[Shares | None]) -> tuple[Statistic, Statistic]:
+        ours = budget_cosine(us, one.forwards, budget, audit.draws)
+        return ours, budget_cosine(them, other.forwards, budget, audit.draws)
+
     found = list[Compared]()
     for label in (label for label in one.values if label in other.values):
         both = one.values[label], other.values[label]
         us, them = (value_shares(values) for values in both)
-        ours = budget_cosine(us, one.forwards, budget, audit.draws)
-        theirs = budget_cosine(them, other.forwards, budget, audit.draws)
         found += [
             _less("|bias|, nats", *_means(*([abs(v.bias) for v in values] for values in both)), most=math.inf),
             _over("variance", *_means(*([v.noise for v in values] for values in both))),
             _less("r", *_means(*([v.pearson for v in values] for values in both))),
             _less("rank r", *_means(*([v.spearman for v in values] for values in both))),
-            _less(f"r at {budget:g}", ours, theirs, defined(us, them)),
+            _less(f"r at {budget:g}", *at_budget(us, them), defined(us, them)),
         ]
     us, them = slope_shares(one.slopes), slope_shares(other.slopes)
     some = defined(us, them)
-    ours = budget_cosine(us, one.forwards, budget, audit.draws)
-    theirs = budget_cosine(them, other.forwards, budget, audit.draws)
     return [
         *found,
         _less("cosine", cosine(us, 1.0), cosine(them, 1.0), some),
         _less("cosine of mean", mean_cosine(us, audit.draws), mean_cosine(them, audit.draws), some),
         _over("rel. variance", relative_noise(us), relative_noise(them), some),
-        _less(f"cosine at {budget:g}", ours, theirs, some),
+        _less(f"cosine at {budget:g}", *at_budget(us, them), some),
     ]
 
 

@@ -108,6 +108,8 @@ class Run:
                     old.rename(folder / name)
             for new in folder.glob(f".{name}.new-*"):
                 shutil.rmtree(new)
+        for part in folder.glob(".*.partial"):
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
         for name in LOGS:
             there = (folder / name).stat().st_size if (folder / name).is_file() else 0
             if there < lengths.get(name, 0):
