@@ -1,9 +1,9 @@
-"""What training on Sudoku has changed beside its own score, for the runs that `unmask compare --keep` has left:
+"""What training on Sudoku or Countdown has changed beside its own score, for the runs that `compare --keep` has left:
 
     python benchmarks/after.py FOLDER --out benchmarks/results/after_sudoku.json
 
 Of the embedded model and of every run: solved at a quarter, half, once and twice the steps it was trained with; solved
-on the task it was not trained on; and where solutions break, which is the first step after which a row, column or box
+on the task it was not trained on; and where Sudokus break, which is the first step after which a row, column or box
 holds a digit twice. 256 held-out problems, 4 samples each, the same noise for all.
 """
 
@@ -26,6 +26,7 @@ from unmask.tasks.sudoku import CELLS, UNITS
 from unmask.trace import Trace, state_before
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1
+OTHER = {"sudoku": "countdown", "countdown": "sudoku"}
 ROWS = Rows(512)
 
 
@@ -62,9 +63,10 @@ def breaks(policy: Model) -> dict[str, Any]:
     return {"broken": len(steps) / len(found), "mean_step": sum(steps) / max(1, len(steps)), "at_step": at}
 
 
-def measured(policy: Model) -> dict[str, Any]:
-    frontier = {steps: solved(policy, "sudoku", steps) for steps in (2, 4, 8, 16)}
-    return {"sudoku": frontier, "countdown": solved(policy, "countdown"), "breaks": breaks(policy)}
+def measured(policy: Model, trained: str) -> dict[str, Any]:
+    length, other = TASKS[trained]().length, OTHER[trained]
+    frontier = {steps: solved(policy, trained, steps) for steps in (length // 8, length // 4, length // 2, length)}
+    return {trained: frontier, other: solved(policy, other), "breaks": breaks(policy)}
 
 
 def main() -> None:
@@ -74,13 +76,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if not list(arguments.folder.glob("cells/*/run/checkpoint")):
         sys.exit(f"{arguments.folder} has no trained models: compare with --keep")
-    results: dict[str, Any] = {"start": measured(load_model("tiny"))}
-    for row in json.loads((arguments.folder / "results.json").read_text())["cells"]:
+    compared = json.loads((arguments.folder / "results.json").read_text())
+    with torch.no_grad():
+        results: dict[str, Any] = {"start": measured(load_model("tiny"), compared["task"])}
+    for row in compared["cells"]:
         for seed, cell in row["folders"].items():
             checkpoint = arguments.folder / cell / "run" / "checkpoint"
             if checkpoint.is_dir():
                 with torch.no_grad():
-                    results.setdefault(row["label"], {})[seed] = measured(load_model(checkpoint))
+                    results.setdefault(row["label"], {})[seed] = measured(load_model(checkpoint), compared["task"])
                 print(row["label"], seed, results[row["label"]][seed]["breaks"], flush=True)
                 arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

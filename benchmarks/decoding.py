@@ -2,17 +2,20 @@
 
     python benchmarks/decoding.py ways runs/study/adapt --task countdown_text --device cuda --out ways.json
     python benchmarks/decoding.py steps runs/compared --device cuda --out steps.json       # of `unmask compare --keep`
+    python benchmarks/decoding.py elsewhere runs/compared --device cuda --out elsewhere.json
 
 ways    exact passes, caches and thresholds: solved, greedy and sampled; positions a second; passes a completion; and
         how far the log-probabilities of a cache's samples are from the exact ones, in nats
 steps   every run of a comparison, and the model it began with, at 1, 1/2 and 1/4 of the steps it was trained with
+elsewhere   the same runs asked in other words, and on tasks they were not trained on
 """
 
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,23 @@ from unmask.run import checkpoint_of
 from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
 from unmask.trace import Trace
+from unmask.wordings import Wording, worded
 
 SEED = -1
 SHARES = (1, 2, 4)
 REPLAYED = 64
 """Rows whose samples are scored again without a cache."""
+OTHERS = ("countdown_text", "sudoku_text", "word_problems")
+FORM = "Answer like this: <reasoning>\n...\n</reasoning>\n<answer>\n\\boxed{{...}}\n</answer>"
+WORDINGS = {
+    "countdown_text": [
+        Wording("polite", "Please solve this for me. Thank you!\n\n{own_prompt}", "polite"),
+        Wording("repeated", "{own_prompt}\n\nAgain: the target is {target}, the numbers {numbers}.", "repeated"),
+        Wording("short", "Reach {target} with {numbers}, each once, by + - * /. " + FORM, "short"),
+        Wording("bare", "{numbers} -> {target}", "bare"),
+    ]
+}
+"""Other words for the prompt that a run was trained with: from nearly the same to hardly anything."""
 
 
 def loaded(model: str, device: str) -> Model:
@@ -115,28 +130,45 @@ def frontier(policy: Model, config: Config, given: argparse.Namespace) -> dict[s
     return found
 
 
-def all_steps(given: argparse.Namespace) -> dict[str, Any]:
+def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[str, Any]:
+    """Solved in every wording of the prompt, and on the other tasks."""
+    task = config.build_task()
+    how = decoding_of(config, task)
+    asked = {"own": task, **{one.name: worded(task, one) for one in WORDINGS.get(config.task, ())}}
+    asked |= {name: TASKS[name]() for name in OTHERS if name != config.task}
+    found = {}
+    for name, other in asked.items():
+        rows = other.rows("test", given.problems, 0)
+        found[name] = evaluate(policy, other, rows, how, given.samples, SEED, given.device, Rows(given.rows)).data()
+    return found
+
+
+def all_runs(measure: Callable[..., dict[str, Any]], given: argparse.Namespace) -> dict[str, Any]:
     folder = Path(given.folder)
     cells = json.loads((folder / "results.json").read_text())["cells"]
     first = parse_config(cells[0]["config"])
-    results: dict[str, Any] = {"start": frontier(loaded(first.model, given.device), first, given), "runs": {}}
+    results: dict[str, Any] = {"start": measure(loaded(first.model, given.device), first, given), "runs": {}}
     for row in cells:
         for seed, cell in row["folders"].items():
             run = folder / cell / "run"
             if not (run / "checkpoint").is_dir():
                 continue
-            found = frontier(loaded(str(run), given.device), parse_config(row["config"]), given)
+            found = measure(loaded(str(run), given.device), parse_config(row["config"]), given)
             results["runs"].setdefault(row["label"], {})[seed] = found
-            print(row["label"], seed, {share: told["sampled"][0] for share, told in found.items()}, flush=True)
+            print(row["label"], seed, {name: told["sampled"][0] for name, told in found.items()}, flush=True)
+            given.out.write_text(json.dumps(results, indent=1) + "\n")
     if not results["runs"]:
         raise SystemExit(f"{folder} has no trained models: compare with --keep")
     return results
 
 
+WHAT = {"ways": all_ways, "steps": partial(all_runs, frontier), "elsewhere": partial(all_runs, elsewhere)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ways", "steps"])
-    parser.add_argument("folder", help="ways: a model or a run; steps: a comparison")
+    parser.add_argument("what", choices=list(WHAT))
+    parser.add_argument("folder", help="ways: a model or a run; else a comparison")
     parser.add_argument("--task", default="countdown_text", help="of ways")
     parser.add_argument("--length", type=int, default=64, help="of ways")
     parser.add_argument("--block", type=int, default=32, help="of ways")
@@ -147,7 +179,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     with torch.no_grad():
-        results = {"ways": all_ways, "steps": all_steps}[given.what](given)
+        results = WHAT[given.what](given)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
