@@ -10,7 +10,7 @@ The model is a folder with a checkpoint, or a GGUF file, whole or in pieces. Sta
 
 Solve rates are sampled at temperature 1 and greedy, with as many denoising steps as half the positions, a quarter and
 an eighth. How decoding can be faster, and what reinforcement learning adds, is then for decoding.py and for
-`unmask compare configs/smollm2_countdown.yaml`.
+`unmask compare configs/smollm2_rl.yaml`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LESSONS = {"countdown_text": 64, "sudoku_text": 64, "word_problems": 128}
+LESSONS = {"countdown_text": 64, "sudoku_text": 96, "word_problems": 64}
 """Tasks, and the positions of a completion."""
 SHARES = (1, 2, 4)
 

@@ -242,5 +242,5 @@ def test_the_shipped_configurations_can_be_used_one_after_the_other() -> None:
     assert [lesson.name for lesson in config.data] == ["sudoku_text", "countdown_text", "word_problems"]
     then = read_config(folder / "smollm2_rl.yaml", device="cpu")
     canvases = {lesson.name: lesson.canvas for lesson in config.data}
-    assert then.rollout.length == canvases[then.task] == canvases["sudoku_text"] and then.full
+    assert then.rollout.length == canvases[then.task] and then.full
     assert config.optimizer.lr == 3e-4 and config.optimizer.betas == (0.9, 0.95) and config.full is None

@@ -6,6 +6,7 @@ measured on, which no training row is in; of a file a part is held out.
 """
 
 import random
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class Lesson(Strict):
     rows: int | None = Field(None, ge=1, lt=2**32)
     """Examples at most; as many as the configuration says of all if not given."""
     canvas: int | None = Field(None, ge=1, lt=2**17)
-    """Positions of a completion, end tokens included; of the longest completion if not given. Longer ones have more."""
+    """Positions of a completion, end tokens included; never fewer than the longest completion needs."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Lesson":
@@ -68,8 +69,6 @@ class Taught:
     examples: list[Example]
     held_out: list[Example]
     canvas: int
-    dropped: int
-    """Examples that are longer than the model takes."""
     task: Task | None
     """None: of a file, whose answers nothing can judge."""
 
@@ -106,15 +105,22 @@ def taught(lesson: Lesson, policy: Policy, seed: int, rows: int, held_out: int) 
         learnt, kept = ([_of_task(policy, task, row) for row in rows] for rows in asked)
     else:
         learnt, kept = _of_file(policy, lesson, seed, most, held_out)
-    canvas = lesson.canvas or rounded(1 + max(len(completion) for _, completion in learnt))
+    longest = 1 + max(len(completion) for _, completion in learnt)
+    canvas = rounded(longest) if lesson.canvas is None else max(lesson.canvas, longest)
+    if lesson.canvas is not None and lesson.canvas < canvas:
+        told = f"canvas: completions take up to {canvas} positions, and all get so many instead of {lesson.canvas}"
+        warnings.warn(f"{lesson.name}: {told}", stacklevel=2)
     if any(policy.mask_id in ids for pair in (*learnt, *kept) for ids in pair):
         raise ValueError(f"{lesson.name}: a text holds the MASK token, which nothing can be asked about; leave it out")
     found, rest = ([Example(*pair, canvas) for pair in pairs] for pairs in (learnt, kept))
     fits = [example for example in found if width_of(example, policy.max_length) is not None]
     if not fits:
         raise ValueError(f"{lesson.name}: no example fits into the {policy.max_length} tokens that this model takes")
+    if dropped := len(found) - len(fits):
+        told = f"{dropped:,} of {len(found):,} examples are left out"
+        warnings.warn(f"{lesson.name}: {told}, longer than the {policy.max_length} tokens of this model", stacklevel=2)
     rest = [example for example in rest if width_of(example, policy.max_length) is not None]
-    return Taught(lesson.name, fits, rest, canvas, len(found) - len(fits), task)
+    return Taught(lesson.name, fits, rest, canvas, task)
 
 
 Pair = tuple[list[int], list[int]]
