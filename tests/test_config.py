@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from unmask.commands.training import _split
 from unmask.config import DEMO, parse_config, read_config
 from unmask.methods.daca import strided_strata
 
@@ -130,3 +131,12 @@ def test_naming_another_method_leaves_the_options_of_the_old_one_behind(tmp_path
 
 def test_numbers_that_yaml_reads_as_text_are_written_back_as_numbers() -> None:
     assert read_config(None, ["diffu_grpo.kl=1e-3"]).dump()["diffu_grpo"]["kl"] == 1e-3
+
+
+def test_a_configuration_may_stand_anywhere_among_the_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("updates: 3\n")
+    for words in ([str(file), "a=1", "b=2"], ["a=1", str(file), "b=2"], ["a=1", "b=2", str(file)]):
+        assert _split(words) == (file, ["a=1", "b=2"])
+    assert _split(["a=1", "b"]) == (None, ["a=1", "b"])  # which is then refused as no key=value
+    assert _split(["none.yaml", "a=1"]) == (Path("none.yaml"), ["a=1"])  # which is then said not to be there

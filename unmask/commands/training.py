@@ -126,7 +126,8 @@ def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, 
 
 
 def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The configuration file, if the first argument is one, and the overrides."""
-    if arguments and ("=" not in arguments[0] or Path(arguments[0]).is_file()):
-        return Path(arguments[0]), arguments[1:]
+    """The configuration file, wherever it stands (a first argument without = is meant to be one), and the overrides."""
+    for place, word in enumerate(arguments):
+        if Path(word).is_file() or (place == 0 and "=" not in word):
+            return Path(word), arguments[:place] + arguments[place + 1 :]
     return None, arguments
