@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unmask import compare as compare_module
-from unmask import compare_worker
+from unmask import compare_report, compare_worker
 from unmask.compare import SWEEP_SEEDS, compare
 from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
 from unmask.compare_pool import Event, Job
@@ -73,6 +73,7 @@ class MadeUp:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[Job] = []
         monkeypatch.setattr(compare_module, "run_jobs", self.run)
+        monkeypatch.setattr(compare_report, "draw", lambda *_: None)  # which takes longer than the tests
 
     def run(self, jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
         for job in jobs:

@@ -14,13 +14,13 @@ import pytest
 from test_compare import DIES, SHORT
 
 from unmask import compare as compare_module
-from unmask import compare_pool
+from unmask import compare_pool, compare_report
 from unmask.compare import compare
 from unmask.compare_cells import Settings, Variant
 from unmask.compare_pool import Job, run_jobs, threads_of
 from unmask.compare_report import markdown, redraw
 
-GRID = {"methods": ["wd1"], "plugins": ["none", "daca", f"dps:{DIES}"]}
+GRID = {"methods": ["wd1"], "plugins": ["none", f"dps:{DIES}"]}
 
 
 def command(out: Path) -> list[str]:
@@ -57,7 +57,8 @@ def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> N
 def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And cells that fail, here a third of them, stop none of the others."""
+    """And cells that fail, here half of them, stop none of the others."""
+    monkeypatch.setattr(compare_report, "draw", lambda *_: None)  # which takes longer than the cells
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     cells = killed / "cells"
     process = subprocess.Popen([sys.executable, "-m", "unmask", *command(killed)], start_new_session=True)
@@ -67,7 +68,7 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     finished = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
-    assert 0 < len(finished) < 4
+    assert len(finished) == 1
     code, out, err = unmask(*command(killed))
     assert code == 0 and {path: path.stat().st_mtime_ns for path in finished} == finished
     how: dict[str, Any] = {**GRID, "seeds": 2, "budget": "updates=3", "settings": Settings(overrides=SHORT), "jobs": 1}
@@ -75,16 +76,16 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
 
     tables = [timeless((folder / "table.md").read_text()) for folder in (killed, whole)]
     assert tables[0] == tables[1] == timeless(out)
-    assert len(tables[0]) == 2 + 1 + 3
+    assert len(tables[0]) == 2 + 1 + 2
     results = [json.loads((folder / "results.json").read_text())["cells"] for folder in (killed, whole)]
-    assert [len(row["runs"]) for row in results[0]] == [2, 2, 0]
-    assert ["overflow" in error for error in results[0][2]["failed"].values()] == [True, True]
-    assert err.count("FAILED") == 2 and err.count(" left\n") == 6 - len(finished)
+    assert [len(row["runs"]) for row in results[0]] == [2, 0]
+    assert ["overflow" in error for error in results[0][1]["failed"].values()] == [True, True]
+    assert err.count("FAILED") == 2 and err.count(" left\n") == 4 - len(finished)
     ends = [[run["curve"][-1]["forwards"] for row in rows for run in row["runs"].values()] for rows in results]
     assert ends[0] == ends[1] and all(ends[0])
 
     # A cell is the run that `unmask train` makes of its configuration, whatever its process trained before it.
-    (last,) = cells.glob("wd1+daca-seed1-*")
+    (last,) = cells.glob("wd1-seed1-*")
     kept = whole / "cells" / last.name / "run"
     assert (kept / "checkpoint").is_dir() and not (last / "run").exists()
     code, _, _ = unmask("train", str(last / "config.yaml"), "--out", str(tmp_path / "alone"))

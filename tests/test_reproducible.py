@@ -10,7 +10,8 @@ import pytest
 
 from unmask.methods import BASES, PLUGINS
 
-SHORT = ["updates=2", "prompts=3", "group=4", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=4"]
+SHORT = ["updates=2", "prompts=3", "group=4", "sudoku.partial=0.5", "rollout.steps=4"]
+SHORT += ["eval.prompts=4", "eval.samples=1"]
 COMMANDS = {
     **{method: ["--method", method] for method in BASES},
     **{plugin: ["--method", "diffu_grpo", "--with", plugin] for plugin in PLUGINS},

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from unmask import sandbox
@@ -91,6 +92,7 @@ def gpu_at_hand() -> tuple[str, float] | None:
     return (name.strip(), float(memory) / 1024) if name else None
 
 
+@cache
 def cpu_rate(rows: int, deep: int, wide: int, dtype: str, seconds: float = 0.2) -> float:
     """Operations a second of a (rows, deep) by (deep, wide) product on this CPU, timed for `seconds`."""
     import torch
