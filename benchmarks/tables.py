@@ -3,6 +3,8 @@
     python benchmarks/tables.py plugins benchmarks/results/compare_sudoku_rates.json    # a base a line
     python benchmarks/tables.py rows benchmarks/results/compare_daca.json               # a variant a line
     python benchmarks/tables.py rates benchmarks/results/compare_sudoku_rates.json      # the sweep of learning rates
+    python benchmarks/tables.py controls benchmarks/results/compare_dps.json            # less the shuffled control
+    python benchmarks/tables.py less benchmarks/results/compare_{long_controls,long}.json diffu_grpo+daca    # that row
     python benchmarks/tables.py curves benchmarks/results/stability.json                # of grid.py: a seed a line
 
 Solved %, sampled. Intervals are Student's, 95 %, over seeds; differences are paired by seed.
@@ -16,17 +18,22 @@ from statistics import mean
 from typing import Any
 
 from unmask.compare_report import summary
+from unmask.statistics import paired, t_interval
 
 Table = Iterator[list[str]]
 
 
 def share(found: Mapping[str, Any]) -> str:
+    if found["low"] is None:  # one seed
+        return f"{100 * found['mean']:.1f}"
     return f"{100 * found['mean']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
 
 
 def apart(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return ""
+    if found["t_low"] is None:
+        return f"{100 * found['mean']:+.1f}"
     return f"{100 * found['mean']:+.1f} [{100 * found['t_low']:+.1f}, {100 * found['t_high']:+.1f}]"
 
 
@@ -74,9 +81,38 @@ def curves(results: dict[str, Any]) -> Table:
             yield [seed, *(f"{value:.1f}" for value in row), f"{max(row) - row[-1]:.1f}"]
 
 
-def main(kind: str, path: str) -> None:
-    table = {"plugins": plugins, "rows": rows, "rates": rates, "curves": curves}[kind]
-    for number, cells in enumerate(table(json.loads(Path(path).read_text()))):
+def controls(results: dict[str, Any]) -> Table:
+    """What a variant is above the same with its scores dealt at random."""
+    found = {row["label"]: row for row in results["cells"]}
+    yield ["", "sampled", "greedy"]
+    for label, row in found.items():
+        if control := found.get(f"{label}:shuffled=true"):
+            yield [label, *(difference(row, control, kind) for kind in ("sampled", "greedy"))]
+
+
+def less(results: dict[str, Any], others: dict[str, Any], label: str) -> Table:
+    """What every row is above one row, of another file or of the same."""
+    (base,) = (row for row in others["cells"] if row["label"] == label)
+    yield ["", f"sampled, less {label}", "greedy"]
+    for row in results["cells"]:
+        if row is not base:
+            yield [row["label"], *(difference(row, base, kind) for kind in ("sampled", "greedy"))]
+
+
+def difference(row: Mapping[str, Any], base: Mapping[str, Any], kind: str) -> str:
+    """In the mean over the seeds that both have."""
+    seeds = [seed for seed in row["runs"] if seed in base["runs"]]
+    values, partners = ([of["runs"][seed]["curve"][-1][kind] for seed in seeds] for of in (row, base))
+    mean, low, high = t_interval(paired(values, partners))
+    return apart({"mean": mean, "t_low": low, "t_high": high})
+
+
+TABLES = {"plugins": plugins, "rows": rows, "rates": rates, "curves": curves, "controls": controls, "less": less}
+
+
+def main(kind: str, *given: str) -> None:
+    read = [json.loads(Path(word).read_text()) if word.endswith(".json") else word for word in given]
+    for number, cells in enumerate(TABLES[kind](*read)):
         print("| " + " | ".join(cells) + " |")
         if number == 0:
             print("|---" * len(cells) + "|")
