@@ -3,8 +3,9 @@
     python benchmarks/after.py FOLDER --out benchmarks/results/after_sudoku.json
 
 Of the embedded model and of every run: solved at a quarter, half, once and twice the steps it was trained with; solved
-on the task it was not trained on; and where Sudokus break, which is the first step after which a row, column or box
-holds a digit twice. 256 held-out problems, 4 samples each, the same noise for all.
+on the task it was not trained on, and on its own with other words around the prompt; and where Sudokus break, which is
+the first step after which a row, column or box holds a digit twice. 256 held-out problems, 4 samples each, the same
+noise for all.
 """
 
 import argparse
@@ -24,14 +25,18 @@ from unmask.rows import Rows
 from unmask.tasks import TASKS
 from unmask.tasks.sudoku import CELLS, UNITS
 from unmask.trace import Trace, state_before
+from unmask.wordings import Wording, worded
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1
 OTHER = {"sudoku": "countdown", "countdown": "sudoku"}
+WORDINGS = ("Solve: {own_prompt}", "{own_prompt} {own_prompt}")
 ROWS = Rows(512)
 
 
-def solved(policy: Model, task_name: str, steps: int | None = None) -> dict[str, float]:
+def solved(policy: Model, task_name: str, steps: int | None = None, template: str = "") -> dict[str, float]:
     task = TASKS[task_name]()
+    if template:
+        task = worded(task, Wording("", template, ""))
     decoding = Decoding(task.length, steps or task.length // 2, task.length)
     found = evaluate(policy, task, task.rows("test", PROBLEMS, 0), decoding, SAMPLES, SEED, "cpu", ROWS)
     return {"sampled": found.sampled.value, "greedy": found.greedy.value, "pass@4": found.passes[SAMPLES].value}
@@ -66,7 +71,8 @@ def breaks(policy: Model) -> dict[str, Any]:
 def measured(policy: Model, trained: str) -> dict[str, Any]:
     length, other = TASKS[trained]().length, OTHER[trained]
     frontier = {steps: solved(policy, trained, steps) for steps in (length // 8, length // 4, length // 2, length)}
-    return {trained: frontier, other: solved(policy, other), "breaks": breaks(policy)}
+    wordings = {template: solved(policy, trained, None, template) for template in WORDINGS}
+    return {trained: frontier, other: solved(policy, other), "wordings": wordings, "breaks": breaks(policy)}
 
 
 def main() -> None:
