@@ -128,7 +128,7 @@ def test_the_catalogues_list_everything_with_a_line_each(unmask) -> None:
     _, out, _ = unmask("methods", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert set(rows) == {*BASES, *PLUGINS} and all(row["summary"] for row in rows.values())
-    assert rows["daca"]["options"]["strata"] == 4 and rows["agrpo"]["options"]["steps"] == "uniform"
+    assert rows["daca"]["options"]["strata"] == 3 and rows["agrpo"]["options"]["steps"] == "uniform"
     _, out, _ = unmask("methods")
     assert len(out.splitlines()) == len(rows)
     _, out, _ = unmask("tasks", "--json")

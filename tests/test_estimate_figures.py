@@ -130,8 +130,12 @@ def test_a_rollout_takes_what_was_measured(rows: int, cache: str, kind: str) -> 
     assert taken == pytest.approx(measured("rollout", kind=kind, rows=rows)["seconds"], rel=0.08)
 
 
+MEASURED = {"daca": {"strata": 4}, "sml": {"strata": 4}}
+
+
 def plugged(method: str) -> dict[str, Any]:
-    return {"with": [] if method == "diffu_grpo" else [method]}
+    chosen = {key: MEASURED[key] for key in MEASURED if key == method}
+    return {"with": [] if method == "diffu_grpo" else [method], **chosen}
 
 
 @pytest.mark.parametrize("method", ["diffu_grpo", "daca", "dispo"])
@@ -151,7 +155,7 @@ SHELF = [row["method"] for row in rows_of("methods")]
 def test_an_update_of_every_method_takes_what_was_measured(method: str) -> None:
     """Compiled; and as written, when passes with gradient were not compiled, though those without were even then."""
     base, *plugins = method.split(" + ")
-    more = {"agrpo": {"draws": 24}} if base == "agrpo" else {}
+    more = {"agrpo": {"draws": 24}} if base == "agrpo" else {key: MEASURED[key] for key in MEASURED if key in plugins}
     config = llada(method=base, **{"with": plugins}, prompts=2, group=8, rows=16, **more)
     found, row, before = (
         estimate(config, "h200", prompt=200),
@@ -179,7 +183,7 @@ def test_growth_is_what_was_measured(row: dict[str, Any]) -> None:
     """One update is left out: it took 2.16 s, and 1.66 s when it was measured again (strata 4)."""
     length, group, strata = row.get("length", 256), row.get("group", 8), row.get("strata", 4)
     rollout = {"rows": group, "length": length, "steps": length // 2}
-    config = llada(**plugged("daca"), daca={"strata": strata}, prompts=1, group=group, rows=8, rollout=rollout)
+    config = llada(**{"with": ["daca"]}, daca={"strata": strata}, prompts=1, group=group, rows=8, rollout=rollout)
     time = estimate(config, "h200", prompt=200).times[-1]
     if "rollout" in row:
         assert time.rollout_s == pytest.approx(row["rollout"], rel=0.16)

@@ -89,10 +89,14 @@ def strata_views(trace: Trace, stratum_BL: Tensor, strata: int, anchor: float = 
     return views(trace, masked_KBL, masked_KBL, share_K[:, None, None].expand(masked_KBL.shape))
 
 
+STRATA = 3
+"""The fewest that show a token most of the sequence: at equal passes fewer strata solve more (docs/results.md)."""
+
+
 def stratified(
     trace: Trace,
     rng: torch.Generator,
-    strata: int = 4,
+    strata: int = STRATA,
     layout: Layout = random_strata,
     anchor: float = 0.0,
 ) -> Probes:
@@ -291,7 +295,7 @@ ANCHOR, TRUST = 0.5, 0.05
 
 def sml(
     base: Method,
-    strata: int = 4,
+    strata: int = STRATA,
     layout: Layout = random_strata,
     anchor: float = ANCHOR,
     kl: float = TRUST,
@@ -338,7 +342,7 @@ def dps(
 
 def daca(
     base: Method,
-    strata: int = 4,
+    strata: int = STRATA,
     layout: Layout = random_strata,
     anchor: float = ANCHOR,
     kl: float = TRUST,
@@ -351,7 +355,7 @@ def daca(
     top: int = 32,
 ) -> Method:
     """Both halves: SML and DPS. On a trajectory base (AGRPO), DPS alone."""
-    if base.trajectory and (strata, layout, anchor, kl) != (4, random_strata, ANCHOR, TRUST):
+    if base.trajectory and (strata, layout, anchor, kl) != (STRATA, random_strata, ANCHOR, TRUST):
         raise ValueError(f"on {base.name} daca is DPS alone: strata, layout, anchor and kl have no place there")
     scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
     credited = dps(scored, strength, variant, scope, smallest, largest, shuffled, top)
