@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapt_study import LESSONS
 
 from unmask.config import Config, parse_config
 from unmask.engine import Cache
@@ -39,7 +40,6 @@ SEED = -1
 SHARES = (1, 2, 4)
 REPLAYED = 64
 """Rows whose samples are scored again without a cache."""
-OTHERS = ("countdown_text", "sudoku_text", "word_problems")
 FORM = "Answer like this: <reasoning>\n...\n</reasoning>\n<answer>\n\\boxed{{...}}\n</answer>"
 WORDINGS = {
     "countdown_text": [
@@ -131,15 +131,17 @@ def frontier(policy: Model, config: Config, given: argparse.Namespace) -> dict[s
 
 
 def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[str, Any]:
-    """Solved in every wording of the prompt, and on the other tasks."""
+    """Solved in every wording of the prompt, and on the other lessons, in as many positions as they were taught in."""
     task = config.build_task()
     how = decoding_of(config, task)
-    asked = {"own": task, **{one.name: worded(task, one) for one in WORDINGS.get(config.task, ())}}
-    asked |= {name: TASKS[name]() for name in OTHERS if name != config.task}
+    asked = {"own": (task, how), **{one.name: (worded(task, one), how) for one in WORDINGS.get(config.task, ())}}
+    for name, length in LESSONS.items():
+        if name != config.task:
+            asked[name] = TASKS[name](), replace(how, length=length, steps=length // 2)
     found = {}
-    for name, other in asked.items():
-        rows = other.rows("test", given.problems, 0)
-        found[name] = evaluate(policy, other, rows, how, given.samples, SEED, given.device, Rows(given.rows)).data()
+    for name, (other, decoded) in asked.items():
+        told = other.rows("test", given.problems, 0), decoded, given.samples, SEED, given.device, Rows(given.rows)
+        found[name] = evaluate(policy, other, *told).data()
     return found
 
 

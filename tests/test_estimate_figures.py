@@ -134,8 +134,8 @@ MEASURED = {"daca": {"strata": 4}, "sml": {"strata": 4}}
 
 
 def plugged(method: str) -> dict[str, Any]:
-    chosen = {key: MEASURED[key] for key in MEASURED if key == method}
-    return {"with": [] if method == "diffu_grpo" else [method], **chosen}
+    strata = {method: MEASURED[method]} if method in MEASURED else {}
+    return {"with": [] if method == "diffu_grpo" else [method], **strata}
 
 
 @pytest.mark.parametrize("method", ["diffu_grpo", "daca", "dispo"])

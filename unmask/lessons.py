@@ -34,7 +34,7 @@ class Lesson(Strict):
     rows: int | None = Field(None, ge=1, lt=2**32)
     """Examples at most; as many as the configuration says of all if not given."""
     canvas: int | None = Field(None, ge=1, lt=2**17)
-    """Positions of a completion, end tokens included; never fewer than the longest completion needs."""
+    """Positions of a completion, end tokens included; of the longest completion if not given. Longer ones have more."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Lesson":
@@ -69,6 +69,7 @@ class Taught:
     examples: list[Example]
     held_out: list[Example]
     canvas: int
+    """Positions in which every completion can be written."""
     task: Task | None
     """None: of a file, whose answers nothing can judge."""
 
@@ -105,22 +106,22 @@ def taught(lesson: Lesson, policy: Policy, seed: int, rows: int, held_out: int) 
         learnt, kept = ([_of_task(policy, task, row) for row in rows] for rows in asked)
     else:
         learnt, kept = _of_file(policy, lesson, seed, most, held_out)
-    longest = 1 + max(len(completion) for _, completion in learnt)
-    canvas = rounded(longest) if lesson.canvas is None else max(lesson.canvas, longest)
-    if lesson.canvas is not None and lesson.canvas < canvas:
-        told = f"canvas: completions take up to {canvas} positions, and all get so many instead of {lesson.canvas}"
-        warnings.warn(f"{lesson.name}: {told}", stacklevel=2)
     if any(policy.mask_id in ids for pair in (*learnt, *kept) for ids in pair):
         raise ValueError(f"{lesson.name}: a text holds the MASK token, which nothing can be asked about; leave it out")
-    found, rest = ([Example(*pair, canvas) for pair in pairs] for pairs in (learnt, kept))
-    fits = [example for example in found if width_of(example, policy.max_length) is not None]
+    room = policy.max_length
+    fits, rest = ([p for p in pairs if width_of(Example(*p, 1), room) is not None] for pairs in (learnt, kept))
     if not fits:
-        raise ValueError(f"{lesson.name}: no example fits into the {policy.max_length} tokens that this model takes")
-    if dropped := len(found) - len(fits):
-        told = f"{dropped:,} of {len(found):,} examples are left out"
-        warnings.warn(f"{lesson.name}: {told}, longer than the {policy.max_length} tokens of this model", stacklevel=2)
-    rest = [example for example in rest if width_of(example, policy.max_length) is not None]
-    return Taught(lesson.name, fits, rest, canvas, task)
+        raise ValueError(f"{lesson.name}: no example fits into the {room} tokens that this model takes")
+    if dropped := len(learnt) - len(fits):
+        told = f"{dropped:,} of {len(learnt):,} examples are left out"
+        warnings.warn(f"{lesson.name}: {told}, longer than the {room} tokens of this model", stacklevel=2)
+    longest = 1 + max(len(completion) for _, completion in fits)
+    canvas = lesson.canvas or rounded(longest)
+    if canvas < longest:
+        told = f"canvas: {canvas} positions are too few for completions of up to {longest}; {longest} are decoded"
+        warnings.warn(f"{lesson.name}: {told}", stacklevel=2)
+    examples, held = ([Example(*pair, canvas) for pair in pairs] for pairs in (fits, rest))
+    return Taught(lesson.name, examples, held, max(canvas, longest), task)
 
 
 Pair = tuple[list[int], list[int]]
