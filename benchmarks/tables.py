@@ -2,6 +2,7 @@
 
     python benchmarks/tables.py plugins benchmarks/results/compare_sudoku_rates.json    # a base a line
     python benchmarks/tables.py rows benchmarks/results/compare_daca.json               # a variant a line
+    python benchmarks/tables.py seeds benchmarks/results/compare_smollm2_countdown.json # a variant a line, every run
     python benchmarks/tables.py rates benchmarks/results/compare_sudoku_rates.json      # the sweep of learning rates
     python benchmarks/tables.py controls benchmarks/results/compare_dps.json            # less the shuffled control
     python benchmarks/tables.py less benchmarks/results/compare_{long_controls,long}.json diffu_grpo+daca    # that row
@@ -60,6 +61,20 @@ def rows(results: dict[str, Any]) -> Table:
         yield [row["label"], share(row["sampled"]), apart(row["sampled difference"]), *ends, *spent]
 
 
+def seeds(results: dict[str, Any]) -> Table:
+    """A variant a line and every run by itself, where two seeds make no interval; idle: groups without a signal."""
+    yield ["", "updates", "forwards spent", "sampled", "greedy", "idle groups"]
+    first = next(iter(results["cells"][0]["runs"].values()))["curve"][0]
+    yield ["start", "", "", *(f"{100 * first[kind]:.1f}" for kind in ("sampled", "greedy")), ""]
+    for row in results["cells"]:
+        runs = [row["runs"][seed] for seed in sorted(row["runs"], key=int)]
+        last = [run["curve"][-1] for run in runs]
+        idle = mean(run["tail"]["train/idle_groups"] for run in runs)
+        spent = [f"{last[0]['updates']}", f"{mean(end['forwards'] for end in last) / 1000:.0f}k"]
+        ends = [", ".join(f"{100 * end[kind]:.1f}" for end in last) for kind in ("sampled", "greedy")]
+        yield [row["label"], *spent, *ends, f"{100 * idle:.0f} %"]
+
+
 def rates(results: dict[str, Any]) -> Table:
     """Validation problems solved at each learning rate; the chosen one in bold."""
     tried = list(next(iter(results["rates"].values()))["solved"])
@@ -106,7 +121,8 @@ def difference(row: Mapping[str, Any], base: Mapping[str, Any], kind: str) -> st
     return apart({"mean": mean, "t_low": low, "t_high": high})
 
 
-TABLES = {"plugins": plugins, "rows": rows, "rates": rates, "curves": curves, "controls": controls, "less": less}
+KINDS = (plugins, rows, seeds, rates, curves, controls, less)
+TABLES = {kind.__name__: kind for kind in KINDS}
 
 
 def main(kind: str, *given: str) -> None:
