@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluate import Decoding, evaluate, mean_share, pass_at, wilson
+from unmask.evaluate import Decoding, evaluate, mean_share, mixed_at, pass_at, wilson
 from unmask.judge import judged
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, Task
@@ -21,13 +21,15 @@ def test_wilson_holds_the_shares_that_a_score_test_does_not_reject() -> None:
     assert wilson(0, 10).low == pytest.approx(0, abs=1e-12) and wilson(10, 10).high == pytest.approx(1)
 
 
-def test_pass_at_k_is_the_share_of_k_subsets_with_a_hit() -> None:
+def test_pass_and_mixed_at_k_are_shares_of_k_subsets() -> None:
     samples = 6
     for hits, k in itertools.product(range(samples + 1), range(1, samples + 1)):
         outcomes = [i < hits for i in range(samples)]
         subsets = list(itertools.combinations(outcomes, k))
         expected = sum(any(subset) for subset in subsets) / len(subsets)
         assert float(pass_at(k, torch.tensor([hits]), samples)) == pytest.approx(expected, abs=1e-12)
+        both = sum(any(subset) and not all(subset) for subset in subsets) / len(subsets)
+        assert float(mixed_at(k, torch.tensor([hits]), samples)) == pytest.approx(both, abs=1e-12)
     with pytest.raises(ValueError, match="pass@7 needs at least 7 samples"):
         pass_at(7, torch.tensor([1]), samples)
 
@@ -94,7 +96,15 @@ def test_evaluation_of_a_known_policy_gives_its_known_rates() -> None:
     assert found.sampled.value == pytest.approx(p, abs=0.03)  # 2400 samples: 3.4 standard errors
     assert found.passes[2].value == pytest.approx(1 - (1 - p) ** 2, abs=0.05)
     assert found.passes[4].value == pytest.approx(1 - (1 - p) ** 4, abs=0.07)
+    assert found.mixed is not None and found.mixed.value == found.metrics()["eval/mixed"]
+    assert found.mixed.value == pytest.approx(1 - p**4 - (1 - p) ** 4, abs=0.07)
     assert found.reward == pytest.approx(found.sampled.value)
+
+
+def test_one_sample_a_problem_cannot_be_mixed() -> None:
+    task = _letter_task("q")
+    found = evaluate(_Fixed("q", 0.4), task, task.rows("test", 4, 0), Decoding(2, 2, 2), samples=1)
+    assert found.mixed is None and "eval/mixed" not in found.metrics()
 
 
 def test_no_problems_is_an_error() -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,8 +183,10 @@ def test_a_state_of_an_adapter_of_another_rank_is_refused() -> None:
 
 def test_an_evaluation_survives_json() -> None:
     passes = {1: Share(0.5, 0.25, 0.75), 2: Share(0.75, 0.5, 1.0)}
-    found = Evaluation(passes[1], Share(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, failures=())
+    found = Evaluation(passes[1], Share(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, mixed=passes[1])
     assert evaluation_of(json.loads(json.dumps(found.data()))) == found
+    old = {name: value for name, value in found.data().items() if name != "mixed"}  # of a run before it was measured
+    assert evaluation_of(json.loads(json.dumps(old))) == replace(found, mixed=None)
 
 
 def test_a_wish_to_stop_is_granted_after_the_update(model: str, tmp_path: Path) -> None:

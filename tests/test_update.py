@@ -1,5 +1,6 @@
 """One gradient, however it is cut: micro-batches, permutations and padding change nothing, for every method."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import unmask
 from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.order import low_confidence
+from unmask.parts import parts_of as trained_parts
 from unmask.probes import ask, bundled, of_states
 from unmask.record import Record
 from unmask.update import Part, accumulate, part_loss, update
@@ -205,3 +207,18 @@ def test_metrics_are_of_all_traces_also_where_a_group_is_idle(name):
     slopes = torch.autograd.grad(loss, list(policy.parameters()))
     for p, slope in zip(policy.parameters(), slopes, strict=True):
         assert (p.grad - slope).norm() <= 1e-10 * slope.norm()
+
+
+WRONG = {
+    "credit must give 5x9 (traces x columns of the canvas), and gave 5": {"credit": lambda trace: trace.group_B},
+    "advantage must give 5 (traces), and gave one number": {"advantage": lambda reward_B, group_B: reward_B.sum()},
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_a_shape_that_does_not_fit_is_told_where_it_comes_from(told):
+    method = replace(diffu_grpo(kl=0.0), name="mine", **WRONG[told])
+    policy, rollouts = rollout(method)
+    told = told.replace("5x9", "x".join(map(str, rollouts.trace.tokens_BL.shape)))
+    with pytest.raises(ValueError, match=re.escape(f"mine: {told}")):
+        trained_parts(method, policy, None, rollouts, torch.ones(5), None, generator(4))

@@ -138,12 +138,14 @@ def show_evaluation(title: str, found: "Evaluation") -> None:
     _line(f"{title}: {found.problems} held-out problems, {found.samples} samples each")
     table = Table()
     table.add_column("")
-    table.add_column("solved, 95 % interval", justify="right")
+    table.add_column("of problems, 95 % interval", justify="right")
     table.add_row("pass@1 sampled", str(found.sampled))
     table.add_row("pass@1 greedy", str(found.greedy))
     for k, share in found.passes.items():
         if k > 1:
             table.add_row(f"pass@{k}", str(share))
+    if found.mixed is not None:
+        table.add_row(f"{max(found.passes)} samples differ", str(found.mixed))
     console.print(table)
 
 

@@ -79,6 +79,11 @@ def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Share]:
     return {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
 
 
+def mixed_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
+    """The unbiased estimate of P(some of k are right and some wrong) for each problem, as of `pass_at`."""
+    return pass_at(k, hits_P, samples) + pass_at(k, samples - hits_P, samples) - 1
+
+
 @dataclass(frozen=True)
 class Decoding:
     """How completions are made, for training and evaluation alike: the arguments of `sample` that are not the rows'."""
@@ -148,6 +153,9 @@ class Evaluation:
     samples: int
     failures: tuple[Failure, ...] = ()
     """Completions, sampled or greedy, whose reward failed: they count as wrong."""
+    mixed: Share | None = None
+    """Problems of which one sample is right and another wrong, of as many as the largest pass@k has; None if of one.
+    A group of so many rollouts learns from no others."""
 
     def metrics(self) -> dict[str, float]:
         passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
@@ -161,6 +169,7 @@ class Evaluation:
             "eval/reward": self.reward,
             "eval/reward_errors": float(len(self.failures)),
             **passes,
+            **({} if self.mixed is None else {"eval/mixed": self.mixed.value}),
         }
 
     def data(self) -> dict[str, Any]:
@@ -170,7 +179,7 @@ class Evaluation:
 
 def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     """An Evaluation from what `Evaluation.data` says of it."""
-    shares = {name: Share(*data[name]) for name in ("sampled", "greedy")}
+    shares = {name: Share(*data[name]) for name in ("sampled", "greedy", "mixed") if data.get(name)}
     passes = {int(k): Share(*share) for k, share in data["passes"].items()}
     return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
 
@@ -228,4 +237,5 @@ def evaluate(
         problems=len(rows),
         samples=samples,
         failures=(*sampled.failures, *greedy.failures),
+        mixed=mean_share(mixed_at(max(passes), hits_P, samples)) if samples > 1 else None,
     )

@@ -80,6 +80,8 @@ def _base_parts(
         price_B = reward_divergence(old[0], known[0], probes[0])
         reward_B = reward_B - method.reward_kl * price_B.to(reward_B)
     advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
+    _check_shape(method, "advantage", advantage_B, reward_B, "traces")
+    _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x columns of the canvas")
     credit_BL = credit_BL if weight_BL is None else credit_BL * weight_BL
     return [
         Part(
@@ -95,6 +97,13 @@ def _base_parts(
         )
         for asked, old_NL, known_NL in zip(probes, old, known, strict=True)
     ]
+
+
+def _check_shape(method: Method, name: str, found: Tensor, like: Tensor, what: str) -> None:
+    """A method may be someone's own; what it gives in another shape fails far from here, or is broadcast."""
+    if found.shape != like.shape:
+        was, wanted = ("x".join(map(str, part.shape)) or "one number" for part in (found, like))
+        raise ValueError(f"{method.name}: {name} must give {wanted} ({what}), and gave {was}")
 
 
 def _branch_part(
