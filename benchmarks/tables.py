@@ -48,7 +48,7 @@ def plugins(results: dict[str, Any]) -> Table:
     for base in bases:
         added = {row["label"][len(row["against"]) :]: row for row in rows if row["against"] == base["label"]}
         rate = "" if base["rate"] is None else f"{base['rate']:g}"
-        found = [added[name][f"{kind} difference"] for name in names for kind in ("sampled", "greedy")]
+        found = [added.get(name, {}).get(f"{kind} difference") for name in names for kind in ("sampled", "greedy")]
         yield [base["label"], rate, share(base["sampled"]), f"{100 * base['greedy']['mean']:.1f}", *map(apart, found)]
 
 
