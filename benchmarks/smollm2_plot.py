@@ -3,8 +3,8 @@
     python benchmarks/smollm2_plot.py docs/figures/smollm2.png
 """
 
-import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -56,14 +56,10 @@ def drawn(curve: list[dict[str, float]], runs: dict[str, Any]) -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
-    out.parent.mkdir(parents=True, exist_ok=True)
+def main(out: str) -> None:
     curve = json.loads((RESULTS / "adapt_again.json").read_text())["adapt"]["curve"]
     drawn(curve, json.loads((RESULTS / "smollm2_curves.json").read_text())).savefig(out, dpi=100)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
