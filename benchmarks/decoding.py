@@ -139,9 +139,9 @@ def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[
         if name != config.task:
             asked[name] = TASKS[name](), replace(how, length=length, steps=length // 2)
     found = {}
-    for name, (other, decoded) in asked.items():
-        told = other.rows("test", given.problems, 0), decoded, given.samples, SEED, given.device, Rows(given.rows)
-        found[name] = evaluate(policy, other, *told).data()
+    for name, (other, way) in asked.items():
+        rows = other.rows("test", given.problems, 0)
+        found[name] = evaluate(policy, other, rows, way, given.samples, SEED, given.device, Rows(given.rows)).data()
     return found
 
 

@@ -115,10 +115,10 @@ def less(results: dict[str, Any], others: dict[str, Any], label: str) -> Table:
 
 def difference(row: Mapping[str, Any], base: Mapping[str, Any], kind: str) -> str:
     """In the mean over the seeds that both have."""
-    seeds = [seed for seed in row["runs"] if seed in base["runs"]]
-    values, partners = ([of["runs"][seed]["curve"][-1][kind] for seed in seeds] for of in (row, base))
-    mean, low, high = t_interval(paired(values, partners))
-    return apart({"mean": mean, "t_low": low, "t_high": high})
+    both = [seed for seed in row["runs"] if seed in base["runs"]]
+    values, partners = ([of["runs"][seed]["curve"][-1][kind] for seed in both] for of in (row, base))
+    middle, low, high = t_interval(paired(values, partners))
+    return apart({"mean": middle, "t_low": low, "t_high": high})
 
 
 KINDS = (plugins, rows, seeds, rates, curves, controls, less)

@@ -35,7 +35,7 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     code, out, _ = unmask("eval", folder, "--task", "countdown", "countdown.partial=0.1", "--problems", "5", "--json")
     assert code == 0 and json.loads(out)["task"] == "countdown"
     code, out, _ = unmask("eval", folder, "--problems", "5", "--samples", "2")
-    assert code == 0 and "pass@1 greedy" in out and "[" in out
+    assert code == 0 and "pass@1 greedy" in out and "2 samples differ" in out and "[" in out
 
     code, out, _ = unmask("sample", folder, "1.2.3.4.........=", "--steps", "rollout.steps=4")
     lines = out.rstrip("\n").split("\n")
