@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unmask import compare as compare_module
-from unmask import compare_report, compare_worker
+from unmask import compare_report, compare_worker, keeper
 from unmask.compare import SWEEP_SEEDS, compare
 from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
 from unmask.compare_pool import Event, Job
@@ -202,6 +202,32 @@ def test_an_outcome_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No space"):
         compare_worker.run_cell(str(tmp_path / "cell"), {}, False, lambda message: None)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["cell", "log.txt", "results.json"]
+
+
+def test_a_process_evaluates_what_is_the_same_before_training_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same outcome; what differs where nothing has been learnt yet, and what is kept, is evaluated."""
+    made = list[int]()
+    evaluate = keeper.evaluate
+    monkeypatch.setattr(keeper, "evaluate", lambda *args: made.append(1) or evaluate(*args))
+
+    def train(name: str, method: str, *overrides: str, keep: bool = False, afresh: bool = False) -> tuple[int, list]:
+        monkeypatch.setattr(compare_worker, "STARTS", {} if afresh else compare_worker.STARTS)
+        made.clear()
+        data = Settings(overrides=(*SHORT, *overrides)).config(Variant(method)).dump()
+        found = compare_worker._trained(tmp_path / name, data, keep, lambda message: None)
+        told = [{key: value for key, value in point.items() if key != "seconds"} for point in found["curve"]]
+        return len(made), told
+
+    first = train("first", "wd1", "updates=2", afresh=True)
+    other = train("other", "agrpo", "updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2")
+    assert (first[0], other[0]) == (2, 2) and first[1][0] == other[1][0]
+    assert train("kept", "wd1", "updates=2", keep=True) == (2, first[1])
+    assert train("cooler", "wd1", "updates=2", "rollout.temperature=0.5")[0] == 2
+    assert train("more", "wd1", "updates=2", "eval.samples=3")[0] == 2
+    alone = train("alone", "agrpo", "updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2", afresh=True)
+    assert alone == (3, other[1])
 
 
 def test_time_left_is_what_is_ahead_at_the_pace_so_far(

@@ -20,6 +20,11 @@ from typing import Any
 TAIL = 20
 """Updates over which training metrics are averaged at the end of a run."""
 
+LEARNING = ("seed", "updates", "prompts", "group", "inner", "idle_groups", "optimizer")
+"""Keys of a configuration, beside the method's, on which an evaluation before training does not depend."""
+STARTS: dict[str, Any] = {}
+"""Evaluations before training that this process has made, by `start_key`."""
+
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -83,8 +88,9 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
             told[0] = time.monotonic()
             tell({"share": step / config.updates})
 
-    start = time.perf_counter()
-    train(config, lambda: CellRun(home / "run", config.dump()), report)
+    start, key = time.perf_counter(), start_key(data)
+    known = None if keep else STARTS.get(key)  # a run that is kept shows its own, for the view
+    STARTS[key] = train(config, lambda: CellRun(home / "run", config.dump()), report, before=known).before
     wall = time.perf_counter() - start
     gc.collect()
     if torch.cuda.is_initialized():
@@ -95,6 +101,15 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
             (home / "run" / name).rename(home / name)
         shutil.rmtree(home / "run")
     return {**result, "wall": wall, "threads": torch.get_num_threads(), "versions": versions(), "config": config.dump()}
+
+
+def start_key(data: dict[str, Any]) -> str:
+    """Equal for cells that are the same before training."""
+    from unmask.compare_cells import key_of
+    from unmask.config import without_method
+
+    rest = {key: value for key, value in without_method(data).items() if key not in LEARNING}
+    return key_of({**rest, "eval": {**rest["eval"], "every": 0}})
 
 
 def result_of(rows: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -72,9 +72,10 @@ class Keeper:
         if self.ranks.first:
             report(0, {})
 
-    def begin(self, run_folder: Callable[[], Run], state: State | None) -> int:
-        """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
-        if state is not None:
+    def begin(self, run_folder: Callable[[], Run], start: State | Evaluation | None) -> int:
+        """Put everything where it was, or evaluate what is to be trained where nobody has; returns the updates done."""
+        if isinstance(start, State):
+            state = start
             restore(self.policy, self.optimizer, self.rng, state.tensors)
             self.run = run_folder() if self.ranks.first else None
             self.history = updates_of(read_metrics(self.run.folder)) if self.run is not None else []
@@ -84,7 +85,7 @@ class Keeper:
                 rows.most, rows.halved = kept
             self._check_best(state.step)
             return state.step
-        before = self._measured(0)
+        before = start or self._measured(0)
         self.so_far = Progress(before, Best(0, before), 0, Skips())
         self.run = run_folder() if self.ranks.first else None
         self._record(0, before.metrics(), before.failures)

@@ -18,6 +18,7 @@ from torch import Tensor
 from unmask.batch import Batch, Source, collect
 from unmask.broken import Broken, sampled_logp
 from unmask.config import Config, read_config
+from unmask.evaluate import Evaluation
 from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
 from unmask.meter import Meter, metered
@@ -42,20 +43,28 @@ def train(
     report: Report = lambda step, metrics: None,
     stop: Stop = lambda: False,
     look: Look = lambda source, batch: None,
+    before: Evaluation | None = None,
 ) -> Result:
     """Train as configured. The folder is made once the model has been loaded, checked and evaluated.
+
+    `before` is that evaluation, where another run has made it already.
 
     Once `stop` says so, the update is finished, its state is kept, and Paused is raised. Under torchrun every process
     calls this; the first one writes the folder and reports.
     """
     with claiming(run_folder) as made:
-        return _begun(config, made, report, None, stop, look)
+        return _begun(config, made, report, before, stop, look)
 
 
 def _begun(
-    config: Config, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop, look: Look
+    config: Config,
+    run_folder: Callable[[], Run],
+    report: Report,
+    start: State | Evaluation | None,
+    stop: Stop,
+    look: Look,
 ) -> Result:
-    """Everything that can be checked is, then the model is loaded and trained, from the state on if there is one."""
+    """Everything that can be checked is, then the model is loaded and trained, from a state on if that is the start."""
     if config.rollout.temperature == 0:
         raise ValueError("rollout.temperature: 0 is greedy, and every method here learns from samples; raise it")
     if config.rollout.guidance:
@@ -63,11 +72,11 @@ def _begun(
     task, method = config.build_task(), config.build_method()
     decoding = decoding_of(config, task)
     task.rows("train", 1, 0)  # a task with nothing to train on says so now, and not after a model is loaded and asked
-    listening = tracking(config, run_folder, report, resumed=state is not None)
+    listening = tracking(config, run_folder, report, resumed=isinstance(start, State))
     with listening as (run_folder, report), prepared(config, method.needs_reference) as setup:
         meter, source = Meter(), Source(setup, task, method, config, decoding)
         with metered(meter):
-            return _trained(source, meter, run_folder, report, state, stop, look)
+            return _trained(source, meter, run_folder, report, start, stop, look)
 
 
 def resume(
@@ -117,7 +126,7 @@ def _trained(
     meter: Meter,
     run_folder: Callable[[], Run],
     report: Report,
-    state: State | None,
+    start: State | Evaluation | None,
     stop: Stop,
     look: Look,
 ) -> Result:
@@ -126,7 +135,7 @@ def _trained(
     optimizer, rate = optimizer_of(policy, config)
     rng = torch.Generator().manual_seed(config.seed)
     keeper = Keeper(source, optimizer, rng, meter, report, stop, look)
-    step = keeper.begin(run_folder, state)
+    step = keeper.begin(run_folder, start)
     while not keeper.over(step):
         step, clock = step + 1, time.perf_counter()
         with keeper.safe(step, done=step - 1), whole(policy, ranks):
