@@ -152,7 +152,7 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
         tokens=arguments.tokens,
         pass_tokens=max(arguments.pass_tokens),
         updates=updates,
-        save_every=max(1, updates // 4),
+        save_every=max(1, updates // 8),
         optimizer={"lr": arguments.adapt_lr, "schedule": "cosine", "warmup": min(50, updates), "betas": (0.9, 0.95)},
         eval={"every": max(1, updates // 4), "prompts": min(64, arguments.problems), "samples": 1},
     )

@@ -107,12 +107,14 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
 def all_ways(given: argparse.Namespace) -> dict[str, Any]:
     policy, task = loaded(given.folder, given.device), TASKS[given.task]()
     results: dict[str, Any] = {}
+    found = {"task": given.task, "length": given.length, "block": given.block, "rows": given.rows, "ways": results}
     for name, how in ways(given.length, given.block):
         sampled = measured(policy, task, how, given)
         greedy = measured(policy, task, how.greedy(), argparse.Namespace(**{**vars(given), "samples": 1}))
         results[name] = {"sampled": sampled, "greedy": greedy}
         print(name, results[name], flush=True)
-    return {"task": given.task, "length": given.length, "block": given.block, "rows": given.rows, "ways": results}
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 # --- fewer steps after training -----------------------------------------------------------------------------
