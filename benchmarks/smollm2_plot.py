@@ -48,7 +48,7 @@ def drawn(curve: list[dict[str, float]], runs: dict[str, Any]) -> Figure:
     first, second, third = figure.subplots(1, 3)
     adaptation(first, curve)
     training(second, "Countdown", runs["countdown_text"])
-    training(third, "Sudoku", runs["sudoku_text"])
+    training(third, "Sudoku in 24 steps", runs["sudoku_text in 24 steps"])
     for axes in (first, second, third):
         axes.grid(alpha=0.3)
     first.legend(fontsize=8)
