@@ -20,7 +20,7 @@ from unmask.record import Record
 from unmask.rollout import row_seeds, sample
 from unmask.rows import Rows
 from unmask.shapes import NEVER
-from unmask.trace import Trace
+from unmask.trace import Trace, selected
 
 PROMPTS = {
     "aligned": [[3, 4, 5, 6], [5] * 8, [3, 1, 6, 4], [9, 8, 7, 6, 5, 4, 3, 2]],
@@ -149,6 +149,31 @@ def test_which_columns_are_computed(kind, refresh, guidance):
     rolled(policy, PROMPTS["one length"], cache_of(kind, refresh), **settings)
     wanted = [(one, 3) if isinstance(one, str) else one for one in WINDOWS[kind, refresh]]
     assert policy.passes == [one for one in wanted for _ in range(2 if guidance else 1)]
+
+
+# By threshold
+
+FACTS = [{}, {"shift": True}, {"causal_block": 4}, {"causal_block": 3}]
+CACHES = [None, Cache(True), Cache(False), Cache(True, 2), Cache(False, 2), Cache(True, 3)]
+CASES = [(cached, facts, 0.0) for cached in CACHES for facts in FACTS] + [(Cache(True, 2), {}, 0.5)]
+
+
+@pytest.mark.parametrize(("cached", "facts", "guidance"), CASES)
+def test_a_row_that_waits_for_the_others_of_its_batch_is_what_it_is_alone(cached, facts, guidance):
+    """It has finished a block early, and comes to the next with what is remembered of it."""
+    policy = policy_of("llama", dtype=torch.float64, eos_id=ENDS["llama"], **facts)
+    prompts, law = PROMPTS["aligned"] + PROMPTS["misaligned"], Law(0.7, top_k=6, guidance=guidance)
+    settings = {"length": 16, "block": 4, "threshold": 0.3, "law": law, "cache": cached, "branch": Branch(2, 0.0)}
+    seed_B = row_seeds(5, len(prompts))
+    trace, branches = sample(policy, prompts, seed_B, **settings)
+    steps_BKW = trace.step_BL[:, -16:].view(-1, 4, 4)
+    assert len({len({*steps}) for row in steps_BKW.tolist() for steps in row if NEVER not in steps}) >= 3
+    for b, prompt in enumerate(prompts):
+        alone = sample(policy, [prompt], seed_B[[b]], **settings)
+        for row, own in ((selected(trace, [b]), alone.trace), (selected(branches, branches.group_B == b), alone[1])):
+            assert torch.equal(row.tokens_BL[:, -16:], own.tokens_BL[:, -16:])
+            assert torch.equal(row.step_BL[:, -16:], own.step_BL[:, -16:])
+            assert_close(row.logp_BL[:, -16:], own.logp_BL[:, -16:], 1e-12)
 
 
 def test_caches_by_name_and_those_that_cannot_be():

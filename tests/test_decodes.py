@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -15,14 +17,16 @@ import unmask.rollout
 from helpers import Net
 from naive import assert_by_hand, by_hand, decoder
 from unmask.commits import even, timestep
+from unmask.engine import Cache
 from unmask.law import Law
+from unmask.meter import Meter, metered
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
 from unmask.order import ORDERS, low_confidence, surest_position
 from unmask.probes import ask, every_step
 from unmask.rollout import row_seeds, sample
-from unmask.shapes import NEVER
-from unmask.trace import state_before
+from unmask.shapes import GIVEN, NEVER
+from unmask.trace import Trace, state_before
 
 PARITY = Path(__file__).parents[2] / "shared/data/parity"
 LLADAS = ["llada/released_shape", "llada/gqa", "llada/padded_vocab"]
@@ -209,10 +213,48 @@ def test_the_passes_are_as_many_as_the_slowest_row_of_each_block_needs():
     trace = sample(policy, PROMPTS, SEED_B, length=6, block=3, order=surest_position, threshold=0.6).trace
     needed_BK = torch.tensor([[len(set(row[k : k + 3])) for k in (0, 3)] for row in trace.step_BL[:, -6:].tolist()])
     assert len(policy.calls) == needed_BK.max(0).values.sum() < 6
-    assert (needed_BK.min(0).values < needed_BK.max(0).values).any()  # and some rows wait for others
+    assert (needed_BK.min(0).values < needed_BK.max(0).values).any()  # and some rows wait for others, outside the model
+    assert sum(len(tokens_SL) for tokens_SL in policy.calls) == needed_BK.sum()
     for prompt, seed, needed in zip(PROMPTS, SEED_B.tolist(), needed_BK.sum(-1).tolist(), strict=True):
         row = by_hand(policy, prompt, seed, order="surest_position", length=6, block=3, threshold=0.6)
         assert row.forwards == needed
+
+
+def written(trace: Trace) -> list[tuple[int, int]]:
+    """(row, step) wherever a row wrote something."""
+    return [(b, step) for b, row in enumerate(trace.step_BL.tolist()) for step in sorted({*row} - {GIVEN, NEVER})]
+
+
+@pytest.mark.parametrize("cached", [None, Cache()])
+@pytest.mark.parametrize("threshold", [0.2, 0.25, 0.3])
+@pytest.mark.parametrize("block", [3, 4, 6])
+def test_a_row_goes_through_the_model_at_the_steps_that_write_something_of_it_and_at_no_other(block, threshold, cached):
+    """Counted by the meter. With a cache the first pass of a block is whole, the others are as wide as the block."""
+    shape = {"length": 12, "block": block, "order": surest_position, "threshold": threshold, "cache": cached}
+    with metered(meter := Meter()):
+        trace = sample(small("decoder"), PROMPTS * 3, row_seeds(11, 15), **shape).trace
+    found = written(trace)
+    needed = Counter((b, step // block) for b, step in found)
+    late = len(found) - len(needed)  # that are not the first of a block
+    width = trace.tokens_BL.shape[1] if cached is None else block
+    assert meter.forwards == pytest.approx(len(needed) + late * width / trace.tokens_BL.shape[1], rel=1e-12)
+    assert cached or meter.forwards == len(found)
+    assert any(len({passes for (_, n), passes in needed.items() if n == k}) > 1 for k in range(12 // block))
+    assert len(needed) < 15 * 12 // block  # some rows end before their last block
+
+
+def test_a_step_looks_at_no_more_positions_than_the_row_that_has_most_of_them_masked():
+    policy, looked = Net(1, ends=1.0), []
+    plain = policy.hidden
+    policy.hidden = lambda tokens_SL, attended_SL, at_Q: looked.append(len(at_Q)) or plain(tokens_SL, attended_SL, at_Q)
+    trace = sample(policy, PROMPTS, SEED_B, length=8, block=4, order=surest_position, threshold=0.6).trace
+    expected, most = [], []
+    for step in sorted({step for _, step in written(trace)}):
+        inside_BL, rows = trace.block_BL == step // 4, [b for b, s in written(trace) if s == step]
+        most.append(int(((trace.step_BL >= step) & inside_BL)[rows].sum(-1).max()))
+        expected.append(len(rows) * most[-1])
+    assert looked == expected
+    assert any(before - now > 1 for before, now in pairwise(most))
 
 
 @pytest.mark.parametrize(

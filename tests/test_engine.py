@@ -1,6 +1,7 @@
 """The rollout engine: what it does fast is what plain loops do slowly, however it is cut, and in the memory it has."""
 
 from functools import cache, partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from unmask.branch import Branch
 from unmask.commits import timestep
 from unmask.engine import Cache
 from unmask.law import Law, uniforms
-from unmask.order import ORDERS, low_confidence
+from unmask.order import ORDERS, low_confidence, surest_position
 from unmask.probes import ask, every_step, one_shot
 from unmask.record import Record
 from unmask.rollout import Rollouts, _Walk, in_batches, row_seeds, sample
@@ -145,22 +146,21 @@ def test_the_number_of_positions_whose_logits_fit_changes_nothing(exact, monkeyp
 
 
 @pytest.mark.parametrize("law", [Law(), FULL["law"]])
-@pytest.mark.parametrize("cached", [None, Cache(True), Cache(False)])
+@pytest.mark.parametrize("cached", [None, Cache(True), Cache(False), Cache(True, 2)])
 @pytest.mark.parametrize("threshold", [None, 0.3])
 def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, cached, threshold):
-    """On a GPU rows that have ended stay until the block is done."""
+    """On a GPU rows that have ended stay until the block is done. By threshold those that have finished it stay too."""
     widths = [[], []]
     settings = FULL | {"law": law, "cache": cached, "threshold": threshold}
     policies = [CountingRows(exact, seen) for seen in widths] if cached is None else [exact, exact]
     early = sample(policies[0], PROMPTS, SEED_B, **settings)
     at_once = _Walk.open
 
-    def at_block_starts(walk: _Walk, turn: int) -> bool:
-        walk.compact = lambda: None
-        try:
-            return at_once(walk, turn)
-        finally:
-            del walk.compact
+    def at_block_starts(walk: _Walk, turn: int, left: int) -> int:
+        walk._keep, walk.engine.set_aside = lambda index_R: None, lambda index_R: None
+        most, walk.waiting = at_once(walk, turn, left), []
+        del walk._keep, walk.engine.set_aside
+        return left if most else 0
 
     monkeypatch.setattr(_Walk, "open", at_block_starts)
     assert_same(sample(policies[1], PROMPTS, SEED_B, **settings), early)
@@ -261,6 +261,24 @@ def test_no_step_waits_for_the_device(monkeypatch, order, law):
 
 def test_no_cached_step_of_a_block_causal_model_waits_for_the_device(monkeypatch):
     assert waits(monkeypatch, decoder("qwen3", causal_block=4), cache=Cache()) == []
+
+
+@pytest.mark.parametrize("cached", [None, Cache(refresh=2)])
+def test_by_threshold_the_device_is_asked_once_before_a_step_while_something_is_to_be_done(monkeypatch, cached):
+    policy, found, plain = policy_of("decoder"), [(0, 0, [])], _Walk.open
+    shape = {"length": 12, "block": 4, "order": surest_position, "threshold": 0.2, "cache": cached}
+    assert waits(monkeypatch, policy, **shape) == []
+
+    def watched(walk: _Walk, turn: int, left: int) -> int:
+        with Calls(noted := []), Waits(noted):
+            found.append((turn, plain(walk, turn, left), noted))
+        return found[-1][1]
+
+    monkeypatch.setattr(_Walk, "open", watched)
+    sample(policy, PROMPTS, SEED_B, **shape)
+    for (_, before, _), (turn, _, noted) in pairwise(found):
+        assert noted == (["tolist"] if turn and before else [])
+    assert any(turn == 3 and not before for (_, before, _), (turn, *_) in pairwise(found))
 
 
 def test_waiting_would_be_noticed(monkeypatch):

@@ -54,14 +54,39 @@ class Engine:
     padded: bool = True
     """Some row of the trace is padded."""
     memories: dict[bool, Memory] = field(default_factory=dict)
+    """Of the live rows, by stream."""
+    waiting: list[dict[bool, Memory]] = field(default_factory=list)
+    """Of the rows that have been set aside."""
 
     def __post_init__(self) -> None:
         if self.cache is not None and not isinstance(self.policy, CachingPolicy):
             raise ValueError("this model cannot be rolled out with a cache: choose cache none")
 
+    def begin(self, number: int) -> None:
+        """A block begins. If it does so with a full pass, forget before that one is made: two would not fit."""
+        if self.cache is not None and number % self.cache.refresh == 0:
+            assert isinstance(self.policy, CachingPolicy)
+            if self.policy.causal_block is None:
+                self.memories, self.waiting = {}, []
+
     def keep(self, index_R: Tensor) -> None:
         """Forget the rows that are not in `index_R`."""
         self.memories = {name: memory.rows(index_R) for name, memory in self.memories.items()}
+
+    def set_aside(self, index_R: Tensor) -> None:
+        """Remember what is known of these rows until they `rejoin`; `keep` the others then.
+
+        They have finished a block, whose columns are computed once more where the next begins: until then it does not
+        matter that these stay as they are.
+        """
+        self.waiting.append({name: memory.rows(index_R) for name, memory in self.memories.items()})
+
+    def rejoin(self, order_R: Tensor) -> None:
+        """Put the rows that were set aside after the live ones, and all of them in order."""
+        waiting, self.waiting = self.waiting, []
+        self.memories = {
+            name: memory.beside([those[name] for those in waiting], order_R) for name, memory in self.memories.items()
+        }
 
     def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, begun: bool) -> list[Tensor]:
         """(Q, D) at positions of the flattened live canvases in block `number`; with guidance also the prompt hidden.
@@ -99,10 +124,7 @@ class Engine:
         if self.cache is None:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, CachingPolicy)
-        causal = self.policy.causal_block
-        renewed = not begun and causal is None and number % self.cache.refresh == 0
-        if unprompted not in self.memories or renewed:
-            self.memories.pop(unprompted, None)  # before the new one is made: two would not fit
+        if unprompted not in self.memories:
             hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q)
             return hidden_QD
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, *self._window(number, begun), at_Q)

@@ -6,8 +6,10 @@ so a row's result does not depend on the batch it is in.
 
 Inside a step nothing waits for the device: how many positions are masked follows from the schedule, a row that has
 ended is marked and commits nothing, and the batch is compacted where a block begins and every 16 steps. (On the CPU,
-where nothing is gained by that, at every step. Cuts by top_p and decoding by threshold ask the device how many they
-have kept.)
+where nothing is gained by that, at every step. Cuts by top_p ask the device how many they have kept.)
+
+Decoding by threshold asks the device before each step how many positions every row has left. A row that has finished
+the block is set aside until the next begins, so that it passes through the model only to write something.
 """
 
 from collections.abc import Callable, Sequence
@@ -153,14 +155,14 @@ def _walked(walk: "_Walk", commits: Commits, branch_step_B: Tensor) -> tuple[Ten
     """
     state_BL, ended_B, step = walk.trace.tokens_BL.clone(), walk.ended_B.clone(), 0
     for number, sizes in enumerate(commits):
-        walk.compact()
+        walk.begin(number)
         left = walk.engine.block
         for turn, size in enumerate(sizes):
             leaving_B = branch_step_B == step
             state_BL = torch.where(leaving_B[:, None], walk.trace.tokens_BL, state_BL)
             ended_B = torch.where(leaving_B, walk.ended_B, ended_B)
-            if size and walk.open(turn):
-                walk.step(number, step, size, left)
+            if size and (most := walk.open(turn, left)):
+                walk.step(number, step, size, most)
             left, step = left - size, step + 1
     return state_BL, ended_B
 
@@ -202,26 +204,55 @@ class _Walk:
         self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
         self.enough, self.notes = enough, notes
         self.live_R = torch.arange(len(seed_B), device=seed_B.device)
-        self.rows = list(range(len(seed_B)))
+        self.waiting = list[Tensor]()
+        """Rows that have been set aside until the next block."""
         self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
         self.begun = -1
         """The block whose first step has been taken."""
 
+    def begin(self, number: int) -> None:
+        """All rows come to a new block but those that have ended."""
+        self.engine.begin(number)
+        if self.waiting:
+            self.live_R, order_R = torch.cat([self.live_R, *self.waiting]).sort()
+            self.waiting = []
+            self.engine.rejoin(order_R)
+        self.compact()
+
     def compact(self) -> None:
         """Leave out the rows that have ended."""
-        going_R = (~self.ended_B[self.live_R]).nonzero().squeeze(1)
-        if len(going_R) < len(self.live_R):
-            self.live_R = self.live_R[going_R]
-            self.rows = self.live_R.tolist()
-            self.engine.keep(going_R)
+        self._keep((~self.ended_B[self.live_R]).nonzero().squeeze(1))
 
-    def open(self, turn: int) -> bool:
-        """Whether anything remains to be done in this block."""
+    def open(self, turn: int, left: int) -> int:
+        """The most positions of this block that a row has masked, by the schedule `left`; 0: nothing is to be done."""
+        if turn and self.enough is not None:
+            return self._narrow()
         if turn and (self.seed_B.device.type == "cpu" or turn % COMPACTED == 0):
             self.compact()
-        if self.enough is not None and turn and self.rows:
-            return bool((self._masked(self._block_columns(self.begun)) & ~self.ended_B[self.live_R, None]).any())
-        return bool(self.rows)
+        return left if len(self.live_R) else 0
+
+    def _narrow(self) -> int:
+        """Set aside the rows that have finished the block and leave out those that have ended; `open` for the others.
+
+        The device is asked once.
+        """
+        if not len(self.live_R):
+            return 0
+        left_R = self._masked(self._block_columns(self.begun)).sum(1)
+        left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
+        if 0 in left:
+            done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
+            self.waiting.append(self.live_R[done_R])
+            self.engine.set_aside(done_R)
+        going = [row for row, count in enumerate(left) if count > 0]
+        if len(going) < len(left):
+            self._keep(torch.tensor(going, dtype=torch.long, device=self.live_R.device))
+        return max(0, *left)
+
+    def _keep(self, going_R: Tensor) -> None:
+        if len(going_R) < len(self.live_R):
+            self.live_R = self.live_R[going_R]
+            self.engine.keep(going_R)
 
     def step(self, number: int, step: int, size: int, left: int) -> None:
         """Look at the masked positions of the block, at most `left` a row, draw, rank and commit."""

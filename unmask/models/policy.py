@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 PIECE = 2**27
@@ -81,6 +82,17 @@ class Memory:
             keys=[key[index] for key in self.keys],
             values=[value[index] for value in self.values],
             attended_SL=None if self.attended_SL is None else self.attended_SL[index],
+        )
+
+    def beside(self, others: list["Memory"], order: Tensor) -> "Memory":
+        """The rows of this memory and then of the others, put in order."""
+        every = [self, *others]
+        seen = [memory.attended_SL for memory in every if memory.attended_SL is not None]
+        return replace(
+            self,
+            keys=[torch.cat(layer)[order] for layer in zip(*(memory.keys for memory in every), strict=True)],
+            values=[torch.cat(layer)[order] for layer in zip(*(memory.values for memory in every), strict=True)],
+            attended_SL=torch.cat(seen)[order] if seen else None,
         )
 
 
