@@ -221,13 +221,13 @@ def test_a_process_evaluates_what_is_the_same_before_training_once(
         return len(made), told
 
     first = train("first", "wd1", "updates=2", afresh=True)
-    other = train("other", "agrpo", "updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2")
+    learning = ("updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2")
+    other = train("other", "agrpo", *learning)
     assert (first[0], other[0]) == (2, 2) and first[1][0] == other[1][0]
     assert train("kept", "wd1", "updates=2", keep=True) == (2, first[1])
     assert train("cooler", "wd1", "updates=2", "rollout.temperature=0.5")[0] == 2
     assert train("more", "wd1", "updates=2", "eval.samples=3")[0] == 2
-    alone = train("alone", "agrpo", "updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2", afresh=True)
-    assert alone == (3, other[1])
+    assert train("alone", "agrpo", *learning, afresh=True) == (3, other[1])
 
 
 def test_time_left_is_what_is_ahead_at_the_pace_so_far(
