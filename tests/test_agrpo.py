@@ -1,5 +1,7 @@
 """AGRPO: step laws, spread draws and importance weights against loops; all steps as the limit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +11,12 @@ from hypothesis import strategies as st
 from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
+from unmask.order import surest_position
 from unmask.probes import ask, every_step, visited
 from unmask.record import Record
+from unmask.rollout import Rollouts, sample
 from unmask.shapes import NEVER
-from unmask.trace import everything
+from unmask.trace import Trace, everything
 from unmask.update import part_loss
 
 
@@ -47,6 +51,70 @@ def test_entropy_steps_weigh_a_step_by_the_entropy_of_what_was_drawn_there():
             expected = sum(trace.seen["entropy"][b, i - 4].item() + 1e-8 for i in drawn)
             assert mass_BT[b, t].item() == pytest.approx(expected, abs=1e-12)
     assert (mass_BT == 0).any() and (mass_BT > 0.1).any()
+
+
+def test_uniform_steps_are_those_at_which_something_was_written():
+    _, (trace, _) = rollout()
+    wrote = [[float(t in row) for t in range(trace.steps)] for row in trace.step_BL.tolist()]
+    assert uniform_steps(trace).tolist() == wrote
+    assert {3, 6} <= {sum(row) for row in wrote}
+
+
+def emptied(trace: Trace) -> Trace:
+    """Its first row wrote nothing."""
+    step_BL, seen = trace.step_BL.clone(), {"entropy": trace.seen["entropy"].clone()}
+    step_BL[0, trace.canvas_BL[0]], seen["entropy"][0] = NEVER, 0.0
+    tokens_BL = trace.tokens_BL.masked_fill(step_BL == NEVER, trace.mask_id)
+    return replace(trace, step_BL=step_BL, tokens_BL=tokens_BL, seen=seen)
+
+
+@pytest.mark.parametrize("law", [uniform_steps, entropy_steps])
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_row_that_wrote_nothing_is_asked_nothing_and_disturbs_no_other(law, truncate, spread):
+    policy, rollouts = rollout()
+    trace = emptied(rollouts.trace)
+    settings = {"draws": 4, "steps": law, "truncate": truncate, "spread": spread}
+    probes = sampled_steps(trace, generator(), **settings)
+    assert probes.weight_M.isfinite().all() and (probes.trace_N > 0).all()
+    whole = sampled_steps(rollouts.trace, generator(), **settings)
+    kept_N = whole.trace_N > 0
+    assert torch.equal(probes.asked_NL, whole.asked_NL[kept_N])
+    assert torch.equal(probes.weight_M[probes.unit_N], whole.weight_M[whole.unit_N[kept_N]])
+    (part,) = parts_of(agrpo(**settings), Rollouts(trace, None), generator(), moved(policy))
+    assert part_loss(part, ask(policy, part.probes))[0].isfinite()
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("draws", [2, 3, 4, 9])
+def test_no_draw_is_spent_on_an_empty_step_and_no_row_is_asked_more_often_than_it_has_others(draws, truncate):
+    """By threshold a row leaves most steps empty; one that has no more than are drawn is asked at each of them once."""
+    policy, seed_B = Net(1, ends=0.5), torch.arange(12)
+    shape = {"length": 8, "block": 4, "order": surest_position, "threshold": 0.5}
+    trace = sample(policy, [[3, 4], [5], [6, 6]] * 4, seed_B, counted=everything, **shape).trace
+    probes, drawn = sampled_steps(trace, generator(), draws, truncate=truncate), []
+    for b, row in enumerate(trace.step_BL.tolist()):
+        reach = int(last_word(trace)[b]) if truncate else trace.steps
+        steps = sorted(t for t in {*row} if 0 <= t < reach)
+        asked = [int(trace.step_BL[b][row_L].unique()) for row_L in probes.asked_NL[probes.trace_N == b]]
+        weights = probes.weight_M[probes.unit_N[probes.trace_N == b]].tolist()
+        if len(steps) <= draws:
+            assert asked == steps and weights == [1 / reach] * len(steps)
+        else:
+            assert len(asked) == draws and {*asked} <= {*steps}
+            assert weights == pytest.approx([len(steps) / reach / draws] * draws)
+        drawn.append(len(steps))
+    assert min(drawn) <= 2 < max(drawn) < trace.steps
+
+
+@pytest.mark.parametrize("law", [uniform_steps, entropy_steps])
+@pytest.mark.parametrize("draws", [4, 6, 9])
+def test_a_row_that_left_no_step_empty_is_drawn_from_as_often_as_is_said(draws, law):
+    _, (trace, _) = rollout(ends=-50.0)
+    assert (uniform_steps(trace) == 1).all()
+    level_BK = torch.rand(len(trace), draws, generator=generator(), dtype=torch.float64)
+    spread = weighted_steps(trace, level_BK, law, spread=True)
+    assert all(map(torch.equal, spread, weighted_steps(trace, (torch.arange(draws) + level_BK) / draws, law)))
 
 
 def test_last_word_is_the_last_step_that_wrote_no_end_token():
@@ -106,8 +174,10 @@ def test_t_spread_uniform_draws_are_all_steps_exactly(choice):
     (part,) = parts_of(agrpo(draws=6, choice=choice), rollouts, generator(), moved(policy))
     step_BT = torch.arange(6).expand(len(trace), -1)
     all_steps = visited(trace, step_BT, torch.full(step_BT.shape, 1 / 6, dtype=torch.float64), choice)
-    for name in ("states_SL", "asked_NL", "weight_M", "trace_M", "unit_N"):
+    for name in ("states_SL", "asked_NL", "trace_M", "unit_N"):
         assert torch.equal(getattr(part.probes, name), getattr(all_steps, name)), name
+    assert torch.equal(part.probes.weight_M[part.probes.unit_N], all_steps.weight_M[all_steps.unit_N])
+    assert (part.probes.weight_M == 0).any()  # some rows ended
     assert torch.equal(part.probes.asked_NL, every_step(trace, generator()).asked_NL)
     loss, _ = part.objective(
         ask(policy, all_steps), ask(moved(policy), all_steps), all_steps, part.advantage_B, part.credit_BL

@@ -17,10 +17,10 @@ from torch import Tensor
 from unmask.advantage import group_mean, leave_one_out
 from unmask.law import Law
 from unmask.method import uniform_credit
-from unmask.methods.agrpo import STEP_LAWS, agrpo, entropy_steps, uniform_steps, weighted_steps
+from unmask.methods.agrpo import STEP_LAWS, StepLaw, agrpo, entropy_steps, last_word, uniform_steps, weighted_steps
 from unmask.objective import step_clip, token_clip, trace_sum
 from unmask.probes import Probes, every_step, left_to_right_views, visited
-from unmask.trace import selected
+from unmask.trace import Trace, selected
 from unmask.update import Part
 from world import (
     NetPolicy,
@@ -56,6 +56,13 @@ WORLDS = {
 }
 ORDERS = ("random", "left_to_right", "surest_position")
 CASES = [pytest.param(replace(w, order=o), id=f"{o}, {name}") for o in ORDERS for name, w in WORLDS.items()]
+EMPTY = {  # worlds in which rows leave steps empty: by a threshold, by ending, or both
+    "end tokens": WORLDS["end tokens"],
+    "a threshold": World(NetPolicy(3, 3, seed=20), "surest_position", threshold=0.5),
+    "a threshold, blocks": World(NetPolicy(2, 4, seed=15), "surest_position", block=2, threshold=0.7),
+    "a threshold, end tokens": World(NetPolicy(3, 4, seed=13, eos=0), "surest_position", block=2, threshold=0.5),
+}
+CASES += [pytest.param(world, id=name) for name, world in EMPTY.items() if name not in WORLDS]
 
 
 def level_cells(mass_BT: Tensor, draws: int, spread: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -87,7 +94,9 @@ def at_sampled_steps(
     paths: Paths, draws: int = 2, law=uniform_steps, spread: bool = True
 ) -> Iterator[tuple[Probes, Tensor]]:
     for level_BK, chance_B in level_cells(law(paths.trace), draws, spread):
-        yield visited(paths.trace, *weighted_steps(paths.trace, level_BK, law)), chance_B
+        if spread:  # the library does that itself
+            level_BK = level_BK * draws - torch.arange(draws)
+        yield visited(paths.trace, *weighted_steps(paths.trace, level_BK, law, spread=spread)), chance_B
 
 
 @pytest.mark.parametrize("world", CASES)
@@ -109,6 +118,69 @@ def test_all_steps_give_the_exact_policy_gradient(world):
     assert relative_error(expected_update(world, paths, probed), truth / 2) < TOLERANCE
     assert relative_error(expected_update(world, paths, probed, TOKENS, leave_one_out), truth) < TOLERANCE
     assert relative_error(expected_update(world, paths, probed, step_clip), truth / 2) < TOLERANCE
+
+
+# Steps at which a row wrote nothing
+
+
+def all_alike(trace: Trace) -> Tensor:
+    """Every step, whether something was written there or not."""
+    return torch.ones(len(trace), trace.steps, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_in_these_worlds_rows_leave_steps_empty_and_leaving_them_out_changes_no_expectation(name):
+    world = EMPTY[name]
+    paths = enumerated(world)
+    wrote_BT = torch.stack([(paths.trace.step_BL == t).any(-1) for t in range(paths.trace.steps)], 1)
+    assert torch.equal(uniform_steps(paths.trace), wrote_BT.double())
+    assert len(wrote_BT.sum(-1).unique()) > 1 and (paths.step_BT[~wrote_BT] == 1).all()
+    assert abs(paths.probability_B.sum().item() - 1) < 1e-12
+    truth = value_gradient(world, paths) / (2 * len(world.commits))
+    for law, draws, spread in product((all_alike, uniform_steps, entropy_steps), (1, 3), (False, True)):
+        found = expected_update(world, paths, at_sampled_steps(paths, draws, law, spread))
+        assert relative_error(found, truth) < TOLERANCE, (law, draws, spread)
+
+
+def variance_of_draws(slope_BTP: Tensor, trace: Trace, law: StepLaw, draws: int, spread: bool) -> Tensor:
+    """Of sum_j v_j / k grad log p(step t_j), of each row: all cells enumerated. Its mean is a mean over T steps."""
+    nothing_B1P = torch.zeros_like(slope_BTP[:, :1])
+    slope_BTP = torch.cat([slope_BTP, nothing_B1P], 1)  # at step T, where draws go that are not needed
+    mean_BP, square_B = torch.zeros_like(slope_BTP[:, 0]), torch.zeros_like(slope_BTP[:, 0, 0])
+    for level_BK, chance_B in level_cells(law(trace), draws, spread):
+        if spread:
+            level_BK = level_BK * draws - torch.arange(draws)
+        step_BK, weight_BK = weighted_steps(trace, level_BK, law, spread=spread)
+        found_BP = (weight_BK[..., None] * slope_BTP[torch.arange(len(trace))[:, None], step_BK]).sum(1)
+        mean_BP += chance_B[:, None] * found_BP
+        square_B += chance_B * found_BP.square().sum(-1)
+    assert relative_error(mean_BP, slope_BTP.sum(1) / trace.steps) < TOLERANCE
+    return square_B - mean_BP.square().sum(-1)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_leaving_them_out_lowers_the_variance_of_the_draws(name):
+    world = EMPTY[name]
+    paths = enumerated(world)
+    trace, steps = paths.trace, len(world.commits)
+    rows = [[gradient(world.policy, p.log()) for p in row_T] for row_T in paths.step_BT]
+    slope_BTP = torch.stack([torch.stack(row) for row in rows])
+    advantage_B = expected_advantage(group_mean, reward_of(world, trace), paths.probability_B)
+    weight_B = paths.probability_B.detach() * advantage_B**2
+    empty_B = (uniform_steps(trace) == 0).any(-1)
+
+    def variance(law: StepLaw, draws: int, spread: bool) -> Tensor:
+        return variance_of_draws(slope_BTP, trace, law, draws, spread)
+
+    for draws in (1, 2):
+        alike_B, less_B = (variance(law, draws, False) for law in (all_alike, uniform_steps))
+        assert (less_B[empty_B] < alike_B[empty_B]).all() and torch.equal(less_B[~empty_B], alike_B[~empty_B])
+        alike_B, less_B = (variance(law, draws, True) for law in (all_alike, uniform_steps))
+        assert weight_B @ less_B < weight_B @ alike_B
+        assert torch.equal(less_B[~empty_B], alike_B[~empty_B])
+    for law in (uniform_steps, entropy_steps):  # as many draws as there are steps are all of them
+        assert variance(law, steps - 1, True)[empty_B].abs().max() < 1e-12
+    assert variance(uniform_steps, steps, True).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("draws", [1, 3])
@@ -218,6 +290,25 @@ def test_truncating_at_the_last_word_is_a_bias_of_this_size():
     assert relative_error(found, shaped) < TOLERANCE
     assert relative_error(found, truth) == pytest.approx(0.403032564814, abs=1e-9)
     assert cosine(found, truth) == pytest.approx(0.930665326057, abs=1e-9)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("law", STEP_LAWS.values())
+def test_truncated_it_is_the_mean_over_the_steps_up_to_the_last_word_be_they_empty_or_not(law, spread):
+    world = EMPTY["a threshold, end tokens"]
+    paths = enumerated(world)
+    trace, reach_B1 = paths.trace, last_word(paths.trace)[:, None]
+    early_BT = (torch.arange(trace.steps) < reach_B1).double()
+    assert ((uniform_steps(trace) == 0) & (early_BT == 1)).any() and (reach_B1 == 0).any()
+    mass_BT = torch.where(reach_B1 > 0, law(trace) * early_BT, 1.0)
+    probed = []
+    for level_BK, chance_B in level_cells(mass_BT, 2, spread):
+        level_BK = level_BK * 2 - torch.arange(2) if spread else level_BK
+        probed.append((visited(trace, *weighted_steps(trace, level_BK, law, True, spread)), chance_B))
+    advantage_B = expected_advantage(group_mean, reward_of(world, trace), paths.probability_B)
+    mean_B = (early_BT / reach_B1.clamp(min=1) * paths.step_BT.log()).sum(-1)
+    shaped = gradient(world.policy, (paths.probability_B.detach() * advantage_B * mean_B).sum())
+    assert relative_error(expected_update(world, paths, probed), shaped) < TOLERANCE
 
 
 def test_rows_of_end_tokens_only_have_no_weight_when_truncated():

@@ -6,6 +6,7 @@ The truth is the enumeration of drafts in world.py; the formula under test (docs
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
+from math import lcm
 
 import pytest
 import torch
@@ -141,14 +142,14 @@ def test_the_gradient_of_the_closed_form_is_that_of_the_enumeration(world):
 
 
 def expected_update(world: World, paths: Paths, choice: bool) -> Tensor:
-    """AGRPO on all pairs of trajectories, both sampled steps integrated (uniform steps: T * T equal cells)."""
+    """AGRPO on all pairs of trajectories, both sampled steps integrated: equal cells, and no step changes in one."""
     trace, probability_B = paths.trace, paths.probability_B.detach()
-    method, steps = agrpo(draws=2, spread=False, choice=choice), trace.steps
+    method, cells = agrpo(draws=2, spread=False, choice=choice), lcm(*(uniform_steps(trace).sum(-1).long().tolist()))
     advantage_B = expected_advantage(method.advantage, reward_of(world, trace), probability_B)
-    advantage_B = advantage_B * probability_B * len(trace) / steps**2
+    advantage_B = advantage_B * probability_B * len(trace) / cells**2
     parts = []
-    for first, second in product(range(steps), repeat=2):
-        level_BK = (torch.tensor([[first, second]], dtype=torch.float64) + 0.5) / steps
+    for first, second in product(range(cells), repeat=2):
+        level_BK = (torch.tensor([[first, second]], dtype=torch.float64) + 0.5) / cells
         probes = visited(trace, *weighted_steps(trace, level_BK.repeat(len(trace), 1), uniform_steps), choice)
         parts.append(Part(probes, advantage_B, uniform_credit(trace), method.objective))
     return step_of(world.policy, parts)

@@ -1,6 +1,7 @@
 """The sampler: what it draws has the probabilities of the enumeration, and what it records is what happened."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -41,8 +42,8 @@ SHAPES = {
 def rolled(world: World, rows: int, seed: int = 0, **more) -> Trace:
     shape = {"steps": world.steps or None, "block": world.block or None, "law": world.law}
     prompts, seed_B = [list(world.prompt)] * rows, row_seeds(seed, rows)
-    order = ORDERS[world.order]
-    return sample(world.policy, prompts, seed_B, length=world.length, order=order, **shape, **more).trace
+    shape |= {"order": ORDERS[world.order], "threshold": None if world.threshold == inf else world.threshold}
+    return sample(world.policy, prompts, seed_B, length=world.length, **shape, **more).trace
 
 
 def path_number(trace: Trace, length: int) -> Tensor:
@@ -61,12 +62,16 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("shape", DRAWN)
-@pytest.mark.parametrize("order", ORDERS)
-def test_tokens_and_steps_have_the_enumerated_probabilities(order, shape):
+BY_THRESHOLD = [(order, shape) for order in ("surest_position", "low_confidence") for shape in ("one a step", "blocks")]
+CASES = [(order, shape, inf) for order in ORDERS for shape in DRAWN] + [(*case, 0.6) for case in BY_THRESHOLD]
+
+
+@pytest.mark.parametrize(("order", "shape", "threshold"), CASES)
+def test_tokens_and_steps_have_the_enumerated_probabilities(order, shape, threshold):
     """20,000 rows in one batch, chi-square over whole trajectories (tokens and step map)."""
     words, length, eos = DRAWN[shape]
-    world = World(NetPolicy(words, length, seed=20, scale=1.0, eos=eos), order, **SHAPES[shape])
+    policy = NetPolicy(words, length, seed=20, scale=1.0, eos=eos)
+    world = World(policy, order, threshold=threshold, **SHAPES[shape])
     paths = enumerated(world)
     cell_X, index_B = path_number(paths.trace, length).sort()
     found_B = path_number(rolled(world, 20_000, seed=2), length)

@@ -112,6 +112,7 @@ class World:
     block: int = 0  # 0: one block
     law: Law = Law()
     prompt: tuple[int, ...] = ()
+    threshold: float = inf  # of a probability: what reaches it is committed too, one position at least
 
     @property
     def length(self) -> int:
@@ -154,10 +155,10 @@ def kept_by_hand(probability_V: list[float], law: Law) -> list[bool]:
 
 
 def choices(
-    order: str, plain_MV: list[list[float]], law_MV: list[list[float]], draft: tuple[int, ...], size: int
+    world: World, plain_MV: list[list[float]], law_MV: list[list[float]], draft: tuple[int, ...], size: int
 ) -> Iterator[tuple]:
     """Which of the masked positions a step keeps, given its draft: (probability, places)."""
-    if order == "random":
+    if world.order == "random":
         for places in combinations(range(len(draft)), size):
             yield 1 / comb(len(draft), size), places
         return
@@ -168,8 +169,9 @@ def choices(
         "drawn_confidence": [row[word] for row, word in zip(law_MV, draft, strict=True)],
         "margin": [first - second for *_, second, first in map(sorted, law_MV)],
         "negative_entropy": [sum(p * log(p + 1e-10) for p in row) for row in law_MV],
-    }[order]
-    yield 1.0, tuple(sorted(sorted(range(len(draft)), key=lambda j: (-score[j], j))[:size]))
+    }[world.order]
+    first = sorted(range(len(draft)), key=lambda j: (-score[j], j))[:size]
+    yield 1.0, tuple(sorted({*first} | {j for j, found in enumerate(score) if found >= log(world.threshold)}))
 
 
 class Outcomes(NamedTuple):
@@ -189,7 +191,7 @@ def outcomes(world: World, plain_CV: Tensor, drawn_CV: Tensor, masked: list[int]
     rows = [
         (index.setdefault(tuple((masked[j], draft[j]) for j in places), len(index)), d, weight)
         for d, draft in enumerate(drafts)
-        for weight, places in choices(world.order, plain_MV, law_MV, draft, size)
+        for weight, places in choices(world, plain_MV, law_MV, draft, size)
     ]
     outcome, source, weight = zip(*rows, strict=True)
     part = draft_D[list(source)] * torch.tensor(weight, dtype=torch.float64)
@@ -206,7 +208,7 @@ def ended(state: tuple[int, ...], policy: _Words) -> bool:
 
 
 class Paths(NamedTuple):
-    """Every trajectory: as traces, with its probability and that of each of its steps (1 once retired)."""
+    """Every trajectory: as traces, with its probability and that of each of its steps (1 where nothing is written)."""
 
     trace: Trace
     probability_B: Tensor
@@ -220,10 +222,13 @@ def enumerated(world: World, counted: Rule = everything) -> Paths:
     for step, (block, size) in enumerate(world.commits):
         grown = []
         for state, when, route in live:
+            inside = range(block * world.width, (block + 1) * world.width)
+            masked = [i for i in inside if state[i] == world.policy.mask_id]
+            if not masked:  # by threshold: the block is done
+                grown.append((state, when, route + (-1,)))
+                continue
             if state not in known:
                 s = number(torch.tensor(state), base)
-                inside = range(block * world.width, (block + 1) * world.width)
-                masked = [i for i in inside if state[i] == world.policy.mask_id]
                 found = outcomes(world, plain_SCV[s].detach(), drawn_SCV[s], masked, size)
                 known[state] = (total, found.committed)
                 flat.append(found.probability_O)

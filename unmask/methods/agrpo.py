@@ -3,11 +3,14 @@
     loss = - mean_g 1/k sum_{j=1..k} v_{g,j} sum over i committed at step t_j of Clip(p(o_i|s_{t_j}) / p_old(...), A_g)
     t_j ~ P_g(t),   v_{g,j} = (1/m_g) / P_g(t_j),   A_g = r_g - mean,   m_g = T
 
-Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tokens of a step.
+Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tokens of a step. A step at which a row
+wrote nothing (it had ended, or a threshold let it skip the step) adds zero to that and is never drawn.
 
-    uniform_steps  P(t) = 1/T          entropy_steps  P(t) in proportion to the entropy of what was drawn at t
+    uniform_steps  P(t) = 1/n_g over the n_g steps at which the row wrote something
+    entropy_steps  P(t) in proportion to the entropy of what was drawn at t
     spread = True  t_j from u_j = (j + rand) / k, fresh for every row and j: stratified within each row. (The
                    authors' code stratifies over the batch, which buys almost nothing once rows differ in advantage.)
+                   A row with n_g < T steps to draw from and n_g <= k draws is asked at each of them once.
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. This is the gradient of no objective: m_g depends on the future.
     choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
@@ -15,7 +18,7 @@ Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tok
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
 not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.
-Not exact with truncate. Reduces to all T steps, each of weight 1/T, with k = T spread uniform draws (TraceRL and
+Not exact with truncate. Reduces to all steps, each of weight 1/T, with k = T spread uniform draws (TraceRL and
 CJ-GRPO take the mean over a step's tokens, not the sum).
 """
 
@@ -39,8 +42,9 @@ StepLaw = Callable[[Trace], Tensor]
 
 
 def uniform_steps(trace: Trace) -> Tensor:
-    """Every step alike."""
-    return torch.ones(len(trace), trace.steps, dtype=torch.float64, device=trace.step_BL.device)
+    """All steps alike at which a row wrote something."""
+    mass_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=trace.step_BL.device)
+    return mass_BT.scatter_reduce(1, trace.step_BL * trace.filled_BL, trace.filled_BL.double(), "amax")
 
 
 def entropy_steps(trace: Trace) -> Tensor:
@@ -62,7 +66,8 @@ def last_word(trace: Trace) -> Tensor:
 
 
 def steps_at(level_BK: Tensor, mass_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse CDF: the step at each level in [0, 1), and the probability it had."""
+    """Inverse CDF: the step at each level in [0, 1), and the probability it had. Without mass every step is alike."""
+    mass_BT = torch.where(mass_BT.sum(-1, keepdim=True) > 0, mass_BT, 1.0)
     probability_BT = mass_BT / mass_BT.sum(-1, keepdim=True)
     edge_BT = probability_BT.cumsum(-1).contiguous()
     step_BK = torch.searchsorted(edge_BT, level_BK * edge_BT[:, -1:], right=True)
@@ -83,25 +88,36 @@ def sampled_steps(
     """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
     within(1, inf, draws=draws)
     level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
-    if spread:
-        level_BK = (torch.arange(draws, device=level_BK.device) + level_BK) / draws
-    return visited(trace, *weighted_steps(trace, level_BK, steps, truncate), choice)
+    return visited(trace, *weighted_steps(trace, level_BK, steps, truncate, spread), choice)
 
 
 def weighted_steps(
-    trace: Trace, level_BK: Tensor, steps: StepLaw = uniform_steps, truncate: bool = False
+    trace: Trace, level_BK: Tensor, steps: StepLaw = uniform_steps, truncate: bool = False, spread: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The steps at the levels of each row and their weights (1/m) / (k P(t))."""
-    mass_BT = steps(trace)
+    """The steps at the levels of each row and their weights (1/m) / (k P(t)).
+
+    With `spread` the levels are first put one into each of K parts of [0, 1). A row that has left steps empty and has
+    no more than K others then gets these, each once with weight 1/m, and beyond them step T, which asks nothing.
+    """
+    mass_BT, draws = steps(trace), level_BK.shape[1]
     if truncate:
         reach_B1 = last_word(trace)[:, None]
-        early_BT = torch.arange(trace.steps, device=mass_BT.device) < reach_B1
-        mass_BT = torch.where(reach_B1 > 0, mass_BT * early_BT, 1.0)
+        mass_BT = mass_BT * (torch.arange(trace.steps, device=mass_BT.device) < reach_B1)
         live_B1 = (reach_B1 > 0).double() / reach_B1.clamp(min=1)
     else:
         live_B1 = torch.full((len(trace), 1), 1 / trace.steps, dtype=torch.float64, device=mass_BT.device)
-    step_BK, probability_BK = steps_at(level_BK.to(mass_BT.device), mass_BT)
-    return step_BK, live_B1 / probability_BK / level_BK.shape[1]
+    level_BK = level_BK.to(mass_BT.device)
+    if not spread:
+        step_BK, probability_BK = steps_at(level_BK, mass_BT)
+        return step_BK, live_B1 / probability_BK / draws
+    place_K, count_B1 = torch.arange(draws, device=mass_BT.device), (mass_BT > 0).sum(-1, keepdim=True)
+    few_B1 = (count_B1 <= draws) & (count_B1 < trace.steps)
+    beyond_BK = few_B1 & (place_K >= count_B1)
+    mass_BT = torch.where(few_B1, (mass_BT > 0).double(), mass_BT)
+    level_BK = torch.where(few_B1, (place_K + 0.5) / count_B1, (place_K + level_BK) / draws)
+    step_BK, probability_BK = steps_at(level_BK, mass_BT)
+    weight_BK = torch.where(few_B1, live_B1, live_B1 / probability_BK / draws)
+    return step_BK.masked_fill(beyond_BK, trace.steps), weight_BK.masked_fill(beyond_BK, 0.0)
 
 
 def agrpo(
