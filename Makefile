@@ -1,6 +1,7 @@
 # make install   a virtual environment in .venv with everything the tests need
 # make demo      the default training run: a tiny model, on a CPU
 # make test      style, types, tests
+# make system    bubblewrap, which runs the programs of code tasks, and chromium, for tests of the viewer's page (as root)
 # make test-trl  the tests of the TRL adapter, with TRL installed
 # make docs      the documentation as a site, in build/site
 # make reference writes the pages of docs/reference that follow from the code
@@ -16,7 +17,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-trl docs reference audit fuzz soak web web-test clean
+# What the tests use beyond Python. Debian and Fedora give both the same names.
+PACKAGES ?= bubblewrap chromium
+
+.PHONY: install demo system test test-trl docs reference audit fuzz soak web web-test clean
 
 install: $(STAMP)
 
@@ -37,9 +41,23 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/unmask train
 
+# One package at a time: a distribution that lacks one still installs the other.
+system:
+	@[ "$$(id -u)" = 0 ] || { echo "make system installs packages and needs root: sudo make system" >&2; exit 1; }
+	@if command -v apt-get >/dev/null; then apt-get update -qq; install="apt-get install -y -qq"; \
+	elif command -v dnf >/dev/null; then install="dnf install -y -q"; \
+	else echo "make system uses apt-get or dnf, and neither is here. Install by hand: $(PACKAGES)" >&2; exit 1; fi; \
+	failed=; export DEBIAN_FRONTEND=noninteractive; \
+	for package in $(PACKAGES); do $$install $$package </dev/null || failed="$$failed $$package"; done; \
+	[ -z "$$failed" ] || { echo "these packages could not be installed:$$failed" >&2; exit 1; }
+
 # One thread a process: two pytest workers share the cores instead of fighting over them. A file stays on one worker, so
 # that what its tests share is made once.
 test: install
+	@command -v bwrap >/dev/null || [ "$$(id -u)" != 0 ] || \
+	  timeout 300 $(MAKE) system PACKAGES=bubblewrap >/dev/null 2>&1 || true
+	@command -v bwrap >/dev/null || \
+	  echo "bubblewrap is not installed: tests that run programs of code tasks are skipped. Install it with: make system"
 	$(BIN)/ruff check .
 	$(BIN)/mypy unmask
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
