@@ -80,12 +80,13 @@ def test_loss_and_gradient_are_the_authors(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_bf16_logits_are_the_authors_bit_for_bit(model):
-    """Only so if each family rotates in its own precision and the frequencies are not rounded with the weights."""
+def test_bf16_logits_are_the_authors_in_the_precision_their_family_rotates_in(model):
+    """Sums that another CPU rounds elsewhere differ by 0.02 (root mean square); the other rotation by twice that."""
     policy, stored = loaded(model, torch.bfloat16), expected(model)[0]
     tokens_SL, theirs_SLV = stored["bf16/input_ids"], stored["bf16/logits"]
     assert policy.facts.rotary_fp32 == model.startswith("llada")
     policy.facts = replace(policy.facts, shift=False)
-    assert torch.equal(logits(policy, tokens_SL), theirs_SLV)
+    own = (logits(policy, tokens_SL) - theirs_SLV).square().mean().sqrt()
     policy.facts = replace(policy.facts, rotary_fp32=not policy.facts.rotary_fp32)
-    assert not torch.equal(logits(policy, tokens_SL), theirs_SLV)
+    other = (logits(policy, tokens_SL) - theirs_SLV).square().mean().sqrt()
+    assert own < 0.03 and own < 0.7 * other

@@ -71,13 +71,17 @@ def of_transformers(policy: Tiny) -> torch.nn.Module:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_logits_are_those_of_transformers_bit_for_bit(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2**-7)]
+)
+def test_logits_are_those_of_transformers(dtype, tolerance):
+    """In bf16 up to one unit in the last place of a logit of 1: rotated in fp32 they are further off."""
     policy, tokens_SL = tiny_policy(SMALL, seed=3).to(dtype), canvas(3, 8)
     at_Q = torch.tensor([0, 7, 8, 21, 23, 8])
     logits_SLV = of_transformers(policy)(input_ids=tokens_SL).logits
     asked_QV = policy(tokens_SL, None, at_Q)
-    assert torch.equal(asked_QV, logits_SLV[at_Q // 8, at_Q % 8].to(asked_QV.dtype))
+    expected_QV = logits_SLV[at_Q // 8, at_Q % 8].to(asked_QV.dtype)
+    torch.testing.assert_close(asked_QV, expected_QV, rtol=0, atol=tolerance)
 
     attended_SL = torch.ones(3, 8, dtype=torch.bool)
     attended_SL[0, :3] = attended_SL[2, 0] = False
@@ -85,7 +89,8 @@ def test_logits_are_those_of_transformers_bit_for_bit(dtype):
     padded_QV = of_transformers(policy)(input_ids=tokens_SL, **place).logits.flatten(0, 1)[at_Q]
     asked_QV = policy(tokens_SL, attended_SL, at_Q)
     real_Q = attended_SL.flatten()[at_Q]
-    assert torch.equal(asked_QV[real_Q], padded_QV[real_Q].to(asked_QV.dtype))
+    expected_QV = padded_QV[real_Q].to(asked_QV.dtype)
+    torch.testing.assert_close(asked_QV[real_Q], expected_QV, rtol=0, atol=tolerance)
 
 
 def test_a_call_is_the_head_on_the_trunk(policy):
