@@ -1,15 +1,17 @@
-"""How the inputs of tests/corpus are put to the library, and what it says. Kinds, in the files of that folder:
+"""How the inputs of tests/corpus are given to the library, and what is compared. Kinds, in the files of that folder:
 
-    configs      the text of a configuration and overrides          -> the sentence
-    rows         a data file, for a task that reads one             -> the sentence
-    models       a small checkpoint, and what is damaged in it      -> the sentence
+    configs      the text of a configuration and overrides          -> what the error names
+    rows         a data file, for a task that reads one             -> what the error names
+    models       a small checkpoint, and what is damaged in it      -> what the error names
     completions  a task's row and what a model wrote                -> the points
-    commands     a command line, in a folder of odd files           -> the sentence, and exit code 2
+    commands     a command line, in a folder of odd files           -> what the error names, and exit code 2
 
-Where a sentence ends with " ...", the rest is another library's and differs between its versions.
+A case lists the keys, values, files and fields that its message must name, so that the wording is free to improve.
+Only the `golden` cases, about a hundred, fix a whole message.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from functools import cache
@@ -37,13 +39,22 @@ def content(kind: str) -> dict[str, Any]:
 
 
 def cases(kind: str) -> list[Case]:
-    return content(kind)["cases"]
+    return golden(kind) + content(kind)["cases"]
+
+
+def golden(kind: str) -> list[Case]:
+    """The cases whose whole message is fixed."""
+    return content(kind).get("golden", [])
 
 
 def named(case: Case) -> str:
     """A case as the name of a test: its input, as far as a line goes."""
-    told = json.dumps({key: value for key, value in case.items() if key not in ("says", "points")}, sort_keys=True)
-    return told.encode("ascii", "replace").decode()[:100]
+    return json.dumps(given(case), sort_keys=True).encode("ascii", "replace").decode()[:100]
+
+
+def given(case: Case) -> Case:
+    """The input of a case, without what is expected of it."""
+    return {key: value for key, value in case.items() if key not in ("names", "says", "points")}
 
 
 def text(value: Any) -> str:
@@ -56,8 +67,25 @@ def data(case: Case) -> bytes:
     return bytes.fromhex(case["hex"]) if "hex" in case else text(case["text"]).encode("utf-8", "surrogatepass")
 
 
-def agrees(said: str, says: str) -> bool:
-    return said.startswith(says.removesuffix(" ...")) if says.endswith(" ...") else said == says
+def mentions(said: str, name: str) -> bool:
+    """Whether a message names this: as a word of its own, or for FILE:LINE the file and after it the line."""
+    file, _, line = name.rpartition(":")
+    if file and line.isdigit() and name not in said:
+        return re.search(f"{word(file)}.*?{word(line)}", said) is not None
+    return re.search(word(name), said) is not None
+
+
+def word(name: str) -> str:
+    """The pattern of a name that is not part of a longer word."""
+    before, after = r"(?<!\w)" if name[0].isalnum() else "", r"(?!\w)" if name[-1].isalnum() else ""
+    return before + re.escape(name) + after
+
+
+def agrees(said: str, case: Case) -> bool:
+    """Whether a message names what it must; where a case is golden, also whether it is worded so."""
+    says = case.get("says", said)
+    whole = said.startswith(says.removesuffix(" ...")) if says.endswith(" ...") else said == says
+    return whole and all(mentions(said, str(name)) for name in case.get("names", ()))
 
 
 # --- what each kind does ------------------------------------------------------------------------------------
