@@ -11,7 +11,6 @@ Only the `golden` cases, about a hundred, fix a whole message.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from functools import cache
@@ -27,6 +26,7 @@ from unmask.config import read_config
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS
+from wording import mentions
 
 FOLDER = Path(__file__).parent / "corpus"
 KINDS = ("configs", "rows", "models", "completions", "commands")
@@ -67,25 +67,11 @@ def data(case: Case) -> bytes:
     return bytes.fromhex(case["hex"]) if "hex" in case else text(case["text"]).encode("utf-8", "surrogatepass")
 
 
-def mentions(said: str, name: str) -> bool:
-    """Whether a message names this: as a word of its own, or for FILE:LINE the file and after it the line."""
-    file, _, line = name.rpartition(":")
-    if file and line.isdigit() and name not in said:
-        return re.search(f"{word(file)}.*?{word(line)}", said) is not None
-    return re.search(word(name), said) is not None
-
-
-def word(name: str) -> str:
-    """The pattern of a name that is not part of a longer word."""
-    before, after = r"(?<!\w)" if name[0].isalnum() else "", r"(?!\w)" if name[-1].isalnum() else ""
-    return before + re.escape(name) + after
-
-
 def agrees(said: str, case: Case) -> bool:
     """Whether a message names what it must; where a case is golden, also whether it is worded so."""
     says = case.get("says", said)
     whole = said.startswith(says.removesuffix(" ...")) if says.endswith(" ...") else said == says
-    return whole and all(mentions(said, str(name)) for name in case.get("names", ()))
+    return whole and mentions(said, *case.get("names", ()))
 
 
 # --- what each kind does ------------------------------------------------------------------------------------

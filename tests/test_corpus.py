@@ -24,7 +24,6 @@ from corpus_runners import (
     data,
     given,
     golden,
-    mentions,
     model_loaded,
     named,
     points,
@@ -34,6 +33,7 @@ from corpus_runners import (
 )
 from unmask import sandbox
 from unmask.tasks import TASKS
+from wording import mentions
 
 PATIENCE = 20  # seconds for a case on a busy machine; most take milliseconds
 RUN = {"humaneval", "mbpp", "code_mini"}  # tasks whose answers are run
