@@ -9,6 +9,7 @@ from unmask.methods import BASES, PLUGINS
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS
+from wording import mentions
 
 SHORT = ["updates=2", "prompts=2", "group=2", "eval.prompts=4", "eval.samples=2"]
 
@@ -25,7 +26,7 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     assert code == 0
     folder = "runs/sudoku-diffu_grpo+daca-seed3"
     assert folder in out and "before" in out and "after" in out
-    assert out.count("rollouts, KL 0.05 to the model it starts from") == 1
+    assert out.count("KL 0.05") == 1
     assert "strata: 8" in (tmp_path / folder / "config.yaml").read_text()
 
     code, out, _ = unmask("eval", folder, "--task", "sudoku", "--problems", "5", "--samples", "2", "--json")
@@ -80,37 +81,37 @@ def test_a_configuration_file_and_stacked_plugins(unmask, model: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "names"),
     [
-        (["train", "--method", "grpo"], "method: there is no 'grpo'"),
-        (["train", "rollout.temperature=0"], "rollout.temperature: 0 is greedy"),
-        (["train", "nothing.yaml"], "there is no configuration file nothing.yaml"),
-        (["train", "--method", "agrpo", "--with", "sml"], "agrpo is defined by the states it asks at"),
-        (["train", "--model", "nowhere"], "no model 'nowhere'"),
-        (["train", "lr=1e-4"], "lr: unknown key; did you mean optimizer.lr?"),
-        (["train", "rollout.length=8"], "rollout.length: an answer of sudoku takes 16 positions, not 8"),
-        (["train", "optimizer.warmup=99"], "optimizer.warmup: 99 is more than the 80 updates"),
-        (["eval", "unfinished"], "unfinished is a run without a checkpoint: it did not finish"),
-        (["eval", "nowhere"], "no model 'nowhere'"),
-        (["eval", "./unfinishd"], "there is no folder ./unfinishd; did you mean unfinished?"),
-        (["eval", "runs/unfinished"], "there is no folder runs/unfinished"),
-        (["view", "unfinishd"], "there is no folder unfinishd; did you mean unfinished?"),
-        (["train", "--resume", "unfinishd"], "there is no folder unfinishd; did you mean unfinished?"),
-        (["train", "optimizer.lr", "1e-4"], "no configuration file optimizer.lr; a setting is written key=value"),
-        (["eval", "tiny", "eval.prompts=16"], "eval.prompts is for training: use --problems"),
-        (["eval", "tiny", "eval.every=2"], "eval.every is for training: leave it out"),
-        (["train", "rollout.length=200"], "the model's limit of 128 is passed"),
-        (["train", "--out", "bad.jsonl", *SHORT], "bad.jsonl already exists and is not an empty folder"),
-        (["generate", "tiny", "one.jsonl", "--out", "no/where.jsonl"], "there is no folder no to write where.jsonl in"),
-        (["sample", "tiny", "é"], "printable ASCII"),
-        (["sample", "tiny", "1" * 200], "the longest prompt has 200 tokens"),
-        (["generate", "tiny", "nothing.jsonl"], "there is no data file nothing.jsonl"),
-        (["generate", "tiny", "bad.jsonl"], "bad.jsonl line 2 is not JSON"),
-        (["generate", "tiny", "empty.jsonl"], "empty.jsonl holds no rows"),
-        (["generate", "tiny", "blank.jsonl"], "blank.jsonl line 1: 'prompt' is missing"),
+        (["train", "--method", "grpo"], ["method", "grpo"]),
+        (["train", "rollout.temperature=0"], ["rollout.temperature", 0]),
+        (["train", "nothing.yaml"], ["nothing.yaml"]),
+        (["train", "--method", "agrpo", "--with", "sml"], ["agrpo", "sml", "--with dps"]),
+        (["train", "--model", "nowhere"], ["nowhere"]),
+        (["train", "lr=1e-4"], ["lr", "optimizer.lr"]),
+        (["train", "rollout.length=8"], ["rollout.length", "sudoku", 16, 8]),
+        (["train", "optimizer.warmup=99"], ["optimizer.warmup", 99, 80]),
+        (["eval", "unfinished"], ["unfinished", "checkpoint"]),
+        (["eval", "nowhere"], ["nowhere"]),
+        (["eval", "./unfinishd"], ["./unfinishd", "unfinished"]),
+        (["eval", "runs/unfinished"], ["runs/unfinished"]),
+        (["view", "unfinishd"], ["unfinishd", "unfinished"]),
+        (["train", "--resume", "unfinishd"], ["unfinishd", "unfinished"]),
+        (["train", "optimizer.lr", "1e-4"], ["optimizer.lr", "key=value"]),
+        (["eval", "tiny", "eval.prompts=16"], ["eval.prompts", "--problems"]),
+        (["eval", "tiny", "eval.every=2"], ["eval.every"]),
+        (["train", "rollout.length=200"], [200, 128]),
+        (["train", "--out", "bad.jsonl", *SHORT], ["bad.jsonl", "--out"]),
+        (["generate", "tiny", "one.jsonl", "--out", "no/where.jsonl"], ["no", "where.jsonl"]),
+        (["sample", "tiny", "é"], ["é", "ASCII"]),
+        (["sample", "tiny", "1" * 200], [200, 128]),
+        (["generate", "tiny", "nothing.jsonl"], ["nothing.jsonl"]),
+        (["generate", "tiny", "bad.jsonl"], ["bad.jsonl:2", "JSON"]),
+        (["generate", "tiny", "empty.jsonl"], ["empty.jsonl"]),
+        (["generate", "tiny", "blank.jsonl"], ["blank.jsonl:1", "prompt"]),
     ],
 )
-def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, sentence) -> None:
+def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_path, arguments, names) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\n{"prompt"\n')
     (tmp_path / "one.jsonl").write_text('{"prompt": "1"}\n')
     (tmp_path / "unfinished").mkdir()
@@ -120,7 +121,7 @@ def test_what_a_user_can_put_right_is_one_line_and_leaves_nothing(unmask, tmp_pa
     before = sorted(path.name for path in tmp_path.iterdir())
     code, out, err = unmask(*arguments)
     assert code == 2 and not out
-    assert sentence in err and err.startswith("unmask: ") and err.count("\n") == 1
+    assert mentions(err, *names) and err.startswith("unmask: ") and err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

@@ -17,6 +17,7 @@ from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, 
 from unmask.compare_pool import Event, Job
 from unmask.compare_worker import result_of
 from unmask.config import Config, parse_config
+from wording import mentions
 
 SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")
 DIES = "optimizer.lr=1e38"
@@ -148,15 +149,15 @@ def test_the_learning_rate_is_chosen_for_each_base_on_validation_problems(made_u
     assert found["rates"]["wd1"]["chosen"] == 1e-4
     assert found["rates"]["wd1"]["solved"]["0.0001"] == [0.5, 0.5] and "2" not in found["rates"]["wd1"]["solved"]
     notes = "\n".join(found["summary"]["notes"])
-    assert "wd1: learning rate 0.0001, by validation problems solved (5e-05: 45.0 %, 0.0001: 50.0 %" in notes
-    assert "agrpo: learning rate 0.0002" in notes and notes.count("at the edge") == 1
+    assert mentions(notes, "wd1", "5e-05: 45.0 %", "0.0001: 50.0 %", "agrpo", 0.0002)
+    assert notes.count("at the edge") == 1
 
 
 def test_a_base_without_a_rate_that_goes_through_fails_and_the_others_do_not(made_up: MadeUp, tmp_path: Path) -> None:
     found = compare(["wd1"], ["none", "daca"], out=tmp_path, seeds=1, rates=[2.0])
     assert len(made_up.trained) == 2 and not any(row["runs"] for row in found["cells"])
-    assert "no learning rate went through: ValueError: too much" in found["cells"][1]["failed"]["0"]
-    assert found["summary"]["conclusion"] == "No run has finished, so nothing can be said."
+    assert mentions(found["cells"][1]["failed"]["0"], "learning rate", "ValueError: too much")
+    assert mentions(found["summary"]["conclusion"], "No run")
 
 
 def test_what_is_finished_is_not_run_again_and_what_failed_is(made_up: MadeUp, tmp_path: Path) -> None:
@@ -268,49 +269,49 @@ GOOD = {"--methods": "wd1", "--out": "out"}
 
 
 @pytest.mark.parametrize(
-    ("changed", "extra", "sentence"),
+    ("changed", "extra", "names"),
     [
-        ({"--methods": "wd2"}, [], "wd2: method: there is no 'wd2'; did you mean wd1?"),
-        ({"--with": "none,dacca"}, [], "wd1+dacca: with: there is no 'dacca'; did you mean daca?"),
-        ({"--methods": "wd1,"}, [], "names with commas between them"),
-        ({"--methods": "wd1,wd1"}, [], "wd1 is in the grid twice"),
-        ({"--methods": "wd1:drawz=3"}, [], "wd1:drawz=3: drawz: unknown key"),
-        ({"--budget": "epochs=3"}, [], "'epochs=3' is not updates=N, forwards=N or seconds=S"),
-        ({"--budget": "updates=0"}, [], "with a number above 0"),
-        ({"--budget": "updates=2.5"}, [], "with a number above 0"),
-        ({"--budget": "forwards=many"}, [], "with a number above 0"),
-        ({"--budget": "forwards=1"}, [], "one update of wd1 takes"),
-        ({"--budget": "updates=5"}, ["updates=7"], "leave out updates= or --budget"),
-        ({"--seeds": "0"}, [], "--seeds: 0 runs of a cell are none"),
-        ({"--jobs": "0"}, [], "--jobs: 0 runs at a time are none"),
-        ({"--lr": "1e-4,fast"}, [], "is not a list of numbers"),
-        ({"--lr": "1e-4,-1"}, [], "numbers above 0, each once"),
-        ({"--lr": "1e-4"}, ["optimizer.lr=1e-5"], "leave out one of them"),
-        ({"--task": "sudoko"}, [], "there is no 'sudoko'; did you mean sudoku?"),
-        ({}, ["seed=3"], "seed: the grid sets it; use --seeds"),
-        ({"--methods": "wd1:seed=3"}, [], "seed: the grid sets it; use --seeds"),
-        ({}, ["daca.strata=8"], "no cell of the grid has daca"),
-        ({}, ["nothing.yaml"], "there is no configuration file nothing.yaml"),
-        ({"--out": "full"}, [], "is not the folder of a comparison"),
-        ({"--device": "cuda:99"}, [], "cannot be used here"),
+        ({"--methods": "wd2"}, [], ["method", "wd2", "wd1"]),
+        ({"--with": "none,dacca"}, [], ["wd1+dacca", "dacca", "daca"]),
+        ({"--methods": "wd1,"}, [], ["--methods"]),
+        ({"--methods": "wd1,wd1"}, [], ["wd1", "twice"]),
+        ({"--methods": "wd1:drawz=3"}, [], ["wd1", "drawz"]),
+        ({"--budget": "epochs=3"}, [], ["--budget", "epochs=3", "updates=N", "forwards=N", "seconds=S"]),
+        ({"--budget": "updates=0"}, [], ["--budget", "updates=0"]),
+        ({"--budget": "updates=2.5"}, [], ["--budget", "updates=2.5"]),
+        ({"--budget": "forwards=many"}, [], ["--budget", "forwards=many"]),
+        ({"--budget": "forwards=1"}, [], ["wd1", 1]),
+        ({"--budget": "updates=5"}, ["updates=7"], ["updates=", "--budget"]),
+        ({"--seeds": "0"}, [], ["--seeds", 0]),
+        ({"--jobs": "0"}, [], ["--jobs", 0]),
+        ({"--lr": "1e-4,fast"}, [], ["--lr", "1e-4,fast"]),
+        ({"--lr": "1e-4,-1"}, [], ["--lr"]),
+        ({"--lr": "1e-4"}, ["optimizer.lr=1e-5"], ["--lr", "optimizer.lr"]),
+        ({"--task": "sudoko"}, [], ["task", "sudoko", "sudoku"]),
+        ({}, ["seed=3"], ["seed", "--seeds"]),
+        ({"--methods": "wd1:seed=3"}, [], ["seed", "--seeds"]),
+        ({}, ["daca.strata=8"], ["daca"]),
+        ({}, ["nothing.yaml"], ["nothing.yaml"]),
+        ({"--out": "full"}, [], ["full", "--out"]),
+        ({"--device": "cuda:99"}, [], ["device", "cuda:99"]),
     ],
 )  # fmt: skip
-def test_bad_input_is_a_sentence(unmask, tmp_path: Path, changed: dict, extra: list[str], sentence: str) -> None:
+def test_bad_input_is_a_sentence(unmask, tmp_path: Path, changed: dict, extra: list[str], names: list) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     code, _, err = unmask("compare", *(text for pair in (GOOD | changed).items() for text in pair), *extra)
-    assert code == 2 and sentence in err and err.count("\n") == 1
+    assert code == 2 and mentions(err, *names) and err.count("\n") == 1
 
 
 def test_what_is_needed_is_said(unmask) -> None:
     code, _, err = unmask("compare", "--methods", "wd1")
-    assert code == 2 and "--methods and --out are needed" in err
+    assert code == 2 and mentions(err, "--methods", "--out")
     code, _, err = unmask("compare", "--redraw", "nowhere")
-    assert code == 2 and "run the comparison first" in err
+    assert code == 2 and mentions(err, "nowhere/results.json")
 
 
 def test_two_comparisons_do_not_share_a_folder(made_up: MadeUp, tmp_path: Path) -> None:
-    with compare_module._alone(tmp_path), pytest.raises(ValueError, match="another comparison is at work"):
+    with compare_module._alone(tmp_path), pytest.raises(ValueError, match="another comparison"):
         compare(["wd1"], out=tmp_path)
     assert compare(["wd1"], out=tmp_path, seeds=1)["seeds"] == 1
 
