@@ -9,6 +9,7 @@ import pytest
 from unmask.compare_cells import write_json
 from unmask.compare_report import conclusion, draw, markdown, publish, redraw, summary
 from unmask.statistics import bootstrap, t_interval
+from wording import mentions
 
 
 def row(label: str, ends: dict[str, float], against: str | None = None, **more: Any) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def test_differences_are_over_the_seeds_that_both_have() -> None:
     assert shared["seeds"] == 2
     found = summary(results(row("a", {"0": 0.5}), row("a+daca", {"1": 0.6}, "a")))
     assert found["rows"][1]["sampled difference"] is None
-    assert "its base a has no seed in common with it" in found["conclusion"]
+    assert mentions(found["conclusion"], "its base a", "seed in common")
 
 
 def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
@@ -143,7 +144,7 @@ def test_the_table_shows_what_failed_and_what_was_spent() -> None:
 
 def test_a_run_that_spent_more_than_was_reckoned_is_said_to_have() -> None:
     (note,) = summary(results(row("a", BASE, planned_forwards=501.0)))["notes"]
-    assert note == "a made 200 % of the forwards reckoned for its updates: groups were drawn again"
+    assert note.startswith("a ") and mentions(note, "200 %", "forwards")
 
 
 def test_versions_that_differ_are_noted() -> None:
@@ -177,7 +178,7 @@ def test_what_is_no_comparison_is_not_redrawn(tmp_path: Path, unmask, text: str)
     (tmp_path / "results.json").write_text(text)
     code, out, err = unmask("compare", "--redraw", str(tmp_path))
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"unmask: {tmp_path / 'results.json'} is not what a comparison has written")
+    assert mentions(err, tmp_path / "results.json")
 
 
 @pytest.mark.filterwarnings("default")
@@ -186,9 +187,9 @@ def test_a_cell_that_is_damaged_counts_as_not_finished(tmp_path: Path, unmask) -
     (tmp_path / "cells" / "a-seed5").mkdir(parents=True)
     (tmp_path / "cells" / "a-seed5" / "result.json").write_text('{"curve": [')
     code, out, err = unmask("compare", "--redraw", str(tmp_path))
-    assert code == 0 and "a: 1 of 6 seeds have not been run to the end" in out
+    assert code == 0 and "a: 1 of 6 seeds" in out
     damaged = tmp_path / "cells" / "a-seed5" / "result.json"
-    assert err == f"unmask: {damaged} is cut or damaged: its run counts as not finished\n"
+    assert mentions(err, damaged) and err.count("\n") == 1
 
 
 def test_passes_are_compared_where_all_runs_have_them() -> None:

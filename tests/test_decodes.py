@@ -27,6 +27,7 @@ from unmask.probes import ask, every_step
 from unmask.rollout import row_seeds, sample
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Trace, state_before
+from wording import naming
 
 PARITY = Path(__file__).parents[2] / "shared/data/parity"
 LLADAS = ["llada/released_shape", "llada/gqa", "llada/padded_vocab"]
@@ -141,18 +142,18 @@ def test_what_dreams_schedule_gives_for_eight_tokens():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "shape", "message"),
+    ("schedule", "shape", "names"),
     [
-        (timestep, (8, 4, 4), "the timestep schedule knows no blocks: leave block=4 out"),
-        (timestep, (8, 0, 8), "steps=0 must be at least 1"),
-        (even, (8, 3, 4), r"steps=3 must be a multiple of the number of blocks \(2\) and at most the length 8"),
-        (even, (8, 9, 8), r"steps=9 must be a multiple of the number of blocks \(1\) and at most the length 8"),
-        (even, (8, 8, 3), "block=3 must divide the completion length 8"),
-        (even, (0, 8, 8), "block=8 must divide the completion length 0"),
+        (timestep, (8, 4, 4), ["timestep", "block", 4]),
+        (timestep, (8, 0, 8), ["steps", 0]),
+        (even, (8, 3, 4), ["steps", 3, 2, 8]),
+        (even, (8, 9, 8), ["steps", 9, 1, 8]),
+        (even, (8, 8, 3), ["block", 3, 8]),
+        (even, (0, 8, 8), ["block", 8, 0]),
     ],
 )
-def test_schedules_that_do_not_fit_are_refused(schedule, shape, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
+def test_schedules_that_do_not_fit_are_refused(schedule, shape, names):
+    with pytest.raises(ValueError, match=naming(*names)):
         schedule(*shape)
 
 
@@ -258,20 +259,20 @@ def test_a_step_looks_at_no_more_positions_than_the_row_that_has_most_of_them_ma
 
 
 @pytest.mark.parametrize(
-    ("order", "threshold", "message"),
+    ("order", "threshold", "limits"),
     [
-        ("random", 0.5, "threshold decoding needs an order by confidence, and random is none"),
-        ("left_to_right", 0.5, "threshold decoding needs an order by confidence, and left_to_right is none"),
-        ("low_confidence", 0.0, "threshold=0.0 must lie above 0 and be at most 1 for low_confidence"),
-        ("surest_position", 1.5, "threshold=1.5 must lie above 0 and be at most 1 for surest_position"),
-        ("drawn_confidence", -0.1, "threshold=-0.1 must lie above 0 and be at most 1 for drawn_confidence"),
-        ("margin", 0.0, "threshold=0.0 must lie above 0 and be at most 1 for margin"),
-        ("negative_entropy", 0.1, "threshold=0.1 must lie above -inf and be at most 0 for negative_entropy"),
-        ("low_confidence", math.nan, "threshold=nan must lie above 0 and be at most 1 for low_confidence"),
+        ("random", 0.5, []),
+        ("left_to_right", 0.5, []),
+        ("low_confidence", 0.0, [0.0, 0, 1]),
+        ("surest_position", 1.5, [1.5, 0, 1]),
+        ("drawn_confidence", -0.1, [-0.1, 0, 1]),
+        ("margin", 0.0, [0.0, 0, 1]),
+        ("negative_entropy", 0.1, [0.1, "-inf", 0]),
+        ("low_confidence", math.nan, ["nan", 0, 1]),
     ],
 )
-def test_thresholds_that_mean_nothing_are_refused(order, threshold, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
+def test_thresholds_that_mean_nothing_are_refused(order, threshold, limits):
+    with pytest.raises(ValueError, match=naming("threshold", order, *limits)):
         sample(small("net"), PROMPTS, SEED_B, length=6, order=ORDERS[order], threshold=threshold)
 
 
@@ -302,7 +303,7 @@ def test_guidance_takes_two_passes_and_none_takes_one():
 def test_a_guided_trace_is_not_asked_about():
     policy = small("net")
     trace = sample(policy, PROMPTS, SEED_B, length=4, law=Law(guidance=0.5)).trace
-    with pytest.raises(ValueError, match=r"^a guided trace has no likelihood under the policy alone: sample with guid"):
+    with pytest.raises(ValueError, match=naming("guided", "likelihood")):
         ask(policy, every_step(trace, torch.Generator()))
-    with pytest.raises(ValueError, match=r"^guidance must be 0 \(none\) or more, got -1$"):
+    with pytest.raises(ValueError, match=naming("guidance", -1)):
         Law(guidance=-1)

@@ -12,6 +12,7 @@ from unmask.config import parse_config
 from unmask.display import next_commands
 from unmask.judge import judged
 from unmask.tasks import Task, own
+from wording import mentions, naming
 
 PLAIN = """
 '''Say the digit again.
@@ -55,8 +56,7 @@ def test_too_few_rows_are_told_with_a_way_out(folder: Path, data: str):
     task = made(PLAIN + f"\ndef rows(): return {rows}\n", data)
     with pytest.raises(ValueError) as error:
         task.rows("test", 1, 0)
-    ways = """'test': add rows, mark some with "split": "test", or give own.test_data"""
-    assert str(error.value) == f"{data or 'my_task.py'} leaves no rows for the split {ways}"
+    assert mentions(str(error.value), data or "my_task.py", "'test'", '"split": "test"', "own.test_data")
 
 
 def test_rows_prompt_and_solved_of_the_file(folder: Path):
@@ -138,26 +138,25 @@ def test_numbers_of_any_library_are_numbers(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "names"),
     [
-        ("def reward(prompt, completion, row): return row['nothing']", "reward raised KeyError"),
-        ("def reward(prompt, completion, row): return None", "reward returned None"),
-        ("def reward(prompt, completion, row): return float('nan')", "reward returned nan"),
-        ("def reward(prompt, completion, row): return float('inf')", "reward returned inf"),
-        ("def reward(prompt, completion, row): return '1.0'", "reward returned '1.0'"),
-        ("def reward(prompt, completion, row): return [1.0]", "reward returned"),
-        ("def reward(completions, **_): return []", "for a list of 1 completion"),
-        ("def reward(completions, **_): return [1.0, 2.0]", "for a list of 1 completion"),
-        ("def reward(completions, **_): return 1.0", "for a list of 1 completion"),
-        ("def reward(completions, **_): return [None]", "reward returned None"),
-        ("def reward(completions, completion_ids): return [1.0]", "wants 'completion_ids'"),
+        ("def reward(prompt, completion, row): return row['nothing']", ["KeyError"]),
+        ("def reward(prompt, completion, row): return None", ["None"]),
+        ("def reward(prompt, completion, row): return float('nan')", ["nan"]),
+        ("def reward(prompt, completion, row): return float('inf')", ["inf"]),
+        ("def reward(prompt, completion, row): return '1.0'", ["'1.0'"]),
+        ("def reward(prompt, completion, row): return [1.0]", ["[1.0]"]),
+        ("def reward(completions, **_): return []", ["list", 1]),
+        ("def reward(completions, **_): return [1.0, 2.0]", ["list", 1]),
+        ("def reward(completions, **_): return 1.0", ["list", 1]),
+        ("def reward(completions, **_): return [None]", ["None"]),
+        ("def reward(completions, completion_ids): return [1.0]", ["completion_ids"]),
     ],
 )
-def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, told: str):
+def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, names: list):
     task = made(body)
-    with pytest.raises(ValueError, match=told) as raised:
+    with pytest.raises(ValueError, match=naming("my_task.py", "reward", "row-17", *names)):
         task.reward({"prompt": "1=", "id": "row-17"}, "x")
-    assert "my_task.py" in str(raised.value) and "row-17" in str(raised.value)
     with pytest.raises(ValueError, match="'prompt': '1='"):
         task.reward({"prompt": "1="}, "x")
 
@@ -165,20 +164,20 @@ def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, to
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("length = 8", "there is no reward"),
+        ("length = 8", "reward"),
         ("reward = 3", "must be a function"),
         ("def reward(x): return 1", "is no reward"),
         ("def reward(completion, gold): return 1", "is no reward"),
         ("def f(completion): pass\nrewards = [f, f]", "same name"),
-        ("def reward(completion): pass\nrewards = [reward]", "both a reward and rewards"),
-        ("rewards = []", "list or dictionary of functions"),
+        ("def reward(completion): pass\nrewards = [reward]", "rewards"),
+        ("rewards = []", "functions"),
         ("async def reward(completions): return [1.0]", "asynchronous"),
         ("length = 0\ndef reward(completion): return 1", "length"),
-        ("weights = {'other': 1}\ndef reward(completion): return 1", "weight for 'other'"),
+        ("weights = {'other': 1}\ndef reward(completion): return 1", "'other'"),
         ("weights = {'reward': 'x'}\ndef reward(completion): return 1", "weight of reward"),
-        ("def reward(:", "cannot be run: SyntaxError"),
-        ("import nothing_of_this_name", "cannot be run: ModuleNotFoundError"),
-        ("raise SystemExit(1)", "cannot be run: SystemExit"),
+        ("def reward(:", "SyntaxError"),
+        ("import nothing_of_this_name", "ModuleNotFoundError"),
+        ("raise SystemExit(1)", "SystemExit"),
     ],
 )
 def test_a_file_that_is_no_task_is_named(folder: Path, source: str, told: str):
@@ -192,8 +191,8 @@ def test_a_file_that_is_no_task_is_named(folder: Path, source: str, told: str):
     [
         ("def rows(): return []", "no rows"),
         ("def rows(): return [1]", "row 1 of rows"),
-        ("def rows(): return [{'question': 1}]", "no text 'prompt'"),
-        ("def rows(): return 1 / 0", "rows raised ZeroDivisionError"),
+        ("def rows(): return [{'question': 1}]", "'prompt'"),
+        ("def rows(): return 1 / 0", "ZeroDivisionError"),
         ("def rows(): return [{'prompt': 'a', 'when': {1, 2}}]", "texts, numbers, lists"),
         ("", "define rows"),
     ],
@@ -212,9 +211,9 @@ def test_rows_of_the_file_are_as_a_file_of_json_would_have_them(folder: Path):
 
 
 def test_files_that_are_missing(folder: Path):
-    with pytest.raises(ValueError, match=r"there is no file none\.py"):
+    with pytest.raises(ValueError, match=r"none\.py"):
         own.task("none.py")
-    with pytest.raises(ValueError, match=r"there is no data file none\.jsonl"):
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
         made(PLAIN, data="none.jsonl")
     with pytest.raises(ValueError, match=r"--task my_task\.py"):
         own.task().rows("train", 1, 0)
@@ -279,5 +278,5 @@ def test_a_reward_that_fails_stops_the_run_with_one_line(
     (folder / "my_task.py").write_text("length = 8\ndef reward(completion): return float('nan')\n")
     assert called(monkeypatch, "train", "--task", "my_task.py", "own.data=rows.jsonl", "--out", "run", *SHORT) == 2
     told = capsys.readouterr().err
-    assert "my_task.py: reward returned nan" in told and len(told.strip().splitlines()) == 1
+    assert mentions(told, "my_task.py", "reward", "nan") and len(told.strip().splitlines()) == 1
     assert not Path("run").exists()

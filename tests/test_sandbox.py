@@ -114,7 +114,7 @@ def test_a_verdict_for_every_test_and_the_reason():
     assert [verdict.passed for verdict in verdicts] == [True, False, False, False]
     assert verdicts[0].reason == "passed"
     assert "three" in verdicts[1].reason
-    assert verdicts[2].reason == "the program raised ValueError: too much"
+    assert "ValueError: too much" in verdicts[2].reason
     assert "does not define" in verdicts[3].reason
     assert sandbox.run("x = 1", []) == []
 
