@@ -2,6 +2,8 @@
 ratio one and no divergence from where it began."""
 
 import shutil
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ import torch
 from unmask.models import load_model
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 
+compilable = shutil.which("c++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 pytestmark = [
-    pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU"),
+    pytest.mark.skipif(not compilable, reason="torch.compile needs a C++ compiler and Python.h on a CPU"),
     pytest.mark.filterwarnings("ignore"),  # of torch's own modules, which compiling imports and calls
 ]
 
