@@ -106,9 +106,9 @@ def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
 
     from unmask.diffusion import noised
     from unmask.packing import Batch
-    from unmask.rows import Rows
     from unmask.sft import learn, trained_policy
     from unmask.train import optimizer_of
+    from unmask.util.micro_batch import Rows
 
     found, best = [], peak()
     width, canvas = (176, 48) if device() == "cuda" else (48, 16)
@@ -160,9 +160,9 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 
 def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
     """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
-    from unmask.interrupt import Paused
     from unmask.run import FINISHED, Run
     from unmask.sft import CONFIG, finetune, resume
+    from unmask.util.signals import Paused
 
     folder = arguments.work / "adapt"
     if (folder / FINISHED).is_file():
@@ -191,8 +191,8 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
 
     from unmask.evaluate import Decoding, evaluate
     from unmask.models import load_model
-    from unmask.rows import Rows
     from unmask.tasks import TASKS
+    from unmask.util.micro_batch import Rows
 
     policy = load_model(model, dtype=torch.bfloat16 if device() == "cuda" else torch.float32, device=device())
     found: dict[str, Any] = {}

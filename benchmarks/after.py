@@ -21,10 +21,10 @@ from unmask.evaluate import Decoding, evaluate, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout import row_seeds
-from unmask.rows import Rows
 from unmask.tasks import TASKS
 from unmask.tasks.sudoku import CELLS, UNITS
 from unmask.trace import Trace, state_before
+from unmask.util.micro_batch import Rows
 from unmask.wordings import Wording, worded
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1

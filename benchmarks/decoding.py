@@ -29,11 +29,11 @@ from unmask.judge import judged
 from unmask.mismatch import mismatch_metrics, random_share, replayed
 from unmask.models import Model, load_model
 from unmask.rollout import row_seeds
-from unmask.rows import Rows
 from unmask.run import checkpoint_of
 from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
 from unmask.trace import Trace
+from unmask.util.micro_batch import Rows
 from unmask.wordings import Wording, worded
 
 SEED = -1

@@ -23,12 +23,12 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
     from unmask.config import read_config
     from unmask.grade import graded
-    from unmask.parsing import parsed_yaml
     from unmask.sandbox.wire import Foul, packed, unpacked
     from unmask.tasks import TASKS, math500
     from unmask.tasks.data import read_rows
     from unmask.tasks.programs import continuation, one_block, program_of
     from unmask.tasks.task import Task
+    from unmask.util.parsing import parsed_yaml
     from unmask.wordings import filled
 
 GRADERS = {  # not those that run programs or ask math-verify, which have processes of their own

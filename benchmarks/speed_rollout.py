@@ -18,7 +18,7 @@ from unmask.methods import diffu_grpo, dps
 from unmask.mismatch import mismatch_metrics, replayed
 from unmask.models.load import Released
 from unmask.rollout import _Walk
-from unmask.rows import Rows
+from unmask.util.micro_batch import Rows
 
 # --- the baseline
 

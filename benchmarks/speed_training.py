@@ -13,8 +13,8 @@ from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 from unmask.parts import parts_of
 from unmask.probes import ask
 from unmask.rollout import Rollouts
-from unmask.rows import Rows
 from unmask.update import answers, update
+from unmask.util.micro_batch import Rows
 
 
 class Trainer:

@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from unmask.compare_report import summary
-from unmask.statistics import paired, t_interval
+from unmask.util.statistics import paired, t_interval
 
 Table = Iterator[list[str]]
 

@@ -25,9 +25,9 @@ from unmask.method import Method
 from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
 from unmask.methods.agrpo import entropy_steps
 from unmask.probes import ask
-from unmask.rows import Rows
 from unmask.trace import Trace, selected
 from unmask.update import answers
+from unmask.util.micro_batch import Rows
 from world import NetPolicy, World, cosine, enumerated, noise, relative_error, reward_of, value_gradient
 
 ROWS = Rows(10_000)

@@ -24,7 +24,7 @@ from unmask.audit_figures import (
     value_shares,
 )
 from unmask.audit_report import slope_rows
-from unmask.statistics import t_interval
+from unmask.util.statistics import t_interval
 from world import noise
 
 

@@ -21,7 +21,7 @@ from unmask.audit_figures import (
 )
 from unmask.audit_report import conclusion, plain, read, restored, slope_rows, tables, value_rows
 from unmask.candidates import Candidate, candidate, candidates, every_estimator, split_overrides
-from unmask.statistics import t_interval
+from unmask.util.statistics import t_interval
 
 
 def found(rs: dict[str, list[float]], forwards: float = 2.0) -> Audit:

@@ -19,10 +19,10 @@ from unmask.evaluate import Decoding, evaluate, prompt_ids, wilson
 from unmask.law import Law
 from unmask.models import load_model
 from unmask.rollout import sample
-from unmask.rows import Rows
 from unmask.tasks import TASKS, gsm8k
 from unmask.tasks.manner import D1, FIELD, JUSTGRPO
 from unmask.tasks.task import Grade, Task
+from unmask.util.micro_batch import Rows
 
 PROBLEMS = [{"question": f"What is {n}?", "answer": f"It is {n}. #### {n}"} for n in range(40)]
 

@@ -18,9 +18,9 @@ from unmask.models.policy import Memory
 from unmask.order import ORDERS, left_to_right, low_confidence, random
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
-from unmask.rows import Rows
 from unmask.shapes import NEVER
 from unmask.trace import Trace, selected
+from unmask.util.micro_batch import Rows
 
 PROMPTS = {
     "aligned": [[3, 4, 5, 6], [5] * 8, [3, 1, 6, 4], [9, 8, 7, 6, 5, 4, 3, 2]],

@@ -8,7 +8,7 @@ import pytest
 
 from unmask.compare_cells import write_json
 from unmask.compare_report import conclusion, draw, markdown, publish, redraw, summary
-from unmask.statistics import bootstrap, t_interval
+from unmask.util.statistics import bootstrap, t_interval
 from wording import mentions
 
 

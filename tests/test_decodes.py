@@ -19,7 +19,6 @@ from naive import assert_by_hand, by_hand, decoder
 from unmask.commits import even, timestep
 from unmask.engine import Cache
 from unmask.law import Law
-from unmask.meter import Meter, metered
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
 from unmask.order import ORDERS, low_confidence, surest_position
@@ -27,6 +26,7 @@ from unmask.probes import ask, every_step
 from unmask.rollout import row_seeds, sample
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import Trace, state_before
+from unmask.util.metering import Meter, metered
 from wording import naming
 
 PARITY = Path(__file__).parents[2] / "shared/data/parity"

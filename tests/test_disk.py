@@ -12,13 +12,13 @@ import torch
 from test_resume import config_for, run
 
 from helpers import SMALL, cut_at
-from unmask.disk import write_whole
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.checkpoint import SUMS
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter
 from unmask.run import Run
 from unmask.state import newest, write
 from unmask.train import resume
+from unmask.util.files import write_whole
 
 
 def full_disk(*_: object) -> None:

@@ -21,9 +21,9 @@ from unmask.order import ORDERS, low_confidence, surest_position
 from unmask.probes import ask, every_step, one_shot
 from unmask.record import Record
 from unmask.rollout import Rollouts, _Walk, in_batches, row_seeds, sample
-from unmask.rows import Rows
 from unmask.shapes import GIVEN, NEVER
 from unmask.trace import state_before
+from unmask.util.micro_batch import Rows
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
 SEED_B = row_seeds(3, len(PROMPTS))

@@ -12,7 +12,7 @@ from unmask.evaluate import Decoding
 from unmask.exact import TooMany, summable, summed_orders
 from unmask.law import Law
 from unmask.order import ORDERS
-from unmask.rows import Rows
+from unmask.util.micro_batch import Rows
 from world import NetPolicy, Paths, TablePolicy, World, enumerated, gradient, noise, number, relative_error
 
 EVERYTHING = 1e-300

@@ -9,8 +9,8 @@ from unmask.benchmark import Case
 from unmask.commits import even, timestep
 from unmask.evaluate import Decoding
 from unmask.frontier import cases_by_steps, plot_place
-from unmask.rows import Rows
 from unmask.tasks import TASKS
+from unmask.util.micro_batch import Rows
 
 
 def case(*shape: int, **how) -> Case:

@@ -13,9 +13,9 @@ from unmask.benchmark import Bench, Case, measured
 from unmask.evaluate import Decoding, wilson
 from unmask.grade import graded, score
 from unmask.models import tiny_policy
-from unmask.rows import Rows
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
+from unmask.util.micro_batch import Rows
 
 LINES = [
     {"generation": "\\boxed{18}", "ground_truth": 18.0, "id": "a"},

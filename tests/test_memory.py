@@ -16,8 +16,8 @@ from unmask.methods import agrpo, dispo
 from unmask.ranks import Ranks
 from unmask.record import Record
 from unmask.rollout import Rollouts, in_batches, row_seeds, sample
-from unmask.rows import Rows
 from unmask.update import Part, accumulate, answers, update
+from unmask.util.micro_batch import Rows
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
 SEED_B = row_seeds(3, len(PROMPTS))

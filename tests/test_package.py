@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unmask.version import __version__
+from unmask.util.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "unmask"

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from unmask.parsing import _Loader, parsed_yaml
+from unmask.util.parsing import _Loader, parsed_yaml
 
 
 @pytest.mark.parametrize(

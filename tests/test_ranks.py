@@ -29,7 +29,6 @@ from unmask.models.tiny import CharacterTokenizer
 from unmask.probes import ask, fully_masked
 from unmask.ranks import ALONE, Ranks, waited_for
 from unmask.rollout import row_seeds, sample
-from unmask.rows import Rows
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
 from unmask.shapes import NEVER
@@ -37,6 +36,7 @@ from unmask.state import newest
 from unmask.tasks import TASKS
 from unmask.train import train
 from unmask.update import answers
+from unmask.util.micro_batch import Rows
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from unmask.statistics import EXACT, Interval, bootstrap, paired, t_interval, t_quantile, t_within
+from unmask.util.statistics import EXACT, Interval, bootstrap, paired, t_interval, t_quantile, t_within
 
 
 @pytest.mark.parametrize("t", [0.1, 0.7, 1.0, 2.5, 40.0])
@@ -69,7 +69,7 @@ def test_drawn_resamples_agree_with_counted_ones(monkeypatch: pytest.MonkeyPatch
     rng = random.Random(1)
     values = [rng.gauss(1.0, 2.0) for _ in range(8)]
     counted = bootstrap(values)
-    monkeypatch.setattr("unmask.statistics.EXACT", 1)
+    monkeypatch.setattr("unmask.util.statistics.EXACT", 1)
     drawn = bootstrap(values, seed=3)
     assert drawn == bootstrap(values, seed=3) != bootstrap(values, seed=4)
     spread = (counted.high - counted.low) / 4

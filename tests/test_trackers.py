@@ -16,12 +16,12 @@ from ranks_cases import toy_model, toy_task
 
 import unmask.trackers
 from unmask.config import Config, parse_config
-from unmask.interrupt import Paused
 from unmask.models import save
 from unmask.run import Run, read_metrics
 from unmask.tasks import TASKS
 from unmask.trackers import TRACKERS, check
 from unmask.train import resume, train
+from unmask.util.signals import Paused
 
 
 class Cut(BaseException):

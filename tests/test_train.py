@@ -15,11 +15,11 @@ from unmask.config import Config, parse_config
 from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.ranks import ALONE
-from unmask.rows import Rows
 from unmask.run import Run, read_metrics
 from unmask.setup import Setup, decoding_of
 from unmask.tasks import TASKS, Task
 from unmask.train import optimizer_of, train
+from unmask.util.micro_batch import Rows
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=32)
 

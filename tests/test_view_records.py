@@ -25,13 +25,13 @@ from unmask.models.policy import Policy
 from unmask.models.tiny import EOS, PAD, CharacterTokenizer, TinyShape
 from unmask.probes import ask
 from unmask.rollout import row_seeds
-from unmask.rows import Rows
 from unmask.run import Run
 from unmask.setup import decoding_of
 from unmask.shapes import NEVER
 from unmask.tasks import TASKS
 from unmask.train import resume, train
 from unmask.update import Part
+from unmask.util.micro_batch import Rows
 from unmask.view.records import answer_of, rounded, short
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from unmask.benchmark import Bench, Case, card, prompt_hash
 from unmask.evaluate import Z_95, Decoding
 from unmask.models import tiny_policy
-from unmask.rows import Rows
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade, Task
+from unmask.util.micro_batch import Rows
 from unmask.wordings import OWN_PROMPT, Wording, filled, paired, read_wordings, worded
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.version import __version__ as __version__
+from unmask.util.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from unmask.advantage import (

@@ -32,10 +32,10 @@ from unmask.models.policy import Policy
 from unmask.objective import step_clip
 from unmask.order import low_confidence
 from unmask.probes import Probes, every_step, unit_asked, unit_likelihood
-from unmask.rows import Rows
 from unmask.shapes import Metrics
 from unmask.trace import Trace, everything, selected
 from unmask.update import Part, accumulate, answers
+from unmask.util.micro_batch import Rows
 
 Report = Callable[[str, float], None]
 """(what is being done, the share of it that is done); it is called with 0 where something new begins."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unmask.statistics import Interval, t_interval, t_quantile
+from unmask.util.statistics import Interval, t_interval, t_quantile
 
 TINY = 1e-18
 """Squared lengths that are rounding."""

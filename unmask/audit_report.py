@@ -29,7 +29,7 @@ from unmask.audit_figures import (
     slope_shares,
     value_shares,
 )
-from unmask.statistics import Interval
+from unmask.util.statistics import Interval
 
 # --- data ----------------------------------------------------------------------------------------------------------
 

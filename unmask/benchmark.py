@@ -21,13 +21,13 @@ from unmask.judge import Failure, failures_told, grades, judged
 from unmask.law import Law
 from unmask.models import Model
 from unmask.rollout import canvas, row_seeds
-from unmask.rows import Rows
 from unmask.run import versions
 from unmask.sections import RewardConfig
 from unmask.shapes import GIVEN, NEVER
 from unmask.tasks.manner import Manner
 from unmask.tasks.task import Row, Task
 from unmask.trace import Trace
+from unmask.util.micro_batch import Rows
 
 
 @dataclass(frozen=True)

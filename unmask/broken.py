@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.disk import save_tensors
 from unmask.law import Law
 from unmask.method import Method
 from unmask.probes import Probes
 from unmask.trace import Trace
 from unmask.update import NotFinite, Part
+from unmask.util.files import save_tensors
 
 FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.config import CHOICES, DEMO, Config, option_help, read_config
 from unmask.counting import counted, prompt_tokens
-from unmask.disk import write_whole
-from unmask.meter import WITH_GRADIENT
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
 from unmask.models.load import Outline, outline
 from unmask.run import checkpoint_of
 from unmask.setup import LARGE, decoding_of
+from unmask.util.files import write_whole
+from unmask.util.metering import WITH_GRADIENT
 
 BUDGETS = ("updates", "forwards", "seconds")
 FIXED = {"method": "--methods", "with": "--with", "seed": "--seeds"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import unmask
 from unmask.compare_cells import outcome_of, write_json
-from unmask.interrupt import deaf
+from unmask.util.signals import deaf
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PositiveFloat
 
 from unmask.compare_cells import Found, outcome_of, read_whole, write_json
-from unmask.statistics import Interval, bootstrap, paired, t_interval
+from unmask.util.statistics import Interval, bootstrap, paired, t_interval
 
 FEW = 5
 """Fewer seeds than this, and a bootstrap interval is too narrow to be relied on."""

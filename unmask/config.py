@@ -30,11 +30,11 @@ from unmask.methods.own import own_method, section_of
 from unmask.models.lora import LoraOptions
 from unmask.objective import KLS, NORMALISERS
 from unmask.order import ORDERS, level
-from unmask.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
 from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
 from unmask.tasks.validation import validating
+from unmask.util.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
 
 DEMO = Path(__file__).parent / "assets" / "demo.yaml"
 

@@ -23,10 +23,10 @@ from unmask.models.load import Outline
 from unmask.models.policy import Memory
 from unmask.parts import parts_of
 from unmask.rollout import row_seeds
-from unmask.rows import Rows
 from unmask.tasks import Task
 from unmask.trace import selected
 from unmask.update import update
+from unmask.util.micro_batch import Rows
 
 TEMPLATE = 16
 """Tokens that a chat template adds to a prompt, about."""

@@ -17,12 +17,12 @@ from unmask.models.policy import Policy
 from unmask.order import Order, low_confidence
 from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts, in_batches, row_seeds, sample
-from unmask.rows import Rows
 from unmask.sections import RewardConfig
 from unmask.shapes import NO_TOKEN
 from unmask.tasks import Task
 from unmask.tasks.task import Row
 from unmask.trace import Trace, joined
+from unmask.util.micro_batch import Rows
 
 WATCHED = 3
 """The problems of an evaluation that a watcher is shown: the first, and so the same ones every time."""

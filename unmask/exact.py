@@ -35,8 +35,8 @@ from unmask.evaluate import Decoding
 from unmask.law import law_of, plain_law
 from unmask.models.policy import Policy
 from unmask.order import Look, Order, drawn_confidence, low_confidence, random
-from unmask.rows import Rows
 from unmask.trace import Trace, selected
+from unmask.util.micro_batch import Rows
 
 WIDEST = 40
 """Positions of a block: sets of them are numbered."""

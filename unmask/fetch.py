@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.disk import digest, save_tensors
 from unmask.gguf import Gguf, read_gguf
+from unmask.util.files import digest, save_tensors
 
 PROVENANCE = "provenance.json"
 CONTROL = 3  # llama.cpp's number for a token that is no text

@@ -15,16 +15,16 @@ import torch
 from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
 from unmask.broken import Broken, keep
 from unmask.evaluate import Evaluation, evaluate, prompt_ids
-from unmask.interrupt import Paused
 from unmask.judge import Failure, RewardError
-from unmask.meter import Meter, metered
 from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
 from unmask.ranks import whole
 from unmask.rollout import canvas
-from unmask.rows import Rows
 from unmask.run import BEST, Run, made_by, read_metrics
 from unmask.setup import Setup
 from unmask.state import Optimizer, State, restore, tensors_of, write
+from unmask.util.metering import Meter, metered
+from unmask.util.micro_batch import Rows
+from unmask.util.signals import Paused
 from unmask.view.recorder import Recorder
 from unmask.watch import REACH, Update, updates_of, watched
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from unmask.models.policy import CachingPolicy, Policy
 from unmask.probes import every_step, visited
 from unmask.ranks import ALONE, Ranks
-from unmask.rows import Rows
 from unmask.trace import Trace, selected
 from unmask.update import answers
+from unmask.util.micro_batch import Rows
 
 CHECKED = 8
 """Traces of a batch whose sampled log-probabilities are compared with the scorer's."""

@@ -13,9 +13,9 @@ from unmask.objective import reward_divergence
 from unmask.probes import Probes, one_shot
 from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts
-from unmask.rows import Rows
 from unmask.trace import Trace
 from unmask.update import Part, answers
+from unmask.util.micro_batch import Rows
 
 
 def parts_of(

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from unmask.models.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
-from unmask.parsing import parsed_yaml
 from unmask.tasks import TASKS, Row, Task
+from unmask.util.parsing import parsed_yaml
 
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RECORD = "pretrain.json"  # beside the weights: the config they were made from

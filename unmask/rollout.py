@@ -27,9 +27,9 @@ from unmask.law import Law, drawn, law_of, mixed, plain_law, uniforms, widened
 from unmask.models.policy import CachingPolicy, Policy
 from unmask.order import Look, Order, level, low_confidence
 from unmask.record import Notes, Record
-from unmask.rows import Rows
 from unmask.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.trace import Rule, Trace, everything, joined
+from unmask.util.micro_batch import Rows
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 COMPACTED = 16

@@ -29,13 +29,13 @@ from typing import Any
 import torch
 import yaml
 
-from unmask import own_file
-from unmask.disk import naming, synced, write_whole
 from unmask.judge import Failure
 from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import adapted, save_adapter
-from unmask.version import __version__
+from unmask.util import user_file as own_file
+from unmask.util.files import naming, synced, write_whole
+from unmask.util.version import __version__
 from unmask.watch import Begun
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from unmask.parsing import number_or_not
+from unmask.util.parsing import number_or_not
 
 
 class Strict(BaseModel):

@@ -17,9 +17,9 @@ from unmask.models.decoder import Decoder
 from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.order import ORDERS
 from unmask.ranks import Ranks, joined_ranks, shard
-from unmask.rows import Rows
 from unmask.run import checkpoint_of
 from unmask.tasks import Task
+from unmask.util.micro_batch import Rows
 
 LARGE = 10_000_000
 """Parameters from which a model's passes are counted in rows rather than in hundreds."""

@@ -19,19 +19,19 @@ import torch
 
 from unmask.diffusion import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
 from unmask.evaluate import Decoding, complete, completions, evaluate
-from unmask.interrupt import Paused
 from unmask.lessons import Taught, taught
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.packing import Batch, Batches, bucketed, coarseness
 from unmask.progress import Skips
 from unmask.rollout import row_seeds
-from unmask.rows import Rows
 from unmask.run import Run, checkpoint_of, claimed, claiming, made_by
 from unmask.setup import decoder_of, is_large
 from unmask.sft_config import SftConfig, device_of, read_sft_config
 from unmask.state import Optimizer, State, restore, tensors_of, write
 from unmask.train import last_state, optimizer_of
+from unmask.util.micro_batch import Rows
+from unmask.util.signals import Paused
 
 CONFIG = "sft.yaml"
 EVAL_SEED = -1

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 from unmask.config import check_device
 from unmask.lessons import Lessons, checked_lessons
 from unmask.models.lora import LoraOptions
-from unmask.parsing import assign, closest, parsed_yaml, read_keys, shown, told
 from unmask.sections import OptimizerConfig, Strict
+from unmask.util.parsing import assign, closest, parsed_yaml, read_keys, shown, told
 
 
 class SftEval(Strict):

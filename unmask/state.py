@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from unmask.disk import digest, save_tensors, synced
 from unmask.masters import MasterAdamW
+from unmask.util.files import digest, save_tensors, synced
 
 KEPT = 2
 TENSORS, FACTS = "tensors.safetensors", "state.json"

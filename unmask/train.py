@@ -21,13 +21,11 @@ from unmask.config import Config, read_config
 from unmask.evaluate import Evaluation
 from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
-from unmask.meter import Meter, metered
 from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights
 from unmask.models import Model
 from unmask.models.lora import trainable
 from unmask.parts import parts_of
 from unmask.ranks import Ranks, whole
-from unmask.rows import Rows
 from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
 from unmask.sections import Scheduled
 from unmask.setup import Setup, decoding_of, prepared
@@ -35,6 +33,8 @@ from unmask.shapes import Metrics
 from unmask.state import Optimizer, State, newest
 from unmask.trackers import tracking
 from unmask.update import Hear, NotFinite, Part, update
+from unmask.util.metering import Meter, metered
+from unmask.util.micro_batch import Rows
 
 
 def train(

@@ -17,8 +17,8 @@ from unmask.models.policy import Policy
 from unmask.objective import Divergence, Objective
 from unmask.probes import Probes, ask, bundled, chunks, of_states, speechless
 from unmask.ranks import ALONE, Ranks
-from unmask.rows import Rows
 from unmask.shapes import Metrics
+from unmask.util.micro_batch import Rows
 
 
 @dataclass(frozen=True)

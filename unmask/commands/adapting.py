@@ -135,10 +135,10 @@ def _folder(name: str, out: Path | None) -> Path:
 
 
 def _resume(folder: Path, *given: object) -> None:
-    from unmask.parsing import check_there
     from unmask.run import FINISHED
     from unmask.sft import CONFIG, resume
     from unmask.sft_config import read_sft_config
+    from unmask.util.parsing import check_there
 
     if any(value is not None for value in given):
         raise ValueError("--resume goes on as the run was configured: give nothing else")
@@ -154,7 +154,7 @@ def _resume(folder: Path, *given: object) -> None:
 def _watched(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
     """Train until the end or until a signal asks to stop."""
     from unmask.display import training_bar
-    from unmask.interrupt import Paused, wishes
+    from unmask.util.signals import Paused, wishes
 
     try:
         with wishes() as wished, training_bar(config.updates, "fine-tuning", "update") as show:

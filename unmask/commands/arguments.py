@@ -32,7 +32,7 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
     it says nothing of what is run here: a method is not needed, and the file of a task must be named by the user too.
     """
     from unmask.config import DEMO, without_method
-    from unmask.parsing import read_keys, shown
+    from unmask.util.parsing import read_keys, shown
 
     folder = Path(run_or_model)
     if not (folder / "checkpoint").is_dir() or not (folder / "config.yaml").is_file():

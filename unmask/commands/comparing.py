@@ -15,7 +15,7 @@ import typer
 
 from unmask.commands.arguments import AsJson, DataOption, of_task
 from unmask.commands.training import _split
-from unmask.interrupt import AT_ONCE
+from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
     from unmask.compare import Report, Standing

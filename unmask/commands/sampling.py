@@ -12,7 +12,7 @@ from unmask.commands.arguments import Overrides, RunOrModel, TaskOption, load
 if TYPE_CHECKING:
     from unmask.evaluate import Decoding
     from unmask.models import Model
-    from unmask.rows import Rows
+    from unmask.util.micro_batch import Rows
 
 
 def sample(

@@ -84,9 +84,9 @@ def train(
 
 def _resume(folder: Path) -> None:
     from unmask.config import read_config
-    from unmask.parsing import check_there
     from unmask.run import FINISHED
     from unmask.train import resume
+    from unmask.util.parsing import check_there
 
     if (folder / FINISHED).is_file():
         shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
@@ -106,7 +106,7 @@ def _name(config: "Config") -> str:
 def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], Result]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.display import show_result, training_display
-    from unmask.interrupt import Paused, wishes
+    from unmask.util.signals import Paused, wishes
 
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first
     try:

@@ -19,7 +19,7 @@ def view(
 
     Served on this machine alone, and kept up to date while a run goes on, until Ctrl-C.
     """
-    from unmask.parsing import check_there
+    from unmask.util.parsing import check_there
     from unmask.view import page, server
 
     for run in runs:

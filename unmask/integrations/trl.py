@@ -31,10 +31,10 @@ from unmask.models.tokenizer import HubTokenizer
 from unmask.parts import parts_of
 from unmask.probes import ask, of_states, speechless
 from unmask.rollout import Rollouts, row_seeds
-from unmask.rows import Rows
 from unmask.setup import decoder_of
 from unmask.trace import Trace, until_eos
 from unmask.update import Part, part_loss
+from unmask.util.micro_batch import Rows
 
 HONOURED = {
     "learning_rate", "num_generations", "num_generations_eval", "num_iterations", "shuffle_dataset", "reward_weights",

@@ -4,7 +4,7 @@
     def louder(base: Method, strength: float = 0.3) -> Method: ...                       # a plug-in
 
 Its arguments are options, `halves.kl=0.1`, checked as those of the shelf are: by their types, formulas by their names.
-The file is the user's own program and is run as such (unmask/own_file.py).
+The file is the user's own program and is run as such (unmask/util/user_file.py).
 """
 
 import inspect
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from unmask.method import Method
-from unmask.own_file import run_file
-from unmask.parsing import closest
+from unmask.util.parsing import closest
+from unmask.util.user_file import run_file
 
 WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unmask.disk import digest, save_tensors, synced
 from unmask.models.names import SAME, Names
+from unmask.util.files import digest, save_tensors, synced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

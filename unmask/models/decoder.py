@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.meter import note_pass
 from unmask.models.policy import Memory, Tokenizer
+from unmask.util.metering import note_pass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

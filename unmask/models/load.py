@@ -18,7 +18,7 @@ from unmask.models.masked_lm import Bert, MaskedLM, ModernBert
 from unmask.models.policy import Tokenizer
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
-from unmask.parsing import no_folder
+from unmask.util.parsing import no_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from torch import Tensor, nn
 
-from unmask.disk import save_tensors
 from unmask.models.checkpoint import check_sums, opened, read_json, replacing
 from unmask.models.policy import Policy
+from unmask.util.files import save_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # what peft's wrapper puts before a model's own module names

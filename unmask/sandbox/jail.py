@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from unmask.interrupt import deaf
 from unmask.sandbox.filter import seccomp_program
+from unmask.util.signals import deaf
 
 MEMORY = 1 << 30  # bytes of address space
 THREADS = 16  # of one sandbox, bubblewrap's own process included

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unmask.own_file import run_file
 from unmask.tasks.composite import Part, Weights, composite
 from unmask.tasks.process import Ended, Process
 from unmask.tasks.sources import Shape, set_rows
 from unmask.tasks.split import hashed_split
 from unmask.tasks.task import About, Outcome, Row, Task, finite
+from unmask.util.user_file import run_file
 
 LENGTH = 256
 PLAIN = ("prompt", "completion", "row")

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from unmask.interrupt import deaf
+from unmask.util.signals import deaf
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from unmask.parsing import parsed_yaml
+from unmask.util.parsing import parsed_yaml
 from unmask.view.series import Series
 
 Line = dict[str, Any]
