@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from unmask import daca, dispo, load_model, parts_of, row_seeds, sample
-from unmask.method import Method
+from unmask.core.method import Method
+from unmask.core.probes import Probes, ask
 from unmask.methods import BASES
 from unmask.models import Model
-from unmask.probes import Probes, ask
 from unmask.rollout import Rollouts
 
 PROMPT = "1...2..4...3.2..="

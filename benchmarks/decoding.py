@@ -23,6 +23,7 @@ import torch
 from adapt_study import LESSONS
 
 from unmask.config import Config, parse_config
+from unmask.core.trace import Trace
 from unmask.engine import Cache
 from unmask.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
 from unmask.judge import judged
@@ -32,7 +33,6 @@ from unmask.rollout import row_seeds
 from unmask.run import checkpoint_of
 from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
-from unmask.trace import Trace
 from unmask.util.micro_batch import Rows
 from unmask.wordings import Wording, worded
 

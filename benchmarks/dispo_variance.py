@@ -16,12 +16,12 @@ from statistics import mean
 import torch
 from torch import Tensor
 
+from unmask.core.trace import state_before
 from unmask.evaluate import Decoding, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout import row_seeds
 from unmask.tasks import TASKS
-from unmask.trace import state_before
 from unmask.util.micro_batch import Rows
 
 SIZES = (2, 3, 4, 8)

@@ -11,9 +11,9 @@ import torch
 from speed_bench import Bench
 from torch import Tensor
 
-from unmask.commits import even
+from unmask.core.schedule import even
+from unmask.core.token_sampling import Law
 from unmask.engine import Cache
-from unmask.law import Law
 from unmask.methods import diffu_grpo, dps
 from unmask.mismatch import mismatch_metrics, replayed
 from unmask.models.load import Released

@@ -7,11 +7,11 @@ from speed_bench import Bench
 from speed_rollout import plain_seconds
 from torch import Tensor
 
+from unmask.core.probes import ask
 from unmask.engine import Cache
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 from unmask.parts import parts_of
-from unmask.probes import ask
 from unmask.rollout import Rollouts
 from unmask.update import answers, update
 from unmask.util.micro_batch import Rows

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, leave_one_out
-from unmask.method import Method, each_turn, within
-from unmask.objective import Normaliser, token_clip, token_mean
-from unmask.probes import Probes, views
-from unmask.trace import Trace
+from unmask.core.advantage import Advantage, leave_one_out
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import Normaliser, token_clip, token_mean
+from unmask.core.probes import Probes, views
+from unmask.core.trace import Trace
 
 UPDATES, PROMPTS, GROUP, PROBLEMS = 20, 8, 8, 64
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unmask.shapes import GIVEN, NEVER
-from unmask.trace import Rule, Trace, everything
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.trace import Rule, Trace, everything
 from world import Paths, World, digits, number, traced
 
 

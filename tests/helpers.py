@@ -13,16 +13,16 @@ from torch import Tensor, nn
 import unmask.keeper
 import unmask.train
 from unmask.branch import Branch
-from unmask.law import Law
-from unmask.method import Method
+from unmask.core.method import Method
+from unmask.core.objective import Objective, reward_divergence
+from unmask.core.order import Order, random
+from unmask.core.probes import Probes, ask, one_shot
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Rule, Trace, until_eos
 from unmask.models.tiny import TinyShape
-from unmask.objective import Objective, reward_divergence
-from unmask.order import Order, random
-from unmask.probes import Probes, ask, one_shot
 from unmask.record import Record
 from unmask.rollout import Rollouts, sample
-from unmask.shapes import GIVEN, NEVER
-from unmask.trace import Rule, Trace, until_eos
 from unmask.update import Part, part_loss
 
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from helpers import assert_close
-from unmask.commits import even
-from unmask.law import Law, uniforms
+from unmask.core.policy import Policy
+from unmask.core.schedule import even
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law, uniforms
+from unmask.core.trace import Trace
 from unmask.models.decoder import Decoder, Facts
-from unmask.models.policy import Policy
 from unmask.rollout import Rollouts
-from unmask.shapes import NEVER
-from unmask.trace import Trace
 from world import kept_by_hand
 
 VOCABULARY, MASK, EOS, PAD = 30, 29, 20, 0

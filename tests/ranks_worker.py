@@ -21,24 +21,24 @@ from ranks_alone import SILENT, left_alone
 from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
 
+import unmask.core.probes
 import unmask.evaluate
-import unmask.probes
 import unmask.setup
 import unmask.train
 import unmask.update
 from unmask.config import Config, parse_config
-from unmask.law import Law
+from unmask.core.policy import Policy
+from unmask.core.probes import Probes, ask, fully_masked, speechless
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, joined, selected
 from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
-from unmask.models.policy import Policy
-from unmask.probes import Probes, ask, fully_masked, speechless
 from unmask.ranks import Ranks, shard, whole
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
 from unmask.tasks import TASKS
-from unmask.trace import Trace, joined, selected
 
 PATIENCE = 120
 """Seconds for everything; twenty or so are enough on one core."""
@@ -64,7 +64,7 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
         return plain["optimizer_of"](policy, config)
 
     config = case_config(name, str(folder / "model"))
-    unmask.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
+    unmask.core.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
     vars(unmask.train).update(collect=collect, update=update, optimizer_of=optimizer_of)
     small = name if ranks.rank == ranks.size - 1 else ""
     unmask.update.ask = cramped if small == "lora-oom" else ask

@@ -9,7 +9,7 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import assert_close, generator
-from unmask.advantage import (
+from unmask.core.advantage import (
     ADVANTAGES,
     EPSILON,
     batch_z_score,

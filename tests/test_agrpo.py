@@ -9,14 +9,14 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
+from unmask.core.order import surest_position
+from unmask.core.probes import ask, every_step, visited
+from unmask.core.shapes import NEVER
+from unmask.core.trace import Trace, everything
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
-from unmask.order import surest_position
-from unmask.probes import ask, every_step, visited
 from unmask.record import Record
 from unmask.rollout import Rollouts, sample
-from unmask.shapes import NEVER
-from unmask.trace import Trace, everything
 from unmask.update import part_loss
 
 

@@ -15,9 +15,9 @@ import unmask.train
 from helpers import SMALL, cut_at
 from unmask.broken import FACTS, read
 from unmask.config import Config, parse_config
+from unmask.core.probes import fully_masked
 from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny
-from unmask.probes import fully_masked
 from unmask.progress import Skips
 from unmask.replay import replay
 from unmask.rollout import row_seeds, sample

@@ -10,16 +10,16 @@ from torch import Tensor
 from helpers import Net, assert_close, generator
 from naive import MASK, assert_same, decoder
 from unmask.branch import Branch
+from unmask.core.order import ORDERS, left_to_right, low_confidence, random
+from unmask.core.policy import Memory
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, selected
 from unmask.engine import Cache, Engine, aligned, cache_of
-from unmask.law import Law
 from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models.decoder import Decoder
-from unmask.models.policy import Memory
-from unmask.order import ORDERS, left_to_right, low_confidence, random
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
-from unmask.shapes import NEVER
-from unmask.trace import Trace, selected
 from unmask.util.micro_batch import Rows
 
 PROMPTS = {

@@ -24,10 +24,14 @@ from helpers import (
     rolled,
     slopes,
 )
-from unmask.advantage import EPSILON
-from unmask.commits import timestep
-from unmask.law import plain_law
-from unmask.method import uniform_credit
+from unmask.core.advantage import EPSILON
+from unmask.core.method import uniform_credit
+from unmask.core.order import ORDERS
+from unmask.core.probes import ask, fully_masked, unit_likelihood
+from unmask.core.schedule import timestep
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import plain_law
+from unmask.core.trace import everything, state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, sml
 from unmask.methods.daca import (
     LAYOUTS,
@@ -43,12 +47,8 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
-from unmask.order import ORDERS
-from unmask.probes import ask, fully_masked, unit_likelihood
 from unmask.record import Record
 from unmask.rollout import sample
-from unmask.shapes import NEVER
-from unmask.trace import everything, state_before
 
 EVERYTHING = Record(top=WORDS, entropy=True)
 

@@ -16,16 +16,16 @@ from torch import Tensor
 import unmask.rollout
 from helpers import Net
 from naive import assert_by_hand, by_hand, decoder
-from unmask.commits import even, timestep
+from unmask.core.order import ORDERS, low_confidence, surest_position
+from unmask.core.probes import ask, every_step
+from unmask.core.schedule import even, timestep
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, state_before
 from unmask.engine import Cache
-from unmask.law import Law
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
-from unmask.order import ORDERS, low_confidence, surest_position
-from unmask.probes import ask, every_step
 from unmask.rollout import row_seeds, sample
-from unmask.shapes import GIVEN, NEVER
-from unmask.trace import Trace, state_before
 from unmask.util.metering import Meter, metered
 from wording import naming
 

@@ -15,8 +15,9 @@ import torch
 from test_exact_dispo import branch_part, every_branch
 from torch import Tensor
 
-from unmask.advantage import batch_z_score, group_mean, leave_one_out
-from unmask.method import Method
+from unmask.core.advantage import batch_z_score, group_mean, leave_one_out
+from unmask.core.method import Method
+from unmask.core.probes import Probes, ask
 from unmask.methods import (
     BASES,
     agrpo,
@@ -33,7 +34,6 @@ from unmask.methods import (
     unigrpo,
     wd1,
 )
-from unmask.probes import Probes, ask
 from unmask.update import Part
 from world import (
     NetPolicy,

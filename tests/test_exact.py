@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.commits import timestep
+from unmask.core.order import ORDERS
+from unmask.core.schedule import timestep
+from unmask.core.token_sampling import Law
 from unmask.evaluate import Decoding
 from unmask.exact import TooMany, summable, summed_orders
-from unmask.law import Law
-from unmask.order import ORDERS
 from unmask.util.micro_batch import Rows
 from world import NetPolicy, Paths, TablePolicy, World, enumerated, gradient, noise, number, relative_error
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.advantage import group_mean, leave_one_out
-from unmask.law import Law
-from unmask.method import uniform_credit
+from unmask.core.advantage import group_mean, leave_one_out
+from unmask.core.method import uniform_credit
+from unmask.core.objective import step_clip, token_clip, trace_sum
+from unmask.core.probes import Probes, every_step, left_to_right_views, visited
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, selected
 from unmask.methods.agrpo import STEP_LAWS, StepLaw, agrpo, entropy_steps, last_word, uniform_steps, weighted_steps
-from unmask.objective import step_clip, token_clip, trace_sum
-from unmask.probes import Probes, every_step, left_to_right_views, visited
-from unmask.trace import Trace, selected
 from unmask.update import Part
 from world import (
     NetPolicy,

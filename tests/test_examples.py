@@ -12,8 +12,8 @@ import torch
 import unmask
 from helpers import assert_identical
 from unmask.config import read_config
+from unmask.core.probes import ask
 from unmask.models import TinyShape, tiny_policy
-from unmask.probes import ask
 from unmask.update import Part, part_loss
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unmask.benchmark import Case
-from unmask.commits import even, timestep
+from unmask.core.schedule import even, timestep
 from unmask.evaluate import Decoding
 from unmask.frontier import cases_by_steps, plot_place
 from unmask.tasks import TASKS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import generator
-from unmask.law import (
+from unmask.core.token_sampling import (
     Law,
     drawn,
     entropy,

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from adapters import FACTS, NATIVE, OPTIONS, OWN, Small, adapted, canvas, dense, layers_of, move, small
+from unmask.core.policy import Policy
 from unmask.models.checkpoint import Origin
 from unmask.models.lora import LoraOptions, Unmoved, adapter_disabled, add_adapter, merge, save_adapter, trainable
 from unmask.models.masked_lm import Bert
-from unmask.models.policy import Policy
 
 # --- the adapted policy -------------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.advantage import group_mean
-from unmask.law import Law
-from unmask.method import uniform_credit
+from unmask.core.advantage import group_mean
+from unmask.core.method import uniform_credit
+from unmask.core.objective import step_clip
+from unmask.core.probes import FLOOR, ask, every_step, visited
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import selected
 from unmask.methods.agrpo import agrpo, uniform_steps, weighted_steps
-from unmask.objective import step_clip
-from unmask.probes import FLOOR, ask, every_step, visited
-from unmask.shapes import NEVER
-from unmask.trace import selected
 from unmask.update import Part
 from world import (
     NetPolicy,

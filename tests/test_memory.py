@@ -11,7 +11,7 @@ from torch import Tensor
 from helpers import Net, assert_close, generator, moved, parts_of
 from naive import assert_same
 from unmask.branch import Branch
-from unmask.law import Law
+from unmask.core.token_sampling import Law
 from unmask.methods import agrpo, dispo
 from unmask.ranks import Ranks
 from unmask.record import Record

@@ -27,15 +27,8 @@ from helpers import (
     rows_of,
     slopes,
 )
-from unmask.advantage import EPSILON, batch_z_score, group_mean, leave_one_out, z_score
-from unmask.methods import BASES, diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
-from unmask.methods.agrpo import sampled_steps
-from unmask.methods.coupled_grpo import coupled, coupled_views
-from unmask.methods.daca import strata_views
-from unmask.methods.espo import elbo, elbo_views, espo
-from unmask.methods.unigrpo import masked_at_ratio, random_ratio
-from unmask.methods.wd1 import preference_weight
-from unmask.objective import (
+from unmask.core.advantage import EPSILON, batch_z_score, group_mean, leave_one_out, z_score
+from unmask.core.objective import (
     k2,
     sequence_clip,
     sequence_divergence,
@@ -45,9 +38,16 @@ from unmask.objective import (
     token_mean,
     trace_sum,
 )
-from unmask.probes import ask, fully_masked, unit_likelihood
-from unmask.shapes import NEVER
-from unmask.trace import everything, until_eos
+from unmask.core.probes import ask, fully_masked, unit_likelihood
+from unmask.core.shapes import NEVER
+from unmask.core.trace import everything, until_eos
+from unmask.methods import BASES, diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
+from unmask.methods.agrpo import sampled_steps
+from unmask.methods.coupled_grpo import coupled, coupled_views
+from unmask.methods.daca import strata_views
+from unmask.methods.espo import elbo, elbo_views, espo
+from unmask.methods.unigrpo import masked_at_ratio, random_ratio
+from unmask.methods.wd1 import preference_weight
 from unmask.update import part_loss
 
 SEEDS = st.integers(0, 10**6)

@@ -20,7 +20,7 @@ from helpers import (
     random_credit,
     random_probes,
 )
-from unmask.objective import (
+from unmask.core.objective import (
     KLS,
     NORMALISERS,
     clipped,

@@ -19,7 +19,7 @@ GOOD = """
 from __future__ import annotations
 from dataclasses import replace
 import unmask
-from unmask.advantage import Advantage, z_score
+from unmask.core.advantage import Advantage, z_score
 
 def loud(kl: float = 0.1, advantage: Advantage = z_score, sizes: tuple[int, ...] = (1, 2)) -> unmask.Method:
     return replace(unmask.diffu_grpo(kl=kl, advantage=advantage), name=f"loud{sum(sizes)}")

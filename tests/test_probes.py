@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from helpers import MASK, Net, assert_close, generator, padded, permuted, random_probes, rolled
 from unmask.branch import Branch
-from unmask.law import Law
-from unmask.methods.agrpo import sampled_steps
-from unmask.methods.coupled_grpo import coupled
-from unmask.methods.daca import stratified
-from unmask.methods.espo import elbo
-from unmask.methods.spg import block_random
-from unmask.methods.unigrpo import random_ratio
-from unmask.order import ORDERS, low_confidence
-from unmask.probes import (
+from unmask.core.order import ORDERS, low_confidence
+from unmask.core.probes import (
     FLOOR,
     ask,
     chunks,
@@ -37,8 +30,15 @@ from unmask.probes import (
     unit_likelihood,
     visited,
 )
-from unmask.shapes import NEVER
-from unmask.trace import selected, state_before
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import selected, state_before
+from unmask.methods.agrpo import sampled_steps
+from unmask.methods.coupled_grpo import coupled
+from unmask.methods.daca import stratified
+from unmask.methods.espo import elbo
+from unmask.methods.spg import block_random
+from unmask.methods.unigrpo import random_ratio
 
 LAWS = {"plain": Law(), "warm": Law(1.4), "cut": Law(0.8, top_k=4, top_p=0.9)}
 ESTIMATORS = {

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 import unmask.setup
 from unmask.cli import app
 from unmask.config import Config, parse_config, read_config
+from unmask.core.probes import ask, fully_masked
+from unmask.core.shapes import NEVER
 from unmask.models import load_model, save
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
@@ -26,12 +28,10 @@ from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
 from unmask.models.masked_lm import Bert
 from unmask.models.tiny import CharacterTokenizer
-from unmask.probes import ask, fully_masked
 from unmask.ranks import ALONE, Ranks, waited_for
 from unmask.rollout import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
-from unmask.shapes import NEVER
 from unmask.state import newest
 from unmask.tasks import TASKS
 from unmask.train import train

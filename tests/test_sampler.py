@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from unmask.branch import Branch
-from unmask.law import Law, uniforms
-from unmask.order import ORDERS
-from unmask.probes import ask, every_step
+from unmask.core.order import ORDERS
+from unmask.core.probes import ask, every_step
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law, uniforms
+from unmask.core.trace import Trace
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
-from unmask.shapes import NEVER
-from unmask.trace import Trace
 from world import (
     NO_EOS,
     NetPolicy,

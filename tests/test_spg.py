@@ -28,11 +28,11 @@ from helpers import (
     rows_of,
     slopes,
 )
+from unmask.core.probes import ask, fully_masked
+from unmask.core.trace import until_eos
 from unmask.methods import sml, spg
 from unmask.methods.daca import stratified
 from unmask.methods.spg import block_random, sandwich
-from unmask.probes import ask, fully_masked
-from unmask.trace import until_eos
 
 SEEDS = st.integers(0, 10**6)
 

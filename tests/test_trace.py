@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled
 from unmask.branch import Branch
-from unmask.law import Law
-from unmask.order import ORDERS
-from unmask.probes import ask, every_step, fully_masked
+from unmask.core.order import ORDERS
+from unmask.core.probes import ask, every_step, fully_masked
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import everything, joined, selected, state_before, until_eos
 from unmask.record import Record
 from unmask.rollout import sample
-from unmask.shapes import GIVEN, NEVER
-from unmask.trace import everything, joined, selected, state_before, until_eos
 
 
 def ending_rollout(**settings):

@@ -271,7 +271,7 @@ def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path:
 
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
-    from unmask.objective import reward_divergence
+    from unmask.core.objective import reward_divergence
     from unmask.parts import parts_of
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})

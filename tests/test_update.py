@@ -8,10 +8,10 @@ import torch
 
 import unmask
 from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
+from unmask.core.order import low_confidence
+from unmask.core.probes import ask, bundled, of_states
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.order import low_confidence
 from unmask.parts import parts_of as trained_parts
-from unmask.probes import ask, bundled, of_states
 from unmask.record import Record
 from unmask.update import Part, accumulate, part_loss, update
 

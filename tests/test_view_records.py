@@ -13,21 +13,21 @@ from torch import Tensor
 
 import unmask.train
 from unmask import sandbox
-from unmask.advantage import group_mean
 from unmask.batch import Batch, Source
 from unmask.config import Config, parse_config
+from unmask.core.advantage import group_mean
+from unmask.core.method import Method
+from unmask.core.policy import Policy
+from unmask.core.probes import ask
+from unmask.core.shapes import NEVER
 from unmask.keeper import EVAL_SEED
-from unmask.method import Method
 from unmask.methods import BASES
 from unmask.methods.daca import progress_credit
 from unmask.models import load_model, save, tiny_policy
-from unmask.models.policy import Policy
 from unmask.models.tiny import EOS, PAD, CharacterTokenizer, TinyShape
-from unmask.probes import ask
 from unmask.rollout import row_seeds
 from unmask.run import Run
 from unmask.setup import decoding_of
-from unmask.shapes import NEVER
 from unmask.tasks import TASKS
 from unmask.train import resume, train
 from unmask.update import Part

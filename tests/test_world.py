@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from branching import visits
-from unmask.law import Law
-from unmask.order import ORDERS
-from unmask.shapes import NEVER
+from unmask.core.order import ORDERS
+from unmask.core.shapes import NEVER
+from unmask.core.token_sampling import Law
 from world import (
     NetPolicy,
     TablePolicy,

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unmask.commits import even
-from unmask.law import Law
-from unmask.shapes import GIVEN, NEVER
-from unmask.trace import Rule, Trace, everything, selected
+from unmask.core.schedule import even
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Rule, Trace, everything, selected
 from unmask.update import Part, accumulate
 
 NO_EOS = -7  # an id no canvas holds

@@ -13,44 +13,155 @@ from typing import TYPE_CHECKING, Any
 from unmask.util.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from unmask.advantage import (
-        ADVANTAGES as ADVANTAGES,
-    )
-    from unmask.advantage import (
-        batch_z_score as batch_z_score,
-    )
-    from unmask.advantage import (
-        group_mean as group_mean,
-    )
-    from unmask.advantage import (
-        group_mean_batch_std as group_mean_batch_std,
-    )
-    from unmask.advantage import (
-        leave_one_out as leave_one_out,
-    )
-    from unmask.advantage import (
-        varied as varied,
-    )
-    from unmask.advantage import (
-        z_score as z_score,
-    )
     from unmask.branch import (
         Branch as Branch,
     )
-    from unmask.law import (
-        Law as Law,
+    from unmask.core.advantage import (
+        ADVANTAGES as ADVANTAGES,
     )
-    from unmask.method import (
+    from unmask.core.advantage import (
+        batch_z_score as batch_z_score,
+    )
+    from unmask.core.advantage import (
+        group_mean as group_mean,
+    )
+    from unmask.core.advantage import (
+        group_mean_batch_std as group_mean_batch_std,
+    )
+    from unmask.core.advantage import (
+        leave_one_out as leave_one_out,
+    )
+    from unmask.core.advantage import (
+        varied as varied,
+    )
+    from unmask.core.advantage import (
+        z_score as z_score,
+    )
+    from unmask.core.method import (
         BranchTerm as BranchTerm,
     )
-    from unmask.method import (
+    from unmask.core.method import (
         Method as Method,
     )
-    from unmask.method import (
+    from unmask.core.method import (
         each_turn as each_turn,
     )
-    from unmask.method import (
+    from unmask.core.method import (
         uniform_credit as uniform_credit,
+    )
+    from unmask.core.objective import (
+        KLS as KLS,
+    )
+    from unmask.core.objective import (
+        NORMALISERS as NORMALISERS,
+    )
+    from unmask.core.objective import (
+        canvas_mean as canvas_mean,
+    )
+    from unmask.core.objective import (
+        k1 as k1,
+    )
+    from unmask.core.objective import (
+        k2 as k2,
+    )
+    from unmask.core.objective import (
+        k3 as k3,
+    )
+    from unmask.core.objective import (
+        policy_gradient as policy_gradient,
+    )
+    from unmask.core.objective import (
+        reward_divergence as reward_divergence,
+    )
+    from unmask.core.objective import (
+        sequence_clip as sequence_clip,
+    )
+    from unmask.core.objective import (
+        sequence_divergence as sequence_divergence,
+    )
+    from unmask.core.objective import (
+        sequence_mean as sequence_mean,
+    )
+    from unmask.core.objective import (
+        step_clip as step_clip,
+    )
+    from unmask.core.objective import (
+        step_mean as step_mean,
+    )
+    from unmask.core.objective import (
+        token_clip as token_clip,
+    )
+    from unmask.core.objective import (
+        token_divergence as token_divergence,
+    )
+    from unmask.core.objective import (
+        token_mean as token_mean,
+    )
+    from unmask.core.objective import (
+        trace_sum as trace_sum,
+    )
+    from unmask.core.order import (
+        ORDERS as ORDERS,
+    )
+    from unmask.core.order import (
+        left_to_right as left_to_right,
+    )
+    from unmask.core.order import (
+        low_confidence as low_confidence,
+    )
+    from unmask.core.order import (
+        surest_position as surest_position,
+    )
+    from unmask.core.probes import (
+        Probes as Probes,
+    )
+    from unmask.core.probes import (
+        ask as ask,
+    )
+    from unmask.core.probes import (
+        every_step as every_step,
+    )
+    from unmask.core.probes import (
+        fully_masked as fully_masked,
+    )
+    from unmask.core.probes import (
+        left_to_right_views as left_to_right_views,
+    )
+    from unmask.core.probes import (
+        one_shot as one_shot,
+    )
+    from unmask.core.probes import (
+        segmented as segmented,
+    )
+    from unmask.core.probes import (
+        unit_likelihood as unit_likelihood,
+    )
+    from unmask.core.probes import (
+        views as views,
+    )
+    from unmask.core.probes import (
+        visited as visited,
+    )
+    from unmask.core.token_sampling import (
+        Law as Law,
+    )
+    from unmask.core.trace import (
+        Trace as Trace,
+    )
+    from unmask.core.trace import (
+        everything as everything,
+    )
+    from unmask.core.trace import (
+        joined as joined,
+    )
+    from unmask.core.trace import (
+        selected as selected,
+    )
+    from unmask.core.trace import (
+        state_before as state_before,
+    )
+    from unmask.core.trace import (
+        until_eos as until_eos,
     )
     from unmask.methods import (
         BASES as BASES,
@@ -166,101 +277,8 @@ if TYPE_CHECKING:
     from unmask.models import (
         load_model as load_model,
     )
-    from unmask.objective import (
-        KLS as KLS,
-    )
-    from unmask.objective import (
-        NORMALISERS as NORMALISERS,
-    )
-    from unmask.objective import (
-        canvas_mean as canvas_mean,
-    )
-    from unmask.objective import (
-        k1 as k1,
-    )
-    from unmask.objective import (
-        k2 as k2,
-    )
-    from unmask.objective import (
-        k3 as k3,
-    )
-    from unmask.objective import (
-        policy_gradient as policy_gradient,
-    )
-    from unmask.objective import (
-        reward_divergence as reward_divergence,
-    )
-    from unmask.objective import (
-        sequence_clip as sequence_clip,
-    )
-    from unmask.objective import (
-        sequence_divergence as sequence_divergence,
-    )
-    from unmask.objective import (
-        sequence_mean as sequence_mean,
-    )
-    from unmask.objective import (
-        step_clip as step_clip,
-    )
-    from unmask.objective import (
-        step_mean as step_mean,
-    )
-    from unmask.objective import (
-        token_clip as token_clip,
-    )
-    from unmask.objective import (
-        token_divergence as token_divergence,
-    )
-    from unmask.objective import (
-        token_mean as token_mean,
-    )
-    from unmask.objective import (
-        trace_sum as trace_sum,
-    )
-    from unmask.order import (
-        ORDERS as ORDERS,
-    )
-    from unmask.order import (
-        left_to_right as left_to_right,
-    )
-    from unmask.order import (
-        low_confidence as low_confidence,
-    )
-    from unmask.order import (
-        surest_position as surest_position,
-    )
     from unmask.parts import (
         parts_of as parts_of,
-    )
-    from unmask.probes import (
-        Probes as Probes,
-    )
-    from unmask.probes import (
-        ask as ask,
-    )
-    from unmask.probes import (
-        every_step as every_step,
-    )
-    from unmask.probes import (
-        fully_masked as fully_masked,
-    )
-    from unmask.probes import (
-        left_to_right_views as left_to_right_views,
-    )
-    from unmask.probes import (
-        one_shot as one_shot,
-    )
-    from unmask.probes import (
-        segmented as segmented,
-    )
-    from unmask.probes import (
-        unit_likelihood as unit_likelihood,
-    )
-    from unmask.probes import (
-        views as views,
-    )
-    from unmask.probes import (
-        visited as visited,
     )
     from unmask.record import (
         Record as Record,
@@ -279,24 +297,6 @@ if TYPE_CHECKING:
     )
     from unmask.tasks import (
         Task as Task,
-    )
-    from unmask.trace import (
-        Trace as Trace,
-    )
-    from unmask.trace import (
-        everything as everything,
-    )
-    from unmask.trace import (
-        joined as joined,
-    )
-    from unmask.trace import (
-        selected as selected,
-    )
-    from unmask.trace import (
-        state_before as state_before,
-    )
-    from unmask.trace import (
-        until_eos as until_eos,
     )
     from unmask.update import (
         Part as Part,

@@ -21,19 +21,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.advantage import group_mean
 from unmask.audit_figures import Audit, Estimator, Slope, Value
+from unmask.core.advantage import group_mean
+from unmask.core.method import Method
+from unmask.core.objective import step_clip
+from unmask.core.order import low_confidence
+from unmask.core.policy import Policy
+from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
+from unmask.core.shapes import Metrics
+from unmask.core.trace import Trace, everything, selected
 from unmask.evaluate import Decoding
 from unmask.exact import TooMany, summable, summed_orders
-from unmask.method import Method
 from unmask.models import Model
 from unmask.models.lora import trainable
-from unmask.models.policy import Policy
-from unmask.objective import step_clip
-from unmask.order import low_confidence
-from unmask.probes import Probes, every_step, unit_asked, unit_likelihood
-from unmask.shapes import Metrics
-from unmask.trace import Trace, everything, selected
 from unmask.update import Part, accumulate, answers
 from unmask.util.micro_batch import Rows
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unmask.advantage import varied
 from unmask.config import Config
+from unmask.core.advantage import varied
+from unmask.core.method import Method
+from unmask.core.trace import Trace, joined, selected
 from unmask.evaluate import Decoding, completions, prompt_ids
 from unmask.judge import Failure, judged
-from unmask.method import Method
 from unmask.rollout import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task
 from unmask.tasks.task import Row
-from unmask.trace import Trace, joined, selected
 
 RESAMPLES = 4
 """How many further batches `idle_groups: resample` draws at most to replace groups without a signal."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import drawn, kept_ids, law_of, plain_law, uniforms, widened
+from unmask.core.trace import Trace, selected
 from unmask.engine import Engine
-from unmask.law import drawn, kept_ids, law_of, plain_law, uniforms, widened
-from unmask.shapes import GIVEN
-from unmask.trace import Trace, selected
 
 STREAM = 2
 """The stream of a row's noise that branches draw from; the sampler has 0 and 1."""

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.batch import Batch
-from unmask.law import Law
-from unmask.method import Method
-from unmask.probes import Probes
-from unmask.trace import Trace
+from unmask.core.method import Method
+from unmask.core.probes import Probes
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace
 from unmask.update import NotFinite, Part
 from unmask.util.files import save_tensors
 

@@ -20,16 +20,16 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from unmask.advantage import ADVANTAGES
-from unmask.commits import SCHEDULES, one_by_one
-from unmask.method import Method
+from unmask.core.advantage import ADVANTAGES
+from unmask.core.method import Method
+from unmask.core.objective import KLS, NORMALISERS
+from unmask.core.order import ORDERS, level
+from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.methods.own import own_method, section_of
 from unmask.models.lora import LoraOptions
-from unmask.objective import KLS, NORMALISERS
-from unmask.order import ORDERS, level
 from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from unmask.batch import RESAMPLES
-from unmask.commits import one_by_one
 from unmask.config import Config
+from unmask.core.method import Method
+from unmask.core.policy import Memory
+from unmask.core.schedule import one_by_one
+from unmask.core.trace import selected
 from unmask.evaluate import Decoding, prompt_ids
-from unmask.method import Method
 from unmask.mismatch import replayed
 from unmask.models.load import Outline
-from unmask.models.policy import Memory
 from unmask.parts import parts_of
 from unmask.rollout import row_seeds
 from unmask.tasks import Task
-from unmask.trace import selected
 from unmask.update import update
 from unmask.util.micro_batch import Rows
 

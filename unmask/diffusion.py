@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unmask.law import plain_law
-from unmask.models.policy import PIECE, Policy
+from unmask.core.policy import PIECE, Policy
+from unmask.core.token_sampling import plain_law
 from unmask.packing import Batch
 
 QUARTERS = 4

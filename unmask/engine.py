@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from unmask.models.policy import PIECE, CachingPolicy, Memory, Policy
-from unmask.shapes import GIVEN
-from unmask.trace import Trace
+from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy
+from unmask.core.shapes import GIVEN
+from unmask.core.trace import Trace
 
 
 @dataclass(frozen=True)

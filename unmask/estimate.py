@@ -15,11 +15,11 @@ from torch import nn
 
 from unmask.batch import RESAMPLES
 from unmask.config import Config
+from unmask.core.policy import PIECE
 from unmask.counting import Tally, counted, prompt_tokens
 from unmask.hardware import NAMES, Hardware, hardware_of
 from unmask.models.load import Outline, outline
 from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
-from unmask.models.policy import PIECE
 from unmask.models.tiny import CharacterTokenizer
 from unmask.run import checkpoint_of
 from unmask.setup import LARGE, decoder_of, decoding_of

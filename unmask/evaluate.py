@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.commits import Schedule, even
+from unmask.core.order import Order, low_confidence
+from unmask.core.policy import Policy
+from unmask.core.schedule import Schedule, even
+from unmask.core.shapes import NO_TOKEN
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, joined
 from unmask.engine import Cache
 from unmask.judge import Failure, Judged, judged
-from unmask.law import Law
-from unmask.models.policy import Policy
-from unmask.order import Order, low_confidence
 from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts, in_batches, row_seeds, sample
 from unmask.sections import RewardConfig
-from unmask.shapes import NO_TOKEN
 from unmask.tasks import Task
 from unmask.tasks.task import Row
-from unmask.trace import Trace, joined
 from unmask.util.micro_batch import Rows
 
 WATCHED = 3

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from unmask.core.order import Look, Order, drawn_confidence, low_confidence, random
+from unmask.core.policy import Policy
+from unmask.core.token_sampling import law_of, plain_law
+from unmask.core.trace import Trace, selected
 from unmask.evaluate import Decoding
-from unmask.law import law_of, plain_law
-from unmask.models.policy import Policy
-from unmask.order import Look, Order, drawn_confidence, low_confidence, random
-from unmask.trace import Trace, selected
 from unmask.util.micro_batch import Rows
 
 WIDEST = 40

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from unmask.core.policy import Policy
 from unmask.evaluate import prompt_ids
-from unmask.models.policy import Policy
 from unmask.packing import Example, rounded, width_of
 from unmask.sections import Strict
 from unmask.tasks import TASKS, Row, Task

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unmask.models.policy import CachingPolicy, Policy
-from unmask.probes import every_step, visited
+from unmask.core.policy import CachingPolicy, Policy
+from unmask.core.probes import every_step, visited
+from unmask.core.trace import Trace, selected
 from unmask.ranks import ALONE, Ranks
-from unmask.trace import Trace, selected
 from unmask.update import answers
 from unmask.util.micro_batch import Rows
 

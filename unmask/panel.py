@@ -25,8 +25,8 @@ from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
 if TYPE_CHECKING:
     from unmask.batch import Batch, Source
     from unmask.config import Config
-    from unmask.models.policy import Tokenizer
-    from unmask.trace import Trace
+    from unmask.core.policy import Tokenizer
+    from unmask.core.trace import Trace
 
 RECENT = 8
 """Updates whose median is the speed."""

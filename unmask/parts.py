@@ -7,13 +7,13 @@
 import torch
 from torch import Tensor
 
-from unmask.method import Method, uniform_credit
-from unmask.models.policy import Policy
-from unmask.objective import reward_divergence
-from unmask.probes import Probes, one_shot
+from unmask.core.method import Method, uniform_credit
+from unmask.core.objective import reward_divergence
+from unmask.core.policy import Policy
+from unmask.core.probes import Probes, one_shot
+from unmask.core.trace import Trace
 from unmask.ranks import ALONE, Ranks
 from unmask.rollout import Rollouts
-from unmask.trace import Trace
 from unmask.update import Part, answers
 from unmask.util.micro_batch import Rows
 

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
-from unmask.models.policy import Policy
+from unmask.core.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
 from unmask.tasks import TASKS, Row, Task
 from unmask.util.parsing import parsed_yaml

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unmask.core.trace import Trace
 from unmask.models import Model
 from unmask.tasks.data import read_rows
-from unmask.trace import Trace
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unmask.law import widened
-from unmask.trace import Trace, padded
+from unmask.core.token_sampling import widened
+from unmask.core.trace import Trace, padded
 
 if TYPE_CHECKING:
     from unmask.models.decoder import Decoder

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.commits import Commits
-from unmask.law import Law, entropy, kept_ids, widened
-from unmask.order import Look
+from unmask.core.order import Look
+from unmask.core.schedule import Commits
+from unmask.core.token_sampling import Law, entropy, kept_ids, widened
 
 
 @dataclass(frozen=True)

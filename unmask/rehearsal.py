@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from unmask.law import Law
-from unmask.method import Method
-from unmask.shapes import GIVEN
-from unmask.trace import Trace, everything
+from unmask.core.method import Method
+from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import Law
+from unmask.core.trace import Trace, everything
 
 
 def blank_trace(length: int, steps: int, block: int) -> Trace:

@@ -18,6 +18,7 @@ from torch import Tensor
 from unmask.batch import Batch, Source, collect
 from unmask.broken import Broken, sampled_logp
 from unmask.config import Config, read_config
+from unmask.core.shapes import Metrics
 from unmask.evaluate import Evaluation
 from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
@@ -29,7 +30,6 @@ from unmask.ranks import Ranks, whole
 from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
 from unmask.sections import Scheduled
 from unmask.setup import Setup, decoding_of, prepared
-from unmask.shapes import Metrics
 from unmask.state import Optimizer, State, newest
 from unmask.trackers import tracking
 from unmask.update import Hear, NotFinite, Part, update

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from unmask.core.objective import Divergence, Objective
+from unmask.core.policy import Policy
+from unmask.core.probes import Probes, ask, bundled, chunks, of_states, speechless
+from unmask.core.shapes import Metrics
 from unmask.masters import MasterAdamW
-from unmask.models.policy import Policy
-from unmask.objective import Divergence, Objective
-from unmask.probes import Probes, ask, bundled, chunks, of_states, speechless
 from unmask.ranks import ALONE, Ranks
-from unmask.shapes import Metrics
 from unmask.util.micro_batch import Rows
 
 

@@ -80,9 +80,9 @@ def _measured(
     from unmask.batch import Source, collect
     from unmask.candidates import candidates, every_estimator, split_overrides
     from unmask.config import DEMO, read_config
+    from unmask.core.trace import everything
     from unmask.run import versions
     from unmask.setup import decoding_of, is_large, prepared
-    from unmask.trace import everything
 
     begun = time.monotonic()
     chosen = candidates(words) if words is not None else None

@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from unmask.core.method import Method
+from unmask.core.policy import Policy
+from unmask.core.probes import ask, of_states, speechless
+from unmask.core.trace import Trace, until_eos
 from unmask.evaluate import Decoding, completions
-from unmask.method import Method
 from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import Unmoved, adapted, save_adapter
-from unmask.models.policy import Policy
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
 from unmask.models.tokenizer import HubTokenizer
 from unmask.parts import parts_of
-from unmask.probes import ask, of_states, speechless
 from unmask.rollout import Rollouts, row_seeds
 from unmask.setup import decoder_of
-from unmask.trace import Trace, until_eos
 from unmask.update import Part, part_loss
 from unmask.util.micro_batch import Rows
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from unmask.method import Method
+from unmask.core.method import Method
 from unmask.methods.agrpo import agrpo
 from unmask.methods.coupled_grpo import coupled_grpo
 from unmask.methods.daca import daca, dps, sml

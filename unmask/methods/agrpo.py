@@ -29,13 +29,13 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
-from unmask.order import low_confidence
-from unmask.probes import Probes, visited
+from unmask.core.advantage import Advantage, group_mean
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
+from unmask.core.order import low_confidence
+from unmask.core.probes import Probes, visited
+from unmask.core.trace import Trace, everything
 from unmask.record import Record
-from unmask.trace import Trace, everything
 
 StepLaw = Callable[[Trace], Tensor]
 """Trace -> the unnormalised probability of each step, (B, T)."""

@@ -18,11 +18,11 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, leave_one_out
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
-from unmask.probes import Probes, uniform, views
-from unmask.trace import Trace
+from unmask.core.advantage import Advantage, leave_one_out
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
+from unmask.core.probes import Probes, uniform, views
+from unmask.core.trace import Trace
 
 
 def coupled_views(trace: Trace, masked_BL: Tensor, ratio_B: Tensor) -> Probes:

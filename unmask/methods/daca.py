@@ -42,13 +42,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.advantage import EPSILON, group_sum
-from unmask.law import uniforms
-from unmask.method import Method, each_turn, within
-from unmask.probes import Probes, random_rank, rank, views
+from unmask.core.advantage import EPSILON, group_sum
+from unmask.core.method import Method, each_turn, within
+from unmask.core.probes import Probes, random_rank, rank, views
+from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import uniforms
+from unmask.core.trace import Trace
 from unmask.record import Record
-from unmask.shapes import GIVEN
-from unmask.trace import Trace
 
 # Stratified Masking Likelihood
 

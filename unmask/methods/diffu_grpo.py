@@ -14,10 +14,10 @@ of SML (methods/daca.py) with prompt_masking = 0.
 from functools import partial
 from math import inf
 
-from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
-from unmask.probes import fully_masked
+from unmask.core.advantage import Advantage, group_mean
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
+from unmask.core.probes import fully_masked
 
 
 def diffu_grpo(

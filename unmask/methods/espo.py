@@ -22,11 +22,11 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, leave_one_out
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, k2, sequence_clip, sequence_divergence
-from unmask.probes import Probes, random_rank, views
-from unmask.trace import Trace, everything
+from unmask.core.advantage import Advantage, leave_one_out
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, k2, sequence_clip, sequence_divergence
+from unmask.core.probes import Probes, random_rank, views
+from unmask.core.trace import Trace, everything
 
 
 def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:

@@ -12,10 +12,10 @@ sequence_mean and the same advantage (the gradients are equal at ratio 1).
 from functools import partial
 from math import inf
 
-from unmask.advantage import Advantage, z_score
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, k3, sequence_clip, sequence_mean, token_divergence
-from unmask.probes import fully_masked
+from unmask.core.advantage import Advantage, z_score
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, k3, sequence_clip, sequence_mean, token_divergence
+from unmask.core.probes import fully_masked
 
 
 def gspo(

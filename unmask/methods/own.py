@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from unmask.method import Method
+from unmask.core.method import Method
 from unmask.util.parsing import closest
 from unmask.util.user_file import run_file
 

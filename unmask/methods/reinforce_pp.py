@@ -14,10 +14,10 @@ baseline.
 from functools import partial
 from math import inf
 
-from unmask.advantage import batch_z_score, group_mean_batch_std
-from unmask.method import Method, each_turn, within
-from unmask.objective import Normaliser, k2, token_clip, token_divergence, token_mean
-from unmask.probes import fully_masked
+from unmask.core.advantage import batch_z_score, group_mean_batch_std
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import Normaliser, k2, token_clip, token_divergence, token_mean
+from unmask.core.probes import fully_masked
 
 
 def reinforce_pp(

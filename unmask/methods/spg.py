@@ -23,12 +23,12 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, group_mean
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, counted_units, k3, token_divergence
-from unmask.probes import Probes, rank, uniform, views
-from unmask.shapes import Metrics
-from unmask.trace import Trace, until_eos
+from unmask.core.advantage import Advantage, group_mean
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, counted_units, k3, token_divergence
+from unmask.core.probes import Probes, rank, uniform, views
+from unmask.core.shapes import Metrics
+from unmask.core.trace import Trace, until_eos
 
 
 def block_random(trace: Trace, rng: torch.Generator, draws: int = 2, hidden: float = 0.15) -> Probes:

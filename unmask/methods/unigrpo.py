@@ -18,11 +18,11 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import Advantage, z_score
-from unmask.method import Method, within
-from unmask.objective import KL, Normaliser, k3, sequence_mean, token_clip, token_divergence
-from unmask.probes import Probes, uniform, views
-from unmask.trace import Trace
+from unmask.core.advantage import Advantage, z_score
+from unmask.core.method import Method, within
+from unmask.core.objective import KL, Normaliser, k3, sequence_mean, token_clip, token_divergence
+from unmask.core.probes import Probes, uniform, views
+from unmask.core.trace import Trace
 
 
 def masked_at_ratio(trace: Trace, rng: torch.Generator, ratio_B: Tensor) -> Probes:

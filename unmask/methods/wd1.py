@@ -17,10 +17,10 @@ from math import inf
 import torch
 from torch import Tensor
 
-from unmask.advantage import group_max, group_mean, group_size, group_sum
-from unmask.method import Method, each_turn, within
-from unmask.objective import KL, Normaliser, k3, policy_gradient, token_divergence, trace_sum
-from unmask.probes import fully_masked
+from unmask.core.advantage import group_max, group_mean, group_size, group_sum
+from unmask.core.method import Method, each_turn, within
+from unmask.core.objective import KL, Normaliser, k3, policy_gradient, token_divergence, trace_sum
+from unmask.core.probes import fully_masked
 
 
 def group_softmax(value_B: Tensor, group_B: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The models: by name, by folder, or by their id on the hub."""
 
+from unmask.core.policy import CachingPolicy, Policy, Tokenizer
 from unmask.models.checkpoint import save
 from unmask.models.load import Model, load_checkpoint, load_model
-from unmask.models.policy import CachingPolicy, Policy, Tokenizer
 from unmask.models.tiny import Tiny, TinyShape, load_tiny, tiny_policy
 
 __all__ = [

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from unmask.models.policy import Policy
+from unmask.core.policy import Policy
 
 
 @torch.no_grad()

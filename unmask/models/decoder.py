@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unmask.models.policy import Memory, Tokenizer
+from unmask.core.policy import Memory, Tokenizer
 from unmask.util.metering import note_pass
 
 if TYPE_CHECKING:

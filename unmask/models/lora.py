@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from torch import Tensor, nn
 
+from unmask.core.policy import Policy
 from unmask.models.checkpoint import check_sums, opened, read_json, replacing
-from unmask.models.policy import Policy
 from unmask.util.files import save_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

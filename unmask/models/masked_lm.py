@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from unmask.core.policy import Tokenizer
 from unmask.models.checkpoint import Kept, Origin
 from unmask.models.decoder import Facts
-from unmask.models.policy import Tokenizer
 from unmask.util.metering import note_pass
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from unmask.batch import Batch, Source
+from unmask.core.trace import Trace, selected
 from unmask.evaluate import WATCHED, Watch, completions
 from unmask.judge import Failure, Judged
 from unmask.tasks.task import Row
-from unmask.trace import Trace, selected
 from unmask.update import Part
 from unmask.view.grid import board_of, cells_of
 from unmask.view.index import VERSION, Line

@@ -9,13 +9,13 @@ from functools import cache
 
 from torch import Tensor
 
+from unmask.core.probes import Probes
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.trace import Trace
 from unmask.models.tokenizer import SHOWN_END
-from unmask.probes import Probes
-from unmask.shapes import GIVEN, NEVER
 from unmask.tasks import Task
 from unmask.tasks.answers import last_answer, last_boxed
 from unmask.tasks.task import Row
-from unmask.trace import Trace
 from unmask.update import Part, live_questions
 from unmask.view.index import Line
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unmask.law import kept_tokens, plain_law, restricted, tempered
-from unmask.models.policy import PIECE, Policy
-from unmask.shapes import GIVEN
-from unmask.trace import Trace, state_before
+from unmask.core.policy import PIECE, Policy
+from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import kept_tokens, plain_law, restricted, tempered
+from unmask.core.trace import Trace, state_before
 
 FLOOR = -1e4
 """Log-probability given to a position choice that the asked policy could not make at all."""

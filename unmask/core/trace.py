@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unmask.law import Law, widened
-from unmask.shapes import GIVEN, NEVER
+from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.token_sampling import Law, widened
 
 
 @dataclass(frozen=True)

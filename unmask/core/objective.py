@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unmask.probes import Probes, unit_asked, unit_likelihood
-from unmask.shapes import GIVEN, Metrics
+from unmask.core.probes import Probes, unit_asked, unit_likelihood
+from unmask.core.shapes import GIVEN, Metrics
 
 Objective = Callable[[Tensor, Tensor, Probes, Tensor, Tensor], tuple[Tensor, Metrics]]
 """(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics.
