@@ -31,9 +31,9 @@ from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, fully_masked, speechless
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, joined, selected
+from unmask.distributed.processes import Ranks, shard, whole
 from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
-from unmask.ranks import Ranks, shard, whole
 from unmask.record import Record
 from unmask.rollout import row_seeds, sample
 from unmask.run import Run, read_metrics

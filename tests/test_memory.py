@@ -12,8 +12,8 @@ from helpers import Net, assert_close, generator, moved, parts_of
 from naive import assert_same
 from unmask.branch import Branch
 from unmask.core.token_sampling import Law
+from unmask.distributed.processes import Ranks
 from unmask.methods import agrpo, dispo
-from unmask.ranks import Ranks
 from unmask.record import Record
 from unmask.rollout import Rollouts, in_batches, row_seeds, sample
 from unmask.update import Part, accumulate, answers, update

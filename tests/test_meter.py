@@ -14,10 +14,10 @@ from unmask import keeper as keeper_module
 from unmask import train as train_module
 from unmask.compare_cells import cost_of
 from unmask.config import Config, parse_config
+from unmask.distributed.processes import Ranks
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.ranks import Ranks
 from unmask.run import Run, read_metrics
 from unmask.tasks import TASKS, Task
 from unmask.util.metering import Meter, metered, note_pass

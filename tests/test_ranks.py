@@ -21,6 +21,7 @@ from unmask.cli import app
 from unmask.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER
+from unmask.distributed.processes import ALONE, Ranks, waited_for
 from unmask.models import load_model, save
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
@@ -28,7 +29,6 @@ from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
 from unmask.models.masked_lm import Bert
 from unmask.models.tiny import CharacterTokenizer
-from unmask.ranks import ALONE, Ranks, waited_for
 from unmask.rollout import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared

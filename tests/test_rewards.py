@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.config import parse_config
+from unmask.distributed.processes import Ranks
 from unmask.judge import Failure, RewardError, grades, judged
-from unmask.ranks import Ranks
 from unmask.sections import RewardConfig
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.composite import brevity

@@ -12,9 +12,9 @@ import torch
 import unmask
 from unmask.batch import RESAMPLES, Source, collect
 from unmask.config import Config, parse_config
+from unmask.distributed.processes import ALONE
 from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.ranks import ALONE
 from unmask.run import Run, read_metrics
 from unmask.setup import Setup, decoding_of
 from unmask.tasks import TASKS, Task

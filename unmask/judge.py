@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.ranks import ALONE, Ranks
+from unmask.distributed.processes import ALONE, Ranks
 from unmask.sections import RewardConfig
 from unmask.tasks.task import Grade, Outcome, Row, Task
 

@@ -14,10 +14,10 @@ import torch
 
 from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
 from unmask.broken import Broken, keep
+from unmask.distributed.processes import whole
 from unmask.evaluate import Evaluation, evaluate, prompt_ids
 from unmask.judge import Failure, RewardError
 from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
-from unmask.ranks import whole
 from unmask.rollout import canvas
 from unmask.run import BEST, Run, made_by, read_metrics
 from unmask.setup import Setup

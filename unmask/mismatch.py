@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.probes import every_step, visited
 from unmask.core.trace import Trace, selected
-from unmask.ranks import ALONE, Ranks
+from unmask.distributed.processes import ALONE, Ranks
 from unmask.update import answers
 from unmask.util.micro_batch import Rows
 

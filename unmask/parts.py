@@ -12,7 +12,7 @@ from unmask.core.objective import reward_divergence
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, one_shot
 from unmask.core.trace import Trace
-from unmask.ranks import ALONE, Ranks
+from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout import Rollouts
 from unmask.update import Part, answers
 from unmask.util.micro_batch import Rows

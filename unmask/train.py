@@ -19,6 +19,7 @@ from unmask.batch import Batch, Source, collect
 from unmask.broken import Broken, sampled_logp
 from unmask.config import Config, read_config
 from unmask.core.shapes import Metrics
+from unmask.distributed.processes import Ranks, whole
 from unmask.evaluate import Evaluation
 from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
@@ -26,7 +27,6 @@ from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap
 from unmask.models import Model
 from unmask.models.lora import trainable
 from unmask.parts import parts_of
-from unmask.ranks import Ranks, whole
 from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
 from unmask.sections import Scheduled
 from unmask.setup import Setup, decoding_of, prepared

@@ -16,8 +16,8 @@ from unmask.core.objective import Divergence, Objective
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, bundled, chunks, of_states, speechless
 from unmask.core.shapes import Metrics
+from unmask.distributed.processes import ALONE, Ranks
 from unmask.masters import MasterAdamW
-from unmask.ranks import ALONE, Ranks
 from unmask.util.micro_batch import Rows
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.ranks import ALONE, Ranks
+from unmask.distributed.processes import ALONE, Ranks
 
 WITH_GRADIENT = 3
 """Forwards that a pass with gradient is worth: itself, and two for the way back."""
