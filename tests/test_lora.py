@@ -13,8 +13,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 from adapters import FACTS, NATIVE, OPTIONS, OWN, Small, adapted, canvas, dense, layers_of, move, small
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import Origin
+from unmask.models.encoder import Bert
 from unmask.models.lora import LoraOptions, Unmoved, adapter_disabled, add_adapter, merge, save_adapter, trainable
-from unmask.models.masked_lm import Bert
 
 # --- the adapted policy -------------------------------------------------------------------------------------
 

@@ -25,9 +25,9 @@ from unmask.distributed.processes import ALONE, Ranks, waited_for
 from unmask.models import load_model, save
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
+from unmask.models.encoder import Bert
 from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
-from unmask.models.masked_lm import Bert
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout import row_seeds, sample
 from unmask.run import Run, read_metrics

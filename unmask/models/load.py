@@ -14,8 +14,8 @@ from unmask.core.policy import Tokenizer
 from unmask.models.check import check
 from unmask.models.checkpoint import Kept, Origin, files_beside, fill, read_json, stated_dtype
 from unmask.models.decoder import Decoder, Facts
+from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import Family, Stated, block_of, facts_of, family_of, length_of, network_of
-from unmask.models.masked_lm import Bert, MaskedLM, ModernBert
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 from unmask.util.parsing import no_folder
