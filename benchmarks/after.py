@@ -21,7 +21,7 @@ from unmask.core.trace import Trace, state_before
 from unmask.evaluate import Decoding, evaluate, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
-from unmask.rollout import row_seeds
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.tasks.sudoku import CELLS, UNITS
 from unmask.util.micro_batch import Rows

@@ -23,7 +23,7 @@ from unmask.core.method import Method
 from unmask.core.probes import Probes, ask
 from unmask.methods import BASES
 from unmask.models import Model
-from unmask.rollout import Rollouts
+from unmask.rollout.sample import Rollouts
 
 PROMPT = "1...2..4...3.2..="
 METHODS = {

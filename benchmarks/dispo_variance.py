@@ -20,7 +20,7 @@ from unmask.core.trace import state_before
 from unmask.evaluate import Decoding, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
-from unmask.rollout import row_seeds
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import Rows
 

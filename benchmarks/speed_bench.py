@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.load import Released
-from unmask.rollout import Rollouts, sample
+from unmask.rollout.sample import Rollouts, sample
 
 MASK, EOS = 126336, 126081
 SHAPE = {"length": 256, "steps": 128, "block": 32}

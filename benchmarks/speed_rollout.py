@@ -13,11 +13,11 @@ from torch import Tensor
 
 from unmask.core.schedule import even
 from unmask.core.token_sampling import Law
-from unmask.engine import Cache
 from unmask.methods import diffu_grpo, dps
 from unmask.mismatch import mismatch_metrics, replayed
 from unmask.models.load import Released
-from unmask.rollout import _Walk
+from unmask.rollout.engine import Cache
+from unmask.rollout.sample import _Walk
 from unmask.util.micro_batch import Rows
 
 # --- the baseline

@@ -8,11 +8,11 @@ from speed_rollout import plain_seconds
 from torch import Tensor
 
 from unmask.core.probes import ask
-from unmask.engine import Cache
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
 from unmask.parts import parts_of
-from unmask.rollout import Rollouts
+from unmask.rollout.engine import Cache
+from unmask.rollout.sample import Rollouts
 from unmask.update import answers, update
 from unmask.util.micro_batch import Rows
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import unmask.keeper
 import unmask.train
-from unmask.branch import Branch
 from unmask.core.method import Method
 from unmask.core.objective import Objective, reward_divergence
 from unmask.core.order import Order, random
@@ -21,8 +20,9 @@ from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Rule, Trace, until_eos
 from unmask.models.tiny import TinyShape
-from unmask.record import Record
-from unmask.rollout import Rollouts, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
+from unmask.rollout.sample import Rollouts, sample
 from unmask.update import Part, part_loss
 
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7

@@ -18,7 +18,7 @@ from unmask.core.shapes import NEVER
 from unmask.core.token_sampling import Law, uniforms
 from unmask.core.trace import Trace
 from unmask.models.decoder import Decoder, Facts
-from unmask.rollout import Rollouts
+from unmask.rollout.sample import Rollouts
 from world import kept_by_hand
 
 VOCABULARY, MASK, EOS, PAD = 30, 29, 20, 0

@@ -34,8 +34,8 @@ from unmask.core.trace import Trace, joined, selected
 from unmask.distributed.processes import Ranks, shard, whole
 from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
-from unmask.record import Record
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.record import Record
+from unmask.rollout.sample import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
 from unmask.tasks import TASKS

@@ -15,8 +15,8 @@ from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, everything
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
-from unmask.record import Record
-from unmask.rollout import Rollouts, sample
+from unmask.rollout.record import Record
+from unmask.rollout.sample import Rollouts, sample
 from unmask.update import part_loss
 
 

@@ -18,7 +18,7 @@ from unmask.core.schedule import timestep
 from unmask.core.token_sampling import Law
 from unmask.evaluate import Decoding, evaluate, prompt_ids, wilson
 from unmask.models import load_model
-from unmask.rollout import sample
+from unmask.rollout.sample import sample
 from unmask.tasks import TASKS, gsm8k
 from unmask.tasks.manner import D1, FIELD, JUSTGRPO
 from unmask.tasks.task import Grade, Task

@@ -20,7 +20,7 @@ from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny
 from unmask.progress import Skips
 from unmask.replay import replay
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.sample import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.state import newest
 from unmask.tasks import TASKS

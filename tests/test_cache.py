@@ -9,17 +9,17 @@ from torch import Tensor
 
 from helpers import Net, assert_close, generator
 from naive import MASK, assert_same, decoder
-from unmask.branch import Branch
 from unmask.core.order import ORDERS, left_to_right, low_confidence, random
 from unmask.core.policy import Memory
 from unmask.core.shapes import NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, selected
-from unmask.engine import Cache, Engine, aligned, cache_of
 from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models.decoder import Decoder
-from unmask.record import Record
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.engine import Cache, Engine, aligned, cache_of
+from unmask.rollout.record import Record
+from unmask.rollout.sample import row_seeds, sample
 from unmask.util.micro_batch import Rows
 
 PROMPTS = {

@@ -47,8 +47,8 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
-from unmask.record import Record
-from unmask.rollout import sample
+from unmask.rollout.record import Record
+from unmask.rollout.sample import sample
 
 EVERYTHING = Record(top=WORDS, entropy=True)
 

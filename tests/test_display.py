@@ -23,7 +23,7 @@ from unmask.display import canvases, live, play, training_display
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import CharacterTokenizer, TinyShape
 from unmask.panel import STOPS, Panel, Written, canvas, clean, sparkline, step_style, written
-from unmask.rollout import sample
+from unmask.rollout.sample import sample
 
 HOSTILE = ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "[bold red]x[/]", "\u202e", "\r", "\n", "\x1b_G\x1b\\", "[/]"]
 SAFE = re.compile(r"\x1b\[[\d;]*m|\x1b\[\??\d*[hlAKG]|[\r\n]")  # colours, cursor, lines: what the panel itself sends

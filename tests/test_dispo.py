@@ -16,15 +16,15 @@ from helpers import (
     rolled,
     slopes,
 )
-from unmask.branch import Branch
 from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.objective import canvas_mean, counted_units
 from unmask.core.probes import ask, one_shot
 from unmask.core.shapes import NEVER
 from unmask.core.trace import state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.record import Record
-from unmask.rollout import sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
+from unmask.rollout.sample import sample
 from unmask.update import part_loss
 
 

@@ -10,19 +10,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unmask.core.probes
-import unmask.engine
+import unmask.rollout.engine
 from helpers import Net, assert_close, generator
 from naive import BRANCH, VOCABULARY, assert_by_hand, assert_same, by_hand, decoder, ended, guided, looked
-from unmask.branch import Branch
 from unmask.core.order import ORDERS, low_confidence, surest_position
 from unmask.core.probes import ask, every_step, one_shot
 from unmask.core.schedule import timestep
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law, uniforms
 from unmask.core.trace import state_before
-from unmask.engine import Cache
-from unmask.record import Record
-from unmask.rollout import Rollouts, _Walk, in_batches, row_seeds, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.engine import Cache
+from unmask.rollout.record import Record
+from unmask.rollout.sample import Rollouts, _Walk, in_batches, row_seeds, sample
 from unmask.util.micro_batch import Rows
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
@@ -137,7 +137,7 @@ def test_the_number_of_positions_whose_logits_fit_changes_nothing(exact, monkeyp
         return rollouts, said
 
     whole, whole_said = found()
-    for module in (unmask.engine, unmask.core.probes):
+    for module in (unmask.rollout.engine, unmask.core.probes):
         monkeypatch.setattr(module, "PIECE", fitting * VOCABULARY + VOCABULARY // 2)
     pieces, pieces_said = found()
     assert_same(pieces, whole)
@@ -305,7 +305,7 @@ def test_logits_exist_for_a_piece_of_the_positions_only_and_noise_for_none_of_th
         return sizes
 
     whole = looked_at()
-    for module in (unmask.engine, unmask.core.probes):
+    for module in (unmask.rollout.engine, unmask.core.probes):
         monkeypatch.setattr(module, "PIECE", 5 * VOCABULARY)
     pieces = looked_at()
     assert max(pieces.rows) == 5 < 12 <= max(whole.rows)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from branching import branch_traces, fillings, visits
-from unmask.branch import Branch
 from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.method import Method, uniform_credit
 from unmask.core.order import ORDERS
@@ -20,7 +19,8 @@ from unmask.core.probes import ask, every_step, one_shot
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, everything, selected, state_before, until_eos
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout import Rollouts, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.sample import Rollouts, sample
 from unmask.update import Part
 from world import (
     NetPolicy,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from helpers import Net, assert_close, generator, moved, parts_of
 from naive import assert_same
-from unmask.branch import Branch
 from unmask.core.token_sampling import Law
 from unmask.distributed.processes import Ranks
 from unmask.methods import agrpo, dispo
-from unmask.record import Record
-from unmask.rollout import Rollouts, in_batches, row_seeds, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
+from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
 from unmask.update import Part, accumulate, answers, update
 from unmask.util.micro_batch import Rows
 

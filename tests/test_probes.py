@@ -12,7 +12,6 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import MASK, Net, assert_close, generator, padded, permuted, random_probes, rolled
-from unmask.branch import Branch
 from unmask.core.order import ORDERS, low_confidence
 from unmask.core.probes import (
     FLOOR,
@@ -39,6 +38,7 @@ from unmask.methods.daca import stratified
 from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
+from unmask.rollout.branches import Branch
 
 LAWS = {"plain": Law(), "warm": Law(1.4), "cut": Law(0.8, top_k=4, top_p=0.9)}
 ESTIMATORS = {

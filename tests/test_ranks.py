@@ -29,7 +29,7 @@ from unmask.models.encoder import Bert
 from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
 from unmask.models.tiny import CharacterTokenizer
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.sample import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.setup import prepared
 from unmask.state import newest

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.branch import Branch
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step
 from unmask.core.shapes import NEVER
 from unmask.core.token_sampling import Law, uniforms
 from unmask.core.trace import Trace
-from unmask.record import Record
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
+from unmask.rollout.sample import row_seeds, sample
 from world import (
     NO_EOS,
     NetPolicy,

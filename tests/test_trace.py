@@ -10,14 +10,14 @@ from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
 from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled
-from unmask.branch import Branch
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, fully_masked
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import everything, joined, selected, state_before, until_eos
-from unmask.record import Record
-from unmask.rollout import sample
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
+from unmask.rollout.sample import sample
 
 
 def ending_rollout(**settings):

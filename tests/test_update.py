@@ -12,7 +12,7 @@ from unmask.core.order import low_confidence
 from unmask.core.probes import ask, bundled, of_states
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.parts import parts_of as trained_parts
-from unmask.record import Record
+from unmask.rollout.record import Record
 from unmask.update import Part, accumulate, part_loss, update
 
 

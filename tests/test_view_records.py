@@ -25,7 +25,7 @@ from unmask.methods import BASES
 from unmask.methods.daca import progress_credit
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import EOS, PAD, CharacterTokenizer, TinyShape
-from unmask.rollout import row_seeds
+from unmask.rollout.sample import row_seeds
 from unmask.run import Run
 from unmask.setup import decoding_of
 from unmask.tasks import TASKS

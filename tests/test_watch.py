@@ -17,7 +17,7 @@ from unmask.batch import signs_of
 from unmask.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
-from unmask.rollout import row_seeds, sample
+from unmask.rollout.sample import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.state import newest
 from unmask.tasks import TASKS, Task

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 from unmask.util.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from unmask.branch import (
-        Branch as Branch,
-    )
     from unmask.core.advantage import (
         ADVANTAGES as ADVANTAGES,
     )
@@ -280,16 +277,19 @@ if TYPE_CHECKING:
     from unmask.parts import (
         parts_of as parts_of,
     )
-    from unmask.record import (
+    from unmask.rollout.branches import (
+        Branch as Branch,
+    )
+    from unmask.rollout.record import (
         Record as Record,
     )
-    from unmask.rollout import (
+    from unmask.rollout.sample import (
         Rollouts as Rollouts,
     )
-    from unmask.rollout import (
+    from unmask.rollout.sample import (
         row_seeds as row_seeds,
     )
-    from unmask.rollout import (
+    from unmask.rollout.sample import (
         sample as sample,
     )
     from unmask.tasks import (

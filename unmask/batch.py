@@ -11,7 +11,7 @@ from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected
 from unmask.evaluate import Decoding, completions, prompt_ids
 from unmask.judge import Failure, judged
-from unmask.rollout import Rollouts, row_seeds
+from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task
 from unmask.tasks.task import Row

@@ -23,7 +23,7 @@ from unmask.evaluate import Decoding, prompt_ids
 from unmask.mismatch import replayed
 from unmask.models.load import Outline
 from unmask.parts import parts_of
-from unmask.rollout import row_seeds
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
 from unmask.update import update
 from unmask.util.micro_batch import Rows

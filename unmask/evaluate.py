@@ -16,9 +16,9 @@ from unmask.core.shapes import NO_TOKEN
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, joined
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.engine import Cache
 from unmask.judge import Failure, Judged, judged
-from unmask.rollout import Rollouts, in_batches, row_seeds, sample
+from unmask.rollout.engine import Cache
+from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
 from unmask.sections import RewardConfig
 from unmask.tasks import Task
 from unmask.tasks.task import Row

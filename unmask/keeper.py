@@ -18,7 +18,7 @@ from unmask.distributed.processes import whole
 from unmask.evaluate import Evaluation, evaluate, prompt_ids
 from unmask.judge import Failure, RewardError
 from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
-from unmask.rollout import canvas
+from unmask.rollout.sample import canvas
 from unmask.run import BEST, Run, made_by, read_metrics
 from unmask.setup import Setup
 from unmask.state import Optimizer, State, restore, tensors_of, write

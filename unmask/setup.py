@@ -12,11 +12,11 @@ from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import Law
 from unmask.distributed.processes import Ranks, joined_ranks, shard
-from unmask.engine import cache_of
 from unmask.evaluate import Decoding
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
 from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.rollout.engine import cache_of
 from unmask.run import checkpoint_of
 from unmask.tasks import Task
 from unmask.util.micro_batch import Rows

@@ -24,7 +24,7 @@ from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.packing import Batch, Batches, bucketed, coarseness
 from unmask.progress import Skips
-from unmask.rollout import row_seeds
+from unmask.rollout.sample import row_seeds
 from unmask.run import Run, checkpoint_of, claimed, claiming, made_by
 from unmask.setup import decoder_of, is_large
 from unmask.sft_config import SftConfig, device_of, read_sft_config

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.branch import Branch
 from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
 from unmask.core.order import Order
 from unmask.core.probes import Probes
 from unmask.core.trace import Rule, Trace, until_eos
-from unmask.record import Record
+from unmask.rollout.branches import Branch
+from unmask.rollout.record import Record
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
 Probing = Callable[[Trace, torch.Generator, int], list[Probes]]

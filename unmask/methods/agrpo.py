@@ -35,7 +35,7 @@ from unmask.core.objective import KL, k3, step_clip, token_clip, token_divergenc
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
 from unmask.core.trace import Trace, everything
-from unmask.record import Record
+from unmask.rollout.record import Record
 
 StepLaw = Callable[[Trace], Tensor]
 """Trace -> the unnormalised probability of each step, (B, T)."""

@@ -48,7 +48,7 @@ from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import uniforms
 from unmask.core.trace import Trace
-from unmask.record import Record
+from unmask.rollout.record import Record
 
 # Stratified Masking Likelihood
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from unmask.branch import Branch
 from unmask.core.advantage import Advantage, group_mean
 from unmask.core.method import BranchTerm, Method, within
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
+from unmask.rollout.branches import Branch
 
 
 def dispo(

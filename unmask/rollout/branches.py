@@ -8,7 +8,7 @@ from torch import Tensor
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import drawn, kept_ids, law_of, plain_law, uniforms, widened
 from unmask.core.trace import Trace, selected
-from unmask.engine import Engine
+from unmask.rollout.engine import Engine
 
 STREAM = 2
 """The stream of a row's noise that branches draw from; the sampler has 0 and 1."""

@@ -20,15 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.branch import Branch, branch_steps, fillings
 from unmask.core.order import Look, Order, level, low_confidence
 from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.schedule import Commits, Schedule, even, one_by_one
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.core.token_sampling import Law, drawn, law_of, mixed, plain_law, uniforms, widened
 from unmask.core.trace import Rule, Trace, everything, joined
-from unmask.engine import Cache, Engine, aligned
-from unmask.record import Notes, Record
+from unmask.rollout.branches import Branch, branch_steps, fillings
+from unmask.rollout.engine import Cache, Engine, aligned
+from unmask.rollout.record import Notes, Record
 from unmask.util.micro_batch import Rows
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
