@@ -23,7 +23,7 @@ from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
-from unmask.tasks.sudoku import CELLS, UNITS
+from unmask.tasks.puzzles.sudoku import CELLS, UNITS
 from unmask.util.micro_batch import Rows
 from unmask.wordings import Wording, worded
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from unmask.sandbox import Job, run_many
 from unmask.sandbox.tests import parsed
-from unmask.tasks import humaneval, mbpp
-from unmask.tasks.programs import Bench
+from unmask.tasks.benchmarks import humaneval, mbpp
+from unmask.tasks.support.programs import Bench
 from unmask.tasks.task import Row
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {

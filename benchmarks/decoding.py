@@ -25,7 +25,6 @@ from adapt_study import LESSONS
 from unmask.config import Config, parse_config
 from unmask.core.trace import Trace
 from unmask.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
-from unmask.judge import judged
 from unmask.mismatch import mismatch_metrics, random_share, replayed
 from unmask.models import Model, load_model
 from unmask.rollout.engine import Cache
@@ -33,6 +32,7 @@ from unmask.rollout.sample import row_seeds
 from unmask.run import checkpoint_of
 from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
+from unmask.tasks.scoring import judged
 from unmask.util.micro_batch import Rows
 from unmask.wordings import Wording, worded
 

@@ -24,9 +24,10 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.config import read_config
     from unmask.grade import graded
     from unmask.sandbox.wire import Foul, packed, unpacked
-    from unmask.tasks import TASKS, math500
-    from unmask.tasks.data import read_rows
-    from unmask.tasks.programs import continuation, one_block, program_of
+    from unmask.tasks import TASKS
+    from unmask.tasks.benchmarks import math500
+    from unmask.tasks.support.data import read_rows
+    from unmask.tasks.support.programs import continuation, one_block, program_of
     from unmask.tasks.task import Task
     from unmask.util.parsing import parsed_yaml
     from unmask.wordings import filled

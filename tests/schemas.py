@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from unmask.tasks import json_schema
-from unmask.tasks.json_schema import score
+from unmask.tasks.benchmarks import json_schema
+from unmask.tasks.benchmarks.json_schema import score
 
 PERSON = {
     "type": "object",

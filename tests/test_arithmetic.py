@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.tasks import arithmetic
+from unmask.tasks.puzzles import arithmetic
 
 STEP = re.compile(r"(\d+)([+-])(\d+)=(\d+)")
 

@@ -19,8 +19,9 @@ from unmask.core.token_sampling import Law
 from unmask.evaluate import Decoding, evaluate, prompt_ids, wilson
 from unmask.models import load_model
 from unmask.rollout.sample import sample
-from unmask.tasks import TASKS, gsm8k
-from unmask.tasks.manner import D1, FIELD, JUSTGRPO
+from unmask.tasks import TASKS
+from unmask.tasks.benchmarks import gsm8k
+from unmask.tasks.support.manner import D1, FIELD, JUSTGRPO
 from unmask.tasks.task import Grade, Task
 from unmask.util.micro_batch import Rows
 

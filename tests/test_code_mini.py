@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask import sandbox
-from unmask.tasks import code_mini
+from unmask.tasks.puzzles import code_mini
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
 ROW = {"shown": [0, 2, 3], "values": [2 * x + 1 for x in code_mini.INPUTS], "solution": "2*x+1"}

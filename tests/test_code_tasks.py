@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask import sandbox
-from unmask.tasks import humaneval, mbpp, programs
+from unmask.tasks.benchmarks import humaneval, mbpp
+from unmask.tasks.support import programs
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HUMANEVAL, MBPP, SANITIZED = (

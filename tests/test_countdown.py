@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask.tasks import TASKS, countdown
+from unmask.tasks import TASKS
+from unmask.tasks.puzzles import countdown
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "countdown"
 ROW = {"numbers": [8, 3, 3, 8], "target": 24, "solution": "8/(3-8/3)"}

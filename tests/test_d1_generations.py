@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from unmask.grade import graded
-from unmask.tasks import TASKS, gsm8k, math500, text_countdown, text_sudoku
+from unmask.tasks import TASKS
+from unmask.tasks.benchmarks import gsm8k, math500, text_countdown, text_sudoku
 
 FILE = Path(__file__).parents[2] / "shared" / "data" / "d1_generations" / "graded.jsonl.gz"
 pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="needs the shared data folder beside the checkout")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from unmask.tasks import TASKS, d1_rewards, gsm8k, math500, text_countdown, text_sudoku
+from unmask.tasks import TASKS
+from unmask.tasks.benchmarks import gsm8k, math500, text_countdown, text_sudoku
+from unmask.tasks.support import d1_rewards
 
 GSM = {"question": "How many?", "answer": "3*4=<<3*4=12>>12 and 12-5=7.\n#### 7"}
 FULL = "<reasoning>\nTwelve less five.\n</reasoning>\n<answer>\n7\n</answer>\n"

@@ -13,13 +13,13 @@ from unmask import train as train_module
 from unmask.config import Config, parse_config
 from unmask.counting import Tally
 from unmask.estimate import estimate, network_of
-from unmask.judge import Judged
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.decoder import Decoder
 from unmask.models.load import KNOWN, outline
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter, trainable
 from unmask.models.tiny import TinyShape
 from unmask.run import Run
+from unmask.tasks.scoring import Judged
 
 # --- passes ---------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from unmask.evaluate import Decoding, evaluate, mean_share, mixed_at, pass_at, wilson
-from unmask.judge import judged
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, Task
+from unmask.tasks.scoring import judged
 
 
 def test_wilson_holds_the_shares_that_a_score_test_does_not_reject() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.tasks import gsm8k
-from unmask.tasks.answers import LONGEST, closing_braces, in_form, last_boxed, last_number, spoken
+from unmask.tasks.benchmarks import gsm8k
+from unmask.tasks.support.answers import LONGEST, closing_braces, in_form, last_boxed, last_number, spoken
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 ROW = {"question": "How many?", "answer": "She has 1 + 1 = <<1+1=2>>2.\n#### 2"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.tasks import json_mini
+from unmask.tasks.puzzles import json_mini
 
 FIELD = re.compile(r"([a-z]{2,3}):([nsb])=(\w+)")
 

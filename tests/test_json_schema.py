@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import ROW, valid
-from unmask.tasks import json_schema
-from unmask.tasks.json_schema import agreement, found_in, score
+from unmask.tasks.benchmarks import json_schema
+from unmask.tasks.benchmarks.json_schema import agreement, found_in, score
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "json_schema"
 with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from schemas import PERSON, valid
-from unmask.tasks import json_schema
+from unmask.tasks.benchmarks import json_schema
 
 
 def test_the_draft_is_the_one_the_schema_names():

@@ -4,9 +4,9 @@ from itertools import islice
 import pytest
 
 from unmask.tasks import TASKS
-from unmask.tasks import sudoku as small
-from unmask.tasks.large_sudoku import BOXES, drawn_grid, solutions, units
-from unmask.tasks.split import hashed_split
+from unmask.tasks.puzzles import sudoku as small
+from unmask.tasks.puzzles.large_sudoku import BOXES, drawn_grid, solutions, units
+from unmask.tasks.support.split import hashed_split
 
 
 def test_four_by_four_has_the_units_and_the_solutions_of_the_task_that_knows_all_grids():

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.tasks import math500, verifier
-from unmask.tasks.answers import LONGEST
+from unmask.tasks.benchmarks import math500
+from unmask.tasks.support import verifier
+from unmask.tasks.support.answers import LONGEST
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "math" / "math500_test.jsonl"
 

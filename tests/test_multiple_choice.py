@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.tasks import multiple_choice
-from unmask.tasks.multiple_choice import letter
+from unmask.tasks.benchmarks import multiple_choice
+from unmask.tasks.benchmarks.multiple_choice import letter
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from unmask.cli import main
 from unmask.config import parse_config
 from unmask.display import next_commands
-from unmask.judge import judged
 from unmask.tasks import Task, own
+from unmask.tasks.scoring import judged
 from wording import mentions, naming
 
 PLAIN = """

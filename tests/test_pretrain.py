@@ -29,7 +29,8 @@ from unmask.pretrain import (
     wrong_json_mini,
     wrong_sudoku,
 )
-from unmask.tasks import TASKS, code_mini
+from unmask.tasks import TASKS
+from unmask.tasks.puzzles import code_mini
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CONFIG, MINIS = CONFIGS / "pretrain_tiny.yaml", CONFIGS / "pretrain_minis.yaml"

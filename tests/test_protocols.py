@@ -15,9 +15,9 @@ from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import Law
 from unmask.evaluate import Decoding, completions, prompt_ids
 from unmask.models import load_model
-from unmask.tasks import gsm8k, math500, mbpp, text_countdown, text_sudoku
-from unmask.tasks.answers import spoken
-from unmask.tasks.manner import JUSTGRPO
+from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
+from unmask.tasks.support.answers import spoken
+from unmask.tasks.support.manner import JUSTGRPO
 from unmask.util.micro_batch import Rows
 
 STORED = Path(__file__).parents[2] / "shared" / "data" / "d1_generations" / "graded.jsonl.gz"

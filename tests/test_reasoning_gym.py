@@ -22,9 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.config import read_config
-from unmask.tasks import reasoning_gym as gym
-from unmask.tasks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION, makes
-from unmask.tasks.split import in_test
+from unmask.tasks.benchmarks import reasoning_gym as gym
+from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION, makes
+from unmask.tasks.support.split import in_test
 
 USED = sorted(THEIRS | set(OURS))
 INSTALLED = importlib.util.find_spec("reasoning_gym") is not None

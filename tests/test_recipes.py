@@ -12,7 +12,7 @@ from unmask.config import read_config
 from unmask.estimate import estimate
 from unmask.models.load import Outline, outline
 from unmask.pretrain import read_pretrain_config
-from unmask.tasks import gsm8k, math500
+from unmask.tasks.benchmarks import gsm8k, math500
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 OURS = ("adapt_", "pretrain_", "smollm2_")

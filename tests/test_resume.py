@@ -20,11 +20,11 @@ import unmask.train
 from helpers import SMALL, cut_at
 from unmask.config import Config, parse_config
 from unmask.evaluate import Evaluation, Share, evaluation_of
-from unmask.judge import Failure, RewardError
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
 from unmask.run import LOGS, Run, read_metrics
 from unmask.state import newest, restore, tensors_of, write
+from unmask.tasks.scoring import Failure, RewardError
 from unmask.train import optimizer_of, resume, train
 from unmask.util.signals import Paused, deaf
 from wording import mentions, naming

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from unmask.config import parse_config
 from unmask.distributed.processes import Ranks
-from unmask.judge import Failure, RewardError, grades, judged
 from unmask.sections import RewardConfig
 from unmask.tasks import TASKS, Task, own
-from unmask.tasks.composite import brevity
+from unmask.tasks.scoring import Failure, RewardError, grades, judged
+from unmask.tasks.support.composite import brevity
 
 GSM = TASKS["gsm8k"]().about.example
 assert GSM is not None

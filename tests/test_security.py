@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from unmask import sandbox
-from unmask.tasks import verifier
-from unmask.tasks.process import Process
+from unmask.tasks.support import verifier
+from unmask.tasks.support.process import Process
 
 PACKAGE = Path(__file__).resolve().parents[1] / "unmask"
 SECRET = "hunter2-a-key-of-the-user"

@@ -19,8 +19,9 @@ from unmask.models.tiny import TinyShape
 from unmask.packing import Batch, Batches, Example, bucketed, coarseness, width_of
 from unmask.sft import block_at, growing, learn
 from unmask.sft_config import read_sft_config
-from unmask.tasks import TASKS, word_problems
-from unmask.tasks.sudoku import fitting_grids
+from unmask.tasks import TASKS
+from unmask.tasks.benchmarks import word_problems
+from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.train import optimizer_of
 from unmask.util.micro_batch import Rows
 

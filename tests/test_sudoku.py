@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from unmask.tasks import TASKS, sudoku
+from unmask.tasks import TASKS
+from unmask.tasks.puzzles import sudoku
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "sudoku4"
 

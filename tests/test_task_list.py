@@ -14,7 +14,8 @@ from unmask import sandbox
 from unmask.benchmark import Bench, card, cases_by_length
 from unmask.describe import description
 from unmask.models import tiny_policy
-from unmask.tasks import TASKS, gsm8k, humaneval, json_schema, math500, mbpp, own, text_countdown
+from unmask.tasks import TASKS, own
+from unmask.tasks.benchmarks import gsm8k, humaneval, json_schema, math500, mbpp, text_countdown
 from unmask.util.micro_batch import Rows
 
 HERE = Path(__file__).parent

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.tasks import sudoku, text_countdown, text_sudoku
-from unmask.tasks.answers import LONGEST
-from unmask.tasks.countdown import in_test
+from unmask.tasks.benchmarks import text_countdown, text_sudoku
+from unmask.tasks.puzzles import sudoku
+from unmask.tasks.puzzles.countdown import in_test
+from unmask.tasks.support.answers import LONGEST
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")

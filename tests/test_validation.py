@@ -6,7 +6,7 @@ import pytest
 
 from unmask.config import parse_config
 from unmask.tasks import TASKS
-from unmask.tasks.validation import for_validation, validating
+from unmask.tasks.support.validation import for_validation, validating
 
 
 @pytest.mark.parametrize("name", ["sudoku", "countdown", "arithmetic"])

@@ -21,7 +21,7 @@ from unmask.rollout.sample import row_seeds, sample
 from unmask.run import Run, read_metrics
 from unmask.state import newest
 from unmask.tasks import TASKS, Task
-from unmask.tasks.composite import Part, composite
+from unmask.tasks.support.composite import Part, composite
 from unmask.train import resume, train
 from unmask.watch import NORMS, REACH, SIGNS, WINDOW, sentences, updates_of, watched
 

@@ -10,10 +10,10 @@ from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected
 from unmask.evaluate import Decoding, completions, prompt_ids
-from unmask.judge import Failure, judged
 from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task
+from unmask.tasks.scoring import Failure, judged
 from unmask.tasks.task import Row
 
 RESAMPLES = 4

@@ -19,13 +19,13 @@ from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace
 from unmask.evaluate import Decoding, Share, complete, completions, pass_shares, prompt_ids
 from unmask.grade import Graded, summary
-from unmask.judge import Failure, failures_told, grades, judged
 from unmask.models import Model
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import canvas, row_seeds
 from unmask.run import versions
 from unmask.sections import RewardConfig
-from unmask.tasks.manner import Manner
+from unmask.tasks.scoring import Failure, failures_told, grades, judged
+from unmask.tasks.support.manner import Manner
 from unmask.tasks.task import Row, Task
 from unmask.util.micro_batch import Rows
 

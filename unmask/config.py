@@ -33,7 +33,7 @@ from unmask.models.lora import LoraOptions
 from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
-from unmask.tasks.validation import validating
+from unmask.tasks.support.validation import validating
 from unmask.util.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
 
 DEMO = Path(__file__).parent / "assets" / "demo.yaml"

@@ -8,7 +8,7 @@ from typing import Any
 from unmask.benchmark import prompt_hash
 from unmask.config import option_help
 from unmask.tasks import TASKS, Task, own
-from unmask.tasks.split import SPLITS
+from unmask.tasks.support.split import SPLITS
 from unmask.tasks.task import Row
 
 Factory = Callable[..., Task]

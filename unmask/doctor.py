@@ -31,7 +31,7 @@ def _package(name: str, needed: bool, purpose: str) -> Finding:
 
 
 def _gym() -> Finding:
-    from unmask.tasks.reasoning_gym import VERSION, check_installed
+    from unmask.tasks.benchmarks.reasoning_gym import VERSION, check_installed
 
     try:
         check_installed()

@@ -16,11 +16,11 @@ from unmask.core.shapes import NO_TOKEN
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, joined
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.judge import Failure, Judged, judged
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
 from unmask.sections import RewardConfig
 from unmask.tasks import Task
+from unmask.tasks.scoring import Failure, Judged, judged
 from unmask.tasks.task import Row
 from unmask.util.micro_batch import Rows
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from unmask.evaluate import Z_95, Share, mean_share, wilson
-from unmask.judge import Failure, grades
 from unmask.sections import RewardConfig
 from unmask.tasks import TASKS
-from unmask.tasks.data import read_rows
+from unmask.tasks.scoring import Failure, grades
+from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
 

@@ -16,12 +16,12 @@ from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
 from unmask.broken import Broken, keep
 from unmask.distributed.processes import whole
 from unmask.evaluate import Evaluation, evaluate, prompt_ids
-from unmask.judge import Failure, RewardError
 from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
 from unmask.rollout.sample import canvas
 from unmask.run import BEST, Run, made_by, read_metrics
 from unmask.setup import Setup
 from unmask.state import Optimizer, State, restore, tensors_of, write
+from unmask.tasks.scoring import Failure, RewardError
 from unmask.util.metering import Meter, metered
 from unmask.util.micro_batch import Rows
 from unmask.util.signals import Paused

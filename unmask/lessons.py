@@ -19,7 +19,7 @@ from unmask.evaluate import prompt_ids
 from unmask.packing import Example, rounded, width_of
 from unmask.sections import Strict
 from unmask.tasks import TASKS, Row, Task
-from unmask.tasks.data import read_rows
+from unmask.tasks.support.data import read_rows
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unmask.core.trace import Trace
 from unmask.models import Model
-from unmask.tasks.data import read_rows
+from unmask.tasks.support.data import read_rows
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

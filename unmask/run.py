@@ -29,10 +29,10 @@ from typing import Any
 import torch
 import yaml
 
-from unmask.judge import Failure
 from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import adapted, save_adapter
+from unmask.tasks.scoring import Failure
 from unmask.util import user_file as own_file
 from unmask.util.files import naming, synced, write_whole
 from unmask.util.version import __version__

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from unmask.benchmark import Bench, Case, Line, check_prompts
 from unmask.evaluate import Z_95
-from unmask.tasks.data import read_rows
+from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
 OWN = "own"

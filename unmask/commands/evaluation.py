@@ -61,8 +61,8 @@ def eval(
     from unmask.config import device_of
     from unmask.display import show_evaluation
     from unmask.evaluate import evaluate
-    from unmask.judge import failures_told
     from unmask.setup import decoding_of, rollout_rows
+    from unmask.tasks.scoring import failures_told
 
     table = _table(lengths, steps, paraphrase, out, plot)
     _check_keys(overrides or [])
@@ -117,7 +117,7 @@ def _held_out(config: "Config", task: "Task", problems: int | None, table: bool)
         return task.rows("test", problems or PROBLEMS, 0)
     rows, section = task.rows("test", sys.maxsize, 0), config.options.get(config.task, {})
     if section.get("data") and not section.get("test_data"):
-        from unmask.tasks.data import read_rows
+        from unmask.tasks.support.data import read_rows
 
         path = section["data"]
         if len(rows) < (whole := len(read_rows(path, {}))):
@@ -209,7 +209,7 @@ def grade(
     """Grade stored generations, without a model: the score with its 95 % interval."""
     from unmask.config import read_config
     from unmask.grade import grade_file
-    from unmask.judge import failures_told
+    from unmask.tasks.scoring import failures_told
 
     config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
     found = grade_file(config.build_task(), generations, out, config.reward)

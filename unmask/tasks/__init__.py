@@ -2,25 +2,20 @@
 
 from collections.abc import Callable
 
-from unmask.tasks import (
-    arithmetic,
-    code_mini,
-    countdown,
+from unmask.tasks import own
+from unmask.tasks.benchmarks import (
     gsm8k,
     humaneval,
-    json_mini,
     json_schema,
-    large_sudoku,
     math500,
     mbpp,
     multiple_choice,
-    own,
     reasoning_gym,
-    sudoku,
     text_countdown,
     text_sudoku,
     word_problems,
 )
+from unmask.tasks.puzzles import arithmetic, code_mini, countdown, json_mini, large_sudoku, sudoku
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {

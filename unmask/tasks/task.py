@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from unmask.tasks.manner import FIELD, Manner
+from unmask.tasks.support.manner import FIELD, Manner
 
 Row = dict[str, Any]
 

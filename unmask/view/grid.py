@@ -6,7 +6,7 @@ from math import isqrt
 from typing import Any
 
 from unmask.tasks import Task
-from unmask.tasks.sudoku import CELLS
+from unmask.tasks.puzzles.sudoku import CELLS
 from unmask.tasks.task import Row
 
 OUTSIDE = -1

@@ -7,7 +7,7 @@ from torch import Tensor
 from unmask.batch import Batch, Source
 from unmask.core.trace import Trace, selected
 from unmask.evaluate import WATCHED, Watch, completions
-from unmask.judge import Failure, Judged
+from unmask.tasks.scoring import Failure, Judged
 from unmask.tasks.task import Row
 from unmask.update import Part
 from unmask.view.grid import board_of, cells_of

@@ -14,7 +14,7 @@ from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.trace import Trace
 from unmask.models.tokenizer import SHOWN_END
 from unmask.tasks import Task
-from unmask.tasks.answers import last_answer, last_boxed
+from unmask.tasks.support.answers import last_answer, last_boxed
 from unmask.tasks.task import Row
 from unmask.update import Part, live_questions
 from unmask.view.index import Line

@@ -15,10 +15,10 @@ from typing import Literal
 
 from unmask.sandbox import Job
 from unmask.sandbox.tests import names_wanted, parsed
-from unmask.tasks.composite import Weights
-from unmask.tasks.data import Wanted, hub_rows
-from unmask.tasks.manner import JUSTGRPO
-from unmask.tasks.programs import (
+from unmask.tasks.support.composite import Weights
+from unmask.tasks.support.data import Wanted, hub_rows
+from unmask.tasks.support.manner import JUSTGRPO
+from unmask.tasks.support.programs import (
     Protocol,
     checked_timeout,
     continuation,
@@ -29,9 +29,9 @@ from unmask.tasks.programs import (
     read,
     seeded,
 )
-from unmask.tasks.protocol import chosen
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support.protocol import chosen
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Row, Task
 
 HUB = "openai/openai_humaneval"

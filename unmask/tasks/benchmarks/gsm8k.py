@@ -13,15 +13,15 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 
-from unmask.tasks import d1_rewards
-from unmask.tasks.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
-from unmask.tasks.boxed import boxed_prompt, d1_boxed_prompt
-from unmask.tasks.composite import Rewards, Weights
-from unmask.tasks.data import hub_rows
-from unmask.tasks.manner import D1, JUSTGRPO
-from unmask.tasks.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support import d1_rewards
+from unmask.tasks.support.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
+from unmask.tasks.support.boxed import boxed_prompt, d1_boxed_prompt
+from unmask.tasks.support.composite import Rewards, Weights
+from unmask.tasks.support.data import hub_rows
+from unmask.tasks.support.manner import D1, JUSTGRPO
+from unmask.tasks.support.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Task
 
 HUB = "openai/gsm8k"

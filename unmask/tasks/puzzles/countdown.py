@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from unmask.tasks.split import hashed_split, split_rng
+from unmask.tasks.support.split import hashed_split, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer, and it bounds the size of every number

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
-from unmask.tasks.countdown import LONGEST, expression
+from unmask.tasks.puzzles.countdown import LONGEST, expression
 from unmask.tasks.task import Row
 
 VERSION = "0.1.25"

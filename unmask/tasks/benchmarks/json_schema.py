@@ -15,11 +15,11 @@ import re
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from unmask.tasks.answers import spoken
-from unmask.tasks.composite import Weights, composite, standard
-from unmask.tasks.data import hub_rows
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support.answers import spoken
+from unmask.tasks.support.composite import Weights, composite, standard
+from unmask.tasks.support.data import hub_rows
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
 DEEPEST = 64

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 
-from unmask.tasks.split import hashed_split, split_rng
+from unmask.tasks.support.split import hashed_split, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}

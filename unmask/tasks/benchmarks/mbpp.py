@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial as bound
 
 from unmask.sandbox import Job
-from unmask.tasks.composite import Weights
-from unmask.tasks.data import Wanted, hub_rows
-from unmask.tasks.manner import JUSTGRPO
-from unmask.tasks.programs import Protocol, checked_timeout, interface, program_of, program_task
-from unmask.tasks.protocol import chosen
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support.composite import Weights
+from unmask.tasks.support.data import Wanted, hub_rows
+from unmask.tasks.support.manner import JUSTGRPO
+from unmask.tasks.support.programs import Protocol, checked_timeout, interface, program_of, program_task
+from unmask.tasks.support.protocol import chosen
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Row, Task
 
 HUB = "google-research-datasets/mbpp"

@@ -1,4 +1,4 @@
-"""A process of its own that compares answers with math-verify: unmask/tasks/verifier.py starts and ends it.
+"""A process of its own that compares answers with math-verify: unmask/tasks/support/verifier.py starts and ends it.
 
 It is run as a file, so that it imports neither unmask nor torch, and it bounds its own memory. One line of JSON in,
 [gold, answer, seconds]; one line out, true or false. A comparison that takes more seconds of computing ends the whole

@@ -18,8 +18,8 @@ The published runs are of this form; a later version of d1's code lets the dot m
 import re
 from collections.abc import Callable
 
-from unmask.tasks.answers import BOXED, ENDS, LONGEST, closing_braces
-from unmask.tasks.composite import Part
+from unmask.tasks.support.answers import BOXED, ENDS, LONGEST, closing_braces
+from unmask.tasks.support.composite import Part
 from unmask.tasks.task import Row
 
 TRAILING = 0.001  # a character

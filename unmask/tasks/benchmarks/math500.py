@@ -12,15 +12,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unmask.tasks import d1_rewards, verifier
-from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
-from unmask.tasks.boxed import boxed_prompt, d1_boxed_prompt
-from unmask.tasks.composite import Rewards, Weights
-from unmask.tasks.data import hub_rows
-from unmask.tasks.manner import D1, JUSTGRPO
-from unmask.tasks.protocol import Protocol, chosen, text_task, thinking, written_out
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support import d1_rewards, verifier
+from unmask.tasks.support.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.boxed import boxed_prompt, d1_boxed_prompt
+from unmask.tasks.support.composite import Rewards, Weights
+from unmask.tasks.support.data import hub_rows
+from unmask.tasks.support.manner import D1, JUSTGRPO
+from unmask.tasks.support.protocol import Protocol, chosen, text_task, thinking, written_out
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Task
 
 HUB = {"train": ("ankner/math-500", "train"), "test": ("HuggingFaceH4/MATH-500", "test")}

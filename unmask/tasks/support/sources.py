@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from unmask.tasks.data import Wanted, drawn_rows, read_rows
+from unmask.tasks.support.data import Wanted, drawn_rows, read_rows
 from unmask.tasks.task import Row
 
 Rows = Callable[[str, int, int], list[Row]]

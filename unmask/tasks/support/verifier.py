@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import LifoQueue
 
-from unmask.tasks.process import Ended, Process, Unstarted
+from unmask.tasks.support.process import Ended, Process, Unstarted
 
 SECONDS = 5.0
 PATIENCE = 12  # the limit by the clock, in limits of computing

@@ -16,12 +16,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from unmask.tasks.answers import last_answer, spoken
-from unmask.tasks.composite import Weights
-from unmask.tasks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION
-from unmask.tasks.protocol import SKELETON, Protocol, text_task, written_out
-from unmask.tasks.sources import Rows
-from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION
+from unmask.tasks.support.answers import last_answer, spoken
+from unmask.tasks.support.composite import Weights
+from unmask.tasks.support.protocol import SKELETON, Protocol, text_task, written_out
+from unmask.tasks.support.sources import Rows
+from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
 SIZE = 256  # questions that are drawn with one seed

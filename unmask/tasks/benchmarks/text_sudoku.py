@@ -13,13 +13,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unmask.tasks import d1_rewards, sudoku
-from unmask.tasks.answers import last_answer, last_boxed, spoken, whole
-from unmask.tasks.composite import Rewards, Weights
-from unmask.tasks.manner import D1
-from unmask.tasks.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
-from unmask.tasks.sources import Shape, puzzle_rows
-from unmask.tasks.sudoku import CELLS, answers, fitting_grids, grids, split_grids
+from unmask.tasks.puzzles import sudoku
+from unmask.tasks.puzzles.sudoku import CELLS, answers, fitting_grids, grids, split_grids
+from unmask.tasks.support import d1_rewards
+from unmask.tasks.support.answers import last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.composite import Rewards, Weights
+from unmask.tasks.support.manner import D1
+from unmask.tasks.support.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
+from unmask.tasks.support.sources import Shape, puzzle_rows
 from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
 PUZZLE = re.compile(r"[0-4]{16}")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from unmask.tasks.answers import in_form
-from unmask.tasks.composite import Part, Rewards, Weights, composite, standard
-from unmask.tasks.manner import FIELD, Manner
+from unmask.tasks.support.answers import in_form
+from unmask.tasks.support.composite import Part, Rewards, Weights, composite, standard
+from unmask.tasks.support.manner import FIELD, Manner
 from unmask.tasks.task import About, Grade, Row, Task
 
 PREFILL = "<reasoning>"

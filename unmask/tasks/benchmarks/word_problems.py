@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from unmask.tasks import gsm8k
-from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.benchmarks import gsm8k
+from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task
 
 NAMES = ("Ada", "Ben", "Cleo", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena", "Mara", "Nils")

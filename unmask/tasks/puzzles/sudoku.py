@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from unmask.tasks.split import split_rng
+from unmask.tasks.support.split import split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 DIGITS = "1234"

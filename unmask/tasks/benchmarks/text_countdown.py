@@ -16,14 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unmask.tasks import countdown, d1_rewards
-from unmask.tasks.answers import d1_boxed, last_answer, last_boxed, spoken, whole
-from unmask.tasks.composite import Rewards, Weights
-from unmask.tasks.countdown import LONGEST, expression, in_test
-from unmask.tasks.data import hub_rows
-from unmask.tasks.manner import D1
-from unmask.tasks.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
-from unmask.tasks.sources import Shape, puzzle_rows, set_rows
+from unmask.tasks.puzzles import countdown
+from unmask.tasks.puzzles.countdown import LONGEST, expression, in_test
+from unmask.tasks.support import d1_rewards
+from unmask.tasks.support.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.composite import Rewards, Weights
+from unmask.tasks.support.data import hub_rows
+from unmask.tasks.support.manner import D1
+from unmask.tasks.support.protocol import SKELETON, Protocol, check_d1_rewards, chosen, text_task, thinking, written_out
+from unmask.tasks.support.sources import Shape, puzzle_rows, set_rows
 from unmask.tasks.task import About, Grade, Row, Task, checked_partial
 
 HUB = "Jiayi-Pan/Countdown-Tasks-3to4"

@@ -1,6 +1,6 @@
 r"""What GSM8K and MATH500 ask in the same words: a problem, and an answer in a \boxed{...}."""
 
-from unmask.tasks.protocol import SKELETON
+from unmask.tasks.support.protocol import SKELETON
 
 
 def boxed_prompt(problem: str, alone: str) -> str:

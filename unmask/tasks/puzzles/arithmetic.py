@@ -8,7 +8,7 @@ The split is by the signed numbers of a problem in any order, so that no test su
 
 import re
 
-from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer

@@ -12,9 +12,9 @@ from functools import cache
 from unmask import sandbox
 from unmask.sandbox import Job, Verdict
 from unmask.sandbox.tests import names_read, names_wanted, parsed
-from unmask.tasks.composite import Weights, composite, standard
-from unmask.tasks.protocol import Rules
-from unmask.tasks.sources import Rows
+from unmask.tasks.support.composite import Weights, composite, standard
+from unmask.tasks.support.protocol import Rules
+from unmask.tasks.support.sources import Rows
 from unmask.tasks.task import About, Grade, Row, Task
 
 LONGEST = 20_000  # characters of a completion that are read

@@ -10,8 +10,8 @@ import json
 import random
 from typing import Any
 
-from unmask.tasks.json_schema import credit, score, validator, verdict
-from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.benchmarks.json_schema import credit, score, validator, verdict
+from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 KEYS = ("age", "big", "cap", "day", "fee", "id", "key", "max", "min", "no", "ok", "pet", "row", "tag", "top", "zip")

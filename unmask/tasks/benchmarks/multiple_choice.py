@@ -13,10 +13,10 @@ import re
 import string
 from typing import Any
 
-from unmask.tasks.answers import LETTERED, last_answer, last_boxed, spoken
-from unmask.tasks.composite import Weights, composite, standard
-from unmask.tasks.sources import Shape, set_rows
-from unmask.tasks.split import hashed_split
+from unmask.tasks.support.answers import LETTERED, last_answer, last_boxed, spoken
+from unmask.tasks.support.composite import Weights, composite, standard
+from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Task
 
 NAMES = (("question", "ctx"), ("options", "endings", "choices"), ("answer", "label", "answerKey"))

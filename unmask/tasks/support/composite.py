@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from unmask.tasks.answers import spoken
+from unmask.tasks.support.answers import spoken
 from unmask.tasks.task import Row, Task, weighted
 
 CHARACTERS = 4  # of a token, in English and in code about
@@ -23,7 +23,7 @@ CHARACTERS = 4  # of a token, in English and in code about
 Weights = dict[str, Any] | None
 """As a configuration has them: a number for each part that is to weigh other than it does."""
 Rewards = Literal["unmask", "d1"]
-"""Whose parts a benchmark's reward has: correctness, format and length, or those of unmask.tasks.d1_rewards."""
+"""Whose parts a benchmark's reward has: correctness, format and length, or those of unmask.tasks.support.d1_rewards."""
 
 
 class Part(NamedTuple):

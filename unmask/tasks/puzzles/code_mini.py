@@ -14,8 +14,8 @@ import re
 from itertools import product
 
 from unmask.sandbox import Job
-from unmask.tasks.programs import Bench, refusing
-from unmask.tasks.split import in_test, split_rng
+from unmask.tasks.support.programs import Bench, refusing
+from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
 INPUTS = range(13)  # where an expression is tried

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from unmask.tasks.split import split_rng
+from unmask.tasks.support.split import split_rng
 from unmask.tasks.task import Row
 
 Wanted = Mapping[str, type | tuple[type, ...]]
