@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from adapt_study import LESSONS
 
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
 from unmask.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
 from unmask.mismatch import mismatch_metrics, random_share, replayed

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 import unmask
 from unmask.cli import app
-from unmask.config import CHOICES, Config, option_help
+from unmask.config.config import CHOICES, Config, option_help
 from unmask.methods import BASES, PLUGINS
 from unmask.sft_config import SftConfig
 from unmask.tasks import TASKS
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent / "reference"
 NOTE = "<!-- written by docs/reference.py: change the code, then `make reference` -->"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 DOORS = {
-    "unmask.config": ["read_config", "parse_config"],
+    "unmask.config.config": ["read_config", "parse_config"],
     "unmask.train": ["train", "resume"],
     "unmask.evaluate": ["evaluate"],
     "unmask.view.page": ["export"],

@@ -57,7 +57,7 @@ def early(base: Method, strength: float = 0.3) -> Method:
 
 
 def main() -> None:
-    from unmask.config import DEMO, read_config
+    from unmask.config.config import DEMO, read_config
     from unmask.run import Run, fresh_folder
     from unmask.train import train
 

@@ -25,7 +25,7 @@ def reward(completion):
 
 
 def main():
-    from unmask.config import DEMO, read_config
+    from unmask.config.config import DEMO, read_config
     from unmask.run import Run, fresh_folder
     from unmask.train import train
 

@@ -26,7 +26,7 @@ import unmask.evaluate
 import unmask.setup
 import unmask.train
 import unmask.update
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, fully_masked, speechless
 from unmask.core.token_sampling import Law

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import unmask.sft as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
 from unmask.adapt import EVEN, MASK, adapt
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import opened
 from unmask.run import check_folder, read_metrics

@@ -20,7 +20,7 @@ from unmask.audit_figures import (
     slope_shares,
 )
 from unmask.audit_report import conclusion, plain, read, restored, slope_rows, tables, value_rows
-from unmask.candidates import Candidate, candidate, candidates, every_estimator, split_overrides
+from unmask.config.method_names import Candidate, candidate, candidates, every_estimator, split_overrides
 from unmask.util.statistics import t_interval
 
 

@@ -13,7 +13,7 @@ from helpers import MASK, Net
 from naive import by_hand
 from unmask import sandbox
 from unmask.benchmark import Bench, Case, card, cases_by_length, decoding_by, hashed, measure, passes_made, tokens_said
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import Law
 from unmask.evaluate import Decoding, evaluate, prompt_ids, wilson

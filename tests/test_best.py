@@ -9,13 +9,13 @@ import torch
 from ranks_cases import toy_model, toy_task
 
 import unmask.keeper
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
+from unmask.config.sections import EvalConfig
 from unmask.evaluate import Evaluation, Share
 from unmask.keeper import Result
 from unmask.models import load_model, save
 from unmask.progress import Best, Progress, Skips, ending, progress_of
 from unmask.run import Run, read_metrics
-from unmask.sections import EvalConfig
 from unmask.tasks import TASKS
 from unmask.train import resume, train
 

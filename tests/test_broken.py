@@ -14,7 +14,7 @@ import unmask.keeper
 import unmask.train
 from helpers import SMALL, cut_at
 from unmask.broken import FACTS, read
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.core.probes import fully_masked
 from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny

@@ -16,7 +16,7 @@ from unmask.compare import SWEEP_SEEDS, compare
 from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
 from unmask.compare_pool import Event, Job
 from unmask.compare_worker import result_of
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from wording import mentions
 
 SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")

@@ -16,7 +16,7 @@ from rich.color import ColorTriplet
 from rich.console import Console
 
 import unmask.display
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, state_before
 from unmask.display import canvases, live, play, training_display

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import unmask
-from unmask.config import Config, option_help
+from unmask.config.config import Config, option_help
 from unmask.methods import BASES, PLUGINS
 from unmask.sft_config import SftConfig
 from unmask.tasks import TASKS

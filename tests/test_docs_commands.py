@@ -23,7 +23,7 @@ import pytest
 import typer
 
 from unmask.cli import UsageError, app, main
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.run import Run
 
 UNMASK: Any = typer.main.get_command(app)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from estimates import LLADA, llada
-from unmask.config import parse_config
+from unmask.config.config import parse_config
 from unmask.estimate import estimate
 from unmask.models.load import KNOWN
 

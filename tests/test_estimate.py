@@ -10,7 +10,7 @@ import torch
 from estimates import LLADA, llada
 from unmask import batch as batch_module
 from unmask import train as train_module
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.counting import Tally
 from unmask.estimate import estimate, network_of
 from unmask.models import load_model, save, tiny_policy

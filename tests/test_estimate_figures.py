@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from estimates import LLADA, llada
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.counting import Tally
 from unmask.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
 from unmask.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu

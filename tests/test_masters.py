@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from unmask.config import parse_config
+from unmask.config.config import parse_config
 from unmask.masters import MasterAdamW
 from unmask.models import tiny_policy
 from unmask.train import optimizer_of

@@ -13,7 +13,7 @@ from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
 from unmask import keeper as keeper_module
 from unmask import train as train_module
 from unmask.compare_cells import cost_of
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.distributed.processes import Ranks
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy

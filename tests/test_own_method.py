@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import unmask as library
-from unmask.candidates import candidate
 from unmask.compare_cells import Settings, Variant, key_of, own_sections, reference_of, variants
-from unmask.config import read_config
+from unmask.config.config import read_config
+from unmask.config.method_names import candidate
 from unmask.methods.own import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unmask.cli import main
-from unmask.config import parse_config
+from unmask.config.config import parse_config
 from unmask.display import next_commands
 from unmask.tasks import Task, own
 from unmask.tasks.scoring import judged

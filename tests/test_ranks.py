@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import unmask.setup
 from unmask.cli import app
-from unmask.config import Config, parse_config, read_config
+from unmask.config.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER
 from unmask.distributed.processes import ALONE, Ranks, waited_for

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.tasks.benchmarks import reasoning_gym as gym
 from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION, makes
 from unmask.tasks.support.split import in_test

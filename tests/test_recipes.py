@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unmask import estimate as estimate_module
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.estimate import estimate
 from unmask.models.load import Outline, outline
 from unmask.pretrain import read_pretrain_config

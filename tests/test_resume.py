@@ -18,7 +18,7 @@ import unmask.keeper
 import unmask.state
 import unmask.train
 from helpers import SMALL, cut_at
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.evaluate import Evaluation, Share, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter

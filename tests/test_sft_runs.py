@@ -12,7 +12,7 @@ from torch import Tensor
 
 import unmask.sft
 from helpers import Net
-from unmask.config import parse_config
+from unmask.config.config import parse_config
 from unmask.diffusion import Noised, token_losses
 from unmask.models import load_model
 from unmask.packing import Batch, Batches

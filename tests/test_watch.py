@@ -14,7 +14,7 @@ from ranks_cases import toy_model, toy_task
 import unmask.train
 from helpers import cut_at
 from unmask.batch import signs_of
-from unmask.config import Config, parse_config
+from unmask.config.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds, sample

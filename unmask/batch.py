@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unmask.config import Config
+from unmask.config.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected

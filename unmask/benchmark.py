@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unmask.config.sections import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace
@@ -23,7 +24,6 @@ from unmask.models import Model
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import canvas, row_seeds
 from unmask.run import versions
-from unmask.sections import RewardConfig
 from unmask.tasks.scoring import Failure, failures_told, grades, judged
 from unmask.tasks.support.manner import Manner
 from unmask.tasks.task import Row, Task

@@ -31,7 +31,7 @@ from unmask.compare_cells import (
 )
 from unmask.compare_pool import Event, Job, cores, run_jobs
 from unmask.compare_report import gather, publish
-from unmask.config import Config, device_of
+from unmask.config.config import Config, device_of
 from unmask.methods.own import label_of
 
 PILOT = 4

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from unmask.config import CHOICES, DEMO, Config, option_help, read_config
+from unmask.config.config import CHOICES, DEMO, Config, option_help, read_config
 from unmask.counting import counted, prompt_tokens
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of

@@ -72,7 +72,7 @@ def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> Non
 def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[str, Any]:
     import torch
 
-    from unmask.config import parse_config
+    from unmask.config.config import parse_config
     from unmask.run import Run, read_metrics, versions
     from unmask.train import train
 
@@ -106,7 +106,7 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 def start_key(data: dict[str, Any]) -> str:
     """Equal for cells that are the same before training."""
     from unmask.compare_cells import key_of
-    from unmask.config import without_method
+    from unmask.config.config import without_method
 
     rest = {key: value for key, value in without_method(data).items() if key not in LEARNING}
     return key_of({**rest, "eval": {**rest["eval"], "every": 0}})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.batch import RESAMPLES
-from unmask.config import Config
+from unmask.config.config import Config
 from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from unmask.benchmark import prompt_hash
-from unmask.config import option_help
+from unmask.config.config import option_help
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.support.split import SPLITS
 from unmask.tasks.task import Row

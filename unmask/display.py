@@ -17,7 +17,7 @@ from unmask.panel import Panel, Written, canvas
 from unmask.watch import sentences
 
 if TYPE_CHECKING:
-    from unmask.config import Config
+    from unmask.config.config import Config
     from unmask.evaluate import Evaluation
     from unmask.keeper import Look, Report, Result
     from unmask.tasks import Task

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from unmask.batch import RESAMPLES
-from unmask.config import Config
+from unmask.config.config import Config
 from unmask.core.policy import PIECE
 from unmask.counting import Tally, counted, prompt_tokens
 from unmask.hardware import NAMES, Hardware, hardware_of

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unmask.config.sections import RewardConfig
 from unmask.core.order import Order, low_confidence
 from unmask.core.policy import Policy
 from unmask.core.schedule import Schedule, even
@@ -18,7 +19,6 @@ from unmask.core.trace import Trace, joined
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
-from unmask.sections import RewardConfig
 from unmask.tasks import Task
 from unmask.tasks.scoring import Failure, Judged, judged
 from unmask.tasks.task import Row

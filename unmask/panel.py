@@ -24,7 +24,7 @@ from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
 
 if TYPE_CHECKING:
     from unmask.batch import Batch, Source
-    from unmask.config import Config
+    from unmask.config.config import Config
     from unmask.core.policy import Tokenizer
     from unmask.core.trace import Trace
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from unmask.config.sections import EvalConfig
 from unmask.evaluate import Evaluation, evaluation_of
-from unmask.sections import EvalConfig
 
 
 class Skips(NamedTuple):

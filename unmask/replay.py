@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from unmask.broken import FOLDER, read, sampled_logp
-from unmask.config import read_config
+from unmask.config.config import read_config
 from unmask.mismatch import replayed
 from unmask.setup import prepared
 from unmask.train import optimizer_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.config import Config, device_of, rollout_shape
+from unmask.config.config import Config, device_of, rollout_shape
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import Law

@@ -22,7 +22,7 @@ import yaml
 from unmask.run import Run, read_metrics
 
 if TYPE_CHECKING:
-    from unmask.config import Config
+    from unmask.config.config import Config
     from unmask.keeper import Report
 
 PROJECT = "unmask"

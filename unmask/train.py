@@ -17,7 +17,8 @@ from torch import Tensor
 
 from unmask.batch import Batch, Source, collect
 from unmask.broken import Broken, sampled_logp
-from unmask.config import Config, read_config
+from unmask.config.config import Config, read_config
+from unmask.config.sections import Scheduled
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import Ranks, whole
 from unmask.evaluate import Evaluation
@@ -28,7 +29,6 @@ from unmask.models import Model
 from unmask.models.lora import trainable
 from unmask.parts import parts_of
 from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
-from unmask.sections import Scheduled
 from unmask.setup import Setup, decoding_of, prepared
 from unmask.state import Optimizer, State, newest
 from unmask.trackers import tracking

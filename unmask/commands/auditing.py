@@ -16,8 +16,8 @@ from unmask.commands.arguments import AsJson, DataOption, Overrides, TaskOption,
 
 if TYPE_CHECKING:
     from unmask.audit import Report
-    from unmask.candidates import Candidate
-    from unmask.config import Config
+    from unmask.config.config import Config
+    from unmask.config.method_names import Candidate
 
 
 def audit(
@@ -78,8 +78,8 @@ def _measured(
     from unmask.audit import scores_choice
     from unmask.audit_report import conclusion, plain
     from unmask.batch import Source, collect
-    from unmask.candidates import candidates, every_estimator, split_overrides
-    from unmask.config import DEMO, read_config
+    from unmask.config.config import DEMO, read_config
+    from unmask.config.method_names import candidates, every_estimator, split_overrides
     from unmask.core.trace import everything
     from unmask.run import versions
     from unmask.setup import decoding_of, is_large, prepared

@@ -32,7 +32,7 @@ def pretrain(
     device: Annotated[str, typer.Option(help="cpu or cuda; another device rounds differently.")] = "cpu",
 ) -> None:
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
-    from unmask.config import check_device
+    from unmask.config.config import check_device
     from unmask.display import training_bar
     from unmask.pretrain import pretrain as run_pretraining
     from unmask.pretrain import read_pretrain_config

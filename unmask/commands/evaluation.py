@@ -13,7 +13,7 @@ from unmask.commands.arguments import AsJson, DataOption, Overrides, RunOrModel,
 
 if TYPE_CHECKING:
     from unmask.benchmark import Bench, Case
-    from unmask.config import Config
+    from unmask.config.config import Config
     from unmask.tasks.task import Row, Task
 
 TABLES = "Tables: a line for each, greedy"
@@ -58,7 +58,7 @@ def eval(
 
     With --lengths, --steps or --paraphrase: a table of greedy scores, and with --samples pass@k beside them.
     """
-    from unmask.config import device_of
+    from unmask.config.config import device_of
     from unmask.display import show_evaluation
     from unmask.evaluate import evaluate
     from unmask.setup import decoding_of, rollout_rows
@@ -207,7 +207,7 @@ def grade(
     as_json: AsJson = False,
 ) -> None:
     """Grade stored generations, without a model: the score with its 95 % interval."""
-    from unmask.config import read_config
+    from unmask.config.config import read_config
     from unmask.grade import grade_file
     from unmask.tasks.scoring import failures_told
 

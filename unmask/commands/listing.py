@@ -10,7 +10,7 @@ from unmask.commands.arguments import AsJson
 
 def methods(as_json: AsJson = False) -> None:
     """List the base methods and the plug-ins."""
-    from unmask.config import option_help
+    from unmask.config.config import option_help
     from unmask.methods import BASES, PLUGINS
 
     catalogue = [("base", name, f) for name, f in BASES.items()] + [("plug-in", n, f) for n, f in PLUGINS.items()]

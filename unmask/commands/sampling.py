@@ -74,7 +74,7 @@ def generate(
 def _decoding(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
 ) -> "tuple[Decoding, Model, str, Rows]":
-    from unmask.config import device_of
+    from unmask.config.config import device_of
     from unmask.setup import decoding_of, rollout_rows
 
     config, policy = load(run_or_model, overrides, task)

@@ -15,7 +15,7 @@ from unmask.commands.arguments import DataOption, of_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.config import Config
+    from unmask.config.config import Config
     from unmask.keeper import Look, Report, Result, Stop
 
 
@@ -44,7 +44,7 @@ def train(
 
     Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
     """
-    from unmask.config import DEMO, read_config
+    from unmask.config.config import DEMO, read_config
 
     if resume is not None:
         others = (task, model, method, plugins, data, full, seed, out, hardware)
@@ -83,7 +83,7 @@ def train(
 
 
 def _resume(folder: Path) -> None:
-    from unmask.config import read_config
+    from unmask.config.config import read_config
     from unmask.run import FINISHED
     from unmask.train import resume
     from unmask.util.parsing import check_there

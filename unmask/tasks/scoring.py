@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unmask.config.sections import RewardConfig
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.sections import RewardConfig
 from unmask.tasks.task import Grade, Outcome, Row, Task
 
 SHOWN = 200  # characters of a completion in a message

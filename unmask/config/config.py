@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from unmask.config.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
@@ -30,7 +31,6 @@ from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.methods.own import own_method, section_of
 from unmask.models.lora import LoraOptions
-from unmask.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
 from unmask.tasks.support.validation import validating
@@ -241,7 +241,7 @@ def _check_sections(config: Config) -> None:
 
 def _check_combination(config: Config) -> None:
     """What no single key shows. The method is rehearsed on a blank canvas, so that a bad option fails now."""
-    from unmask.rehearsal import rehearse
+    from unmask.config.probe_check import rehearse
 
     check_device(device_of(config))
     if len(set(config.plugins)) < len(config.plugins):
