@@ -189,7 +189,7 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
     """Sampled and greedy, by task and by steps."""
     import torch
 
-    from unmask.evaluate import Decoding, evaluate
+    from unmask.evaluation.evaluate import Decoding, evaluate
     from unmask.models import load_model
     from unmask.tasks import TASKS
     from unmask.util.micro_batch import Rows

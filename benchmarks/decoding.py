@@ -24,7 +24,8 @@ from adapt_study import LESSONS
 
 from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
-from unmask.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
+from unmask.evaluation.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
+from unmask.evaluation.prompt_variants import Wording, worded
 from unmask.mismatch import mismatch_metrics, random_share, replayed
 from unmask.models import Model, load_model
 from unmask.rollout.engine import Cache
@@ -34,7 +35,6 @@ from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import judged
 from unmask.util.micro_batch import Rows
-from unmask.wordings import Wording, worded
 
 SEED = -1
 SHARES = (1, 2, 4)

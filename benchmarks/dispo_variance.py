@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.trace import state_before
-from unmask.evaluate import Decoding, prompt_ids
+from unmask.evaluation.evaluate import Decoding, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.sample import row_seeds

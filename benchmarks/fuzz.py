@@ -22,7 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
     from unmask.config.config import read_config
-    from unmask.grade import graded
+    from unmask.evaluation.grade import graded
+    from unmask.evaluation.prompt_variants import filled
     from unmask.sandbox.wire import Foul, packed, unpacked
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
@@ -30,7 +31,6 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.tasks.support.programs import continuation, one_block, program_of
     from unmask.tasks.task import Task
     from unmask.util.parsing import parsed_yaml
-    from unmask.wordings import filled
 
 GRADERS = {  # not those that run programs or ask math-verify, which have processes of their own
     (name, protocol): TASKS[name](**({"protocol": protocol} if protocol else {}))

@@ -29,7 +29,7 @@ WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Pa
 DOORS = {
     "unmask.config.config": ["read_config", "parse_config"],
     "unmask.train": ["train", "resume"],
-    "unmask.evaluate": ["evaluate"],
+    "unmask.evaluation.evaluate": ["evaluate"],
     "unmask.view.page": ["export"],
     "unmask.models.lora": ["add_adapter", "merge", "save_adapter", "load_adapter"],
     "unmask.models.checkpoint": ["save"],

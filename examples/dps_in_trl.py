@@ -13,7 +13,7 @@ except ImportError as error:
     raise SystemExit(f"this example needs TRL ({error}): pip install 'unmask[trl]'") from None
 
 import unmask
-from unmask.evaluate import Decoding
+from unmask.evaluation.evaluate import Decoding
 from unmask.integrations.trl import DiffusionGRPOTrainer
 
 UPDATES, PROMPTS, GROUP = 40, 8, 8

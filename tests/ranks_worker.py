@@ -22,7 +22,7 @@ from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
 
 import unmask.core.probes
-import unmask.evaluate
+import unmask.evaluation.evaluate
 import unmask.setup
 import unmask.train
 import unmask.update
@@ -68,7 +68,7 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     vars(unmask.train).update(collect=collect, update=update, optimizer_of=optimizer_of)
     small = name if ranks.rank == ranks.size - 1 else ""
     unmask.update.ask = cramped if small == "lora-oom" else ask
-    unmask.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
+    unmask.evaluation.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
     unmask.update.speechless = lambda probes: silent.append(probes) or speechless(probes)
     try:
         out = folder / f"{name}-{ranks.size}-{ranks.rank}"

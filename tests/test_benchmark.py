@@ -12,11 +12,21 @@ from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, llada, with_
 from helpers import MASK, Net
 from naive import by_hand
 from unmask import sandbox
-from unmask.benchmark import Bench, Case, card, cases_by_length, decoding_by, hashed, measure, passes_made, tokens_said
 from unmask.config.config import read_config
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import Law
-from unmask.evaluate import Decoding, evaluate, prompt_ids, wilson
+from unmask.evaluation.benchmark import (
+    Bench,
+    Case,
+    card,
+    cases_by_length,
+    decoding_by,
+    hashed,
+    measure,
+    passes_made,
+    tokens_said,
+)
+from unmask.evaluation.evaluate import Decoding, evaluate, prompt_ids, wilson
 from unmask.models import load_model
 from unmask.rollout.sample import sample
 from unmask.tasks import TASKS

@@ -11,7 +11,7 @@ from ranks_cases import toy_model, toy_task
 import unmask.keeper
 from unmask.config.config import Config, parse_config
 from unmask.config.sections import EvalConfig
-from unmask.evaluate import Evaluation, Share
+from unmask.evaluation.evaluate import Evaluation, Share
 from unmask.keeper import Result
 from unmask.models import load_model, save
 from unmask.progress import Best, Progress, Skips, ending, progress_of

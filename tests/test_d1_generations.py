@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.grade import graded
+from unmask.evaluation.grade import graded
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k, math500, text_countdown, text_sudoku
 

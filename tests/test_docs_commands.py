@@ -39,7 +39,7 @@ DOORS = {
     "unmask.compare_report": ("redraw",),
     "unmask.setup": ("prepared",),
     "unmask.audit_report": ("read",),
-    "unmask.grade": ("grade_file",),
+    "unmask.evaluation.grade": ("grade_file",),
     "unmask.pretrain": ("pretrain",),
     "unmask.adapt": ("source_folder",),
     "unmask.sft": ("finetune",),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluate import Decoding, evaluate, mean_share, mixed_at, pass_at, wilson
+from unmask.evaluation.evaluate import Decoding, evaluate, mean_share, mixed_at, pass_at, wilson
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import judged

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from unmask.benchmark import Case
 from unmask.core.schedule import even, timestep
-from unmask.evaluate import Decoding
-from unmask.frontier import cases_by_steps, plot_place
+from unmask.evaluation.benchmark import Case
+from unmask.evaluation.evaluate import Decoding
+from unmask.evaluation.step_sweep import cases_by_steps, plot_place
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import Rows
 

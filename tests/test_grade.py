@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from unmask.benchmark import Bench, Case, measured
-from unmask.evaluate import Decoding, wilson
-from unmask.grade import graded, score
+from unmask.evaluation.benchmark import Bench, Case, measured
+from unmask.evaluation.evaluate import Decoding, wilson
+from unmask.evaluation.grade import graded, score
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade

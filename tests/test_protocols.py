@@ -13,7 +13,7 @@ import torch
 from helpers import EOS, MASK, Net
 from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import Law
-from unmask.evaluate import Decoding, completions, prompt_ids
+from unmask.evaluation.evaluate import Decoding, completions, prompt_ids
 from unmask.models import load_model
 from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
 from unmask.tasks.support.answers import spoken

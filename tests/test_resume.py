@@ -19,7 +19,7 @@ import unmask.state
 import unmask.train
 from helpers import SMALL, cut_at
 from unmask.config.config import Config, parse_config
-from unmask.evaluate import Evaluation, Share, evaluation_of
+from unmask.evaluation.evaluate import Evaluation, Share, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
 from unmask.run import LOGS, Run, read_metrics

@@ -11,8 +11,8 @@ import pytest
 from reward_cases import completions, earned, tasks
 
 from unmask import sandbox
-from unmask.benchmark import Bench, card, cases_by_length
 from unmask.describe import description
+from unmask.evaluation.benchmark import Bench, card, cases_by_length
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, own
 from unmask.tasks.benchmarks import gsm8k, humaneval, json_schema, math500, mbpp, text_countdown

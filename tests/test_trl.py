@@ -17,7 +17,7 @@ import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import assert_close
 from unmask.core.probes import ask, of_states
-from unmask.evaluate import Decoding
+from unmask.evaluation.evaluate import Decoding
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_of, prompt_ids
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy

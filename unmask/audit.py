@@ -30,7 +30,7 @@ from unmask.core.policy import Policy
 from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
 from unmask.core.shapes import Metrics
 from unmask.core.trace import Trace, everything, selected
-from unmask.evaluate import Decoding
+from unmask.evaluation.evaluate import Decoding
 from unmask.exact import TooMany, summable, summed_orders
 from unmask.models import Model
 from unmask.models.lora import trainable

@@ -9,7 +9,7 @@ from unmask.config.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected
-from unmask.evaluate import Decoding, completions, prompt_ids
+from unmask.evaluation.evaluate import Decoding, completions, prompt_ids
 from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.setup import Setup
 from unmask.tasks import Task

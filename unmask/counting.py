@@ -19,7 +19,7 @@ from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
 from unmask.core.trace import selected
-from unmask.evaluate import Decoding, prompt_ids
+from unmask.evaluation.evaluate import Decoding, prompt_ids
 from unmask.mismatch import replayed
 from unmask.models.load import Outline
 from unmask.parts import parts_of

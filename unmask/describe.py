@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from unmask.benchmark import prompt_hash
 from unmask.config.config import option_help
+from unmask.evaluation.benchmark import prompt_hash
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.support.split import SPLITS
 from unmask.tasks.task import Row

@@ -18,7 +18,7 @@ from unmask.watch import sentences
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
-    from unmask.evaluate import Evaluation
+    from unmask.evaluation.evaluate import Evaluation
     from unmask.keeper import Look, Report, Result
     from unmask.tasks import Task
 

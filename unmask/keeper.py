@@ -15,7 +15,7 @@ import torch
 from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
 from unmask.broken import Broken, keep
 from unmask.distributed.processes import whole
-from unmask.evaluate import Evaluation, evaluate, prompt_ids
+from unmask.evaluation.evaluate import Evaluation, evaluate, prompt_ids
 from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
 from unmask.rollout.sample import canvas
 from unmask.run import BEST, Run, made_by, read_metrics

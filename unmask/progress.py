@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from unmask.config.sections import EvalConfig
-from unmask.evaluate import Evaluation, evaluation_of
+from unmask.evaluation.evaluate import Evaluation, evaluation_of
 
 
 class Skips(NamedTuple):

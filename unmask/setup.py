@@ -12,7 +12,7 @@ from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import Law
 from unmask.distributed.processes import Ranks, joined_ranks, shard
-from unmask.evaluate import Decoding
+from unmask.evaluation.evaluate import Decoding
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
 from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter

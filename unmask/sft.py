@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from unmask.diffusion import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
-from unmask.evaluate import Decoding, complete, completions, evaluate
+from unmask.evaluation.evaluate import Decoding, complete, completions, evaluate
 from unmask.lessons import Taught, taught
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter

@@ -21,7 +21,7 @@ from unmask.config.config import Config, read_config
 from unmask.config.sections import Scheduled
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import Ranks, whole
-from unmask.evaluate import Evaluation
+from unmask.evaluation.evaluate import Evaluation
 from unmask.keeper import Keeper, Look, Report, Result, Stop
 from unmask.masters import MasterAdamW
 from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights

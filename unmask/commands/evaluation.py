@@ -12,8 +12,8 @@ import typer
 from unmask.commands.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
 
 if TYPE_CHECKING:
-    from unmask.benchmark import Bench, Case
     from unmask.config.config import Config
+    from unmask.evaluation.benchmark import Bench, Case
     from unmask.tasks.task import Row, Task
 
 TABLES = "Tables: a line for each, greedy"
@@ -60,7 +60,7 @@ def eval(
     """
     from unmask.config.config import device_of
     from unmask.display import show_evaluation
-    from unmask.evaluate import evaluate
+    from unmask.evaluation.evaluate import evaluate
     from unmask.setup import decoding_of, rollout_rows
     from unmask.tasks.scoring import failures_told
 
@@ -71,7 +71,7 @@ def eval(
     built, device, batch = config.build_task(), device_of(config), rollout_rows(config, policy)
     rows, how = _held_out(config, built, problems, table), decoding_of(config, built)
     if table:
-        from unmask.benchmark import Bench, Case, cases_by_length, numbers_in
+        from unmask.evaluation.benchmark import Bench, Case, cases_by_length, numbers_in
 
         if samples and not how.law.temperature:
             raise ValueError("--samples: at rollout.temperature=0 all samples are the greedy answer; leave it out")
@@ -144,7 +144,7 @@ def _table(
 
 
 def _show_lengths(bench: "Bench", cases: "list[Case]", out: Path | None, as_json: bool) -> None:
-    from unmask.benchmark import check_place, measured, written
+    from unmask.evaluation.benchmark import check_place, measured, written
 
     check_place(out)
     lines = measured(bench, cases, "length", as_json)
@@ -160,8 +160,8 @@ def _show_frontier(
     run_or_model: str,
     as_json: bool,
 ) -> None:
-    from unmask.benchmark import check_place, measured, numbers_in, written
-    from unmask.frontier import cases_by_steps, check_plot, draw, plot_place
+    from unmask.evaluation.benchmark import check_place, measured, numbers_in, written
+    from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw, plot_place
 
     place = plot_place(plot, out, run_or_model)
     check_place(out)
@@ -175,8 +175,8 @@ def _show_frontier(
 
 
 def _show_wordings(bench: "Bench", cases: "list[Case]", paraphrase: Path, out: Path | None, as_json: bool) -> None:
-    from unmask.benchmark import check_place, measured, written
-    from unmask.wordings import cases_by_wording, differences, read_wordings, spread_told
+    from unmask.evaluation.benchmark import check_place, measured, written
+    from unmask.evaluation.prompt_variants import cases_by_wording, differences, read_wordings, spread_told
 
     check_place(out)
     cases = cases_by_wording(bench, cases[0], read_wordings(paraphrase))
@@ -208,7 +208,7 @@ def grade(
 ) -> None:
     """Grade stored generations, without a model: the score with its 95 % interval."""
     from unmask.config.config import read_config
-    from unmask.grade import grade_file
+    from unmask.evaluation.grade import grade_file
     from unmask.tasks.scoring import failures_told
 
     config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)

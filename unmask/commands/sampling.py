@@ -10,7 +10,7 @@ import typer
 from unmask.commands.arguments import Overrides, RunOrModel, TaskOption, load
 
 if TYPE_CHECKING:
-    from unmask.evaluate import Decoding
+    from unmask.evaluation.evaluate import Decoding
     from unmask.models import Model
     from unmask.util.micro_batch import Rows
 
@@ -52,7 +52,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
-    from unmask.benchmark import check_place
+    from unmask.evaluation.benchmark import check_place
     from unmask.prompts import entries, read_prompts
 
     rows = read_prompts(prompts)
@@ -87,7 +87,7 @@ def _traces(
 ) -> Any:
     import torch
 
-    from unmask.evaluate import complete
+    from unmask.evaluation.evaluate import complete
 
     ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
     return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)

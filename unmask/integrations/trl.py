@@ -25,7 +25,7 @@ from unmask.core.method import Method
 from unmask.core.policy import Policy
 from unmask.core.probes import ask, of_states, speechless
 from unmask.core.trace import Trace, until_eos
-from unmask.evaluate import Decoding, completions
+from unmask.evaluation.evaluate import Decoding, completions
 from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import Unmoved, adapted, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS

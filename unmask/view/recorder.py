@@ -6,7 +6,7 @@ from torch import Tensor
 
 from unmask.batch import Batch, Source
 from unmask.core.trace import Trace, selected
-from unmask.evaluate import WATCHED, Watch, completions
+from unmask.evaluation.evaluate import WATCHED, Watch, completions
 from unmask.tasks.scoring import Failure, Judged
 from unmask.tasks.task import Row
 from unmask.update import Part

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from unmask.config.sections import RewardConfig
-from unmask.evaluate import Z_95, Share, mean_share, wilson
+from unmask.evaluation.evaluate import Z_95, Share, mean_share, wilson
 from unmask.tasks import TASKS
 from unmask.tasks.scoring import Failure, grades
 from unmask.tasks.support.data import read_rows

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unmask.benchmark import Case, Line
-from unmask.evaluate import Decoding
+from unmask.evaluation.benchmark import Case, Line
+from unmask.evaluation.evaluate import Decoding
 
 
 def cases_by_steps(case: Case, steps: Sequence[int]) -> list[Case]:

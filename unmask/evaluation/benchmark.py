@@ -18,8 +18,8 @@ from unmask.config.sections import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace
-from unmask.evaluate import Decoding, Share, complete, completions, pass_shares, prompt_ids
-from unmask.grade import Graded, summary
+from unmask.evaluation.evaluate import Decoding, Share, complete, completions, pass_shares, prompt_ids
+from unmask.evaluation.grade import Graded, summary
 from unmask.models import Model
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import canvas, row_seeds

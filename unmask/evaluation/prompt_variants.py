@@ -13,8 +13,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-from unmask.benchmark import Bench, Case, Line, check_prompts
-from unmask.evaluate import Z_95
+from unmask.evaluation.benchmark import Bench, Case, Line, check_prompts
+from unmask.evaluation.evaluate import Z_95
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
