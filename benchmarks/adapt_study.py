@@ -107,7 +107,7 @@ def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
     from unmask.diffusion import noised
     from unmask.packing import Batch
     from unmask.sft import learn, trained_policy
-    from unmask.train import optimizer_of
+    from unmask.training.loop import optimizer_of
     from unmask.util.micro_batch import Rows
 
     found, best = [], peak()
@@ -160,8 +160,8 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 
 def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
     """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
-    from unmask.run import FINISHED, Run
     from unmask.sft import CONFIG, finetune, resume
+    from unmask.training.run.folder import FINISHED, Run
     from unmask.util.signals import Paused
 
     folder = arguments.work / "adapt"
@@ -234,7 +234,7 @@ def main() -> None:
     if arguments.out.is_file() and (known := json.loads(arguments.out.read_text()).get("speed")):
         rate = max(row["tokens_per_s"] for row in known[1:])
     if "adapt" in stages and (folder := adapted(start, arguments, rate, until)):
-        from unmask.run import read_metrics
+        from unmask.training.run.folder import read_metrics
 
         ended = json.loads((folder / "finished.json").read_text())
         solved = solve_rates(folder / "checkpoint", arguments.problems, 2)

@@ -26,14 +26,14 @@ from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
 from unmask.evaluation.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
 from unmask.evaluation.prompt_variants import Wording, worded
-from unmask.mismatch import mismatch_metrics, random_share, replayed
 from unmask.models import Model, load_model
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import row_seeds
-from unmask.run import checkpoint_of
-from unmask.setup import decoding_of
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import judged
+from unmask.training.mismatch import mismatch_metrics, random_share, replayed
+from unmask.training.run.folder import checkpoint_of
+from unmask.training.setup import decoding_of
 from unmask.util.micro_batch import Rows
 
 SEED = -1

@@ -35,8 +35,8 @@ def run_cell(data: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from unmask.config.config import parse_config
-    from unmask.run import Run, read_metrics
-    from unmask.train import train
+    from unmask.training.loop import train
+    from unmask.training.run.folder import Run, read_metrics
 
     torch.set_num_threads(1)
     config = parse_config(data)

@@ -64,8 +64,8 @@ def train(updates: int) -> dict[str, float]:
     import torch
 
     from unmask.config.config import DEMO, read_config
-    from unmask.run import Run
-    from unmask.train import train as run_training
+    from unmask.training.loop import train as run_training
+    from unmask.training.run.folder import Run
 
     torch.set_num_threads(1)
     every = max(1, updates // 100)
@@ -161,8 +161,8 @@ def queue(programs: int) -> dict[str, float]:
 def viewed(lines: int) -> dict[str, float]:
     """The log of the demo's first updates over and over, and the page that shows it."""
     from unmask.config.config import DEMO, read_config
-    from unmask.run import Run
-    from unmask.train import train as run_training
+    from unmask.training.loop import train as run_training
+    from unmask.training.run.folder import Run
     from unmask.view.page import export
 
     few = ["updates=8", "prompts=2", "group=4", "eval.prompts=4", "eval.samples=1", "eval.every=2"]

@@ -51,11 +51,11 @@ def settings(model: str, method: str, plugins: tuple[str, ...]) -> dict[str, Any
 
 def arm(place: str, call: int, luck: random.Random) -> None:
     """SIGKILL at a random moment of the `call`-th call of a function, or just after it."""
-    import unmask.keeper
-    import unmask.train
+    import unmask.training.loop
+    import unmask.training.run.training_run
 
     module, name = PLACES[place].split(".")
-    where = {"train": unmask.train, "keeper": unmask.keeper}[module]
+    where = {"train": unmask.training.loop, "keeper": unmask.training.run.training_run}[module]
     plain, took = getattr(where, name), list[float]()
 
     def armed(*given: Any, **named: Any) -> Any:
@@ -101,8 +101,8 @@ def matrix(most: int, seed: int) -> dict[str, float]:
     from unmask.methods import BASES
     from unmask.models import save, tiny_policy
     from unmask.models.tiny import TinyShape
-    from unmask.run import Run
-    from unmask.train import resume, train
+    from unmask.training.loop import resume, train
+    from unmask.training.run.folder import Run
 
     torch.set_num_threads(1)
     Run.draw = lambda self: None  # type: ignore[assignment, method-assign, return-value]  # no picture of each run

@@ -14,10 +14,10 @@ from torch import Tensor
 from unmask.core.schedule import even
 from unmask.core.token_sampling import Law
 from unmask.methods import diffu_grpo, dps
-from unmask.mismatch import mismatch_metrics, replayed
 from unmask.models.load import Released
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import _Walk
+from unmask.training.mismatch import mismatch_metrics, replayed
 from unmask.util.micro_batch import Rows
 
 # --- the baseline

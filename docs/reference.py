@@ -28,7 +28,7 @@ NOTE = "<!-- written by docs/reference.py: change the code, then `make reference
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 DOORS = {
     "unmask.config.config": ["read_config", "parse_config"],
-    "unmask.train": ["train", "resume"],
+    "unmask.training.loop": ["train", "resume"],
     "unmask.evaluation.evaluate": ["evaluate"],
     "unmask.view.page": ["export"],
     "unmask.models.lora": ["add_adapter", "merge", "save_adapter", "load_adapter"],

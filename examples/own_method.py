@@ -58,8 +58,8 @@ def early(base: Method, strength: float = 0.3) -> Method:
 
 def main() -> None:
     from unmask.config.config import DEMO, read_config
-    from unmask.run import Run, fresh_folder
-    from unmask.train import train
+    from unmask.training.loop import train
+    from unmask.training.run.folder import Run, fresh_folder
 
     sizes = [f"updates={UPDATES}", f"prompts={PROMPTS}", f"group={GROUP}", f"eval.prompts={PROBLEMS}"]
     named = {"method": f"{__file__}:halves", "with": [f"{__file__}:early"]}

@@ -26,8 +26,8 @@ def reward(completion):
 
 def main():
     from unmask.config.config import DEMO, read_config
-    from unmask.run import Run, fresh_folder
-    from unmask.train import train
+    from unmask.training.loop import train
+    from unmask.training.run.folder import Run, fresh_folder
 
     sizes = [f"updates={UPDATES}", f"prompts={PROMPTS}", f"group={GROUP}", f"eval.prompts={PROBLEMS}"]
     config = read_config(DEMO, [*sizes, "method=agrpo", "with=[]", "optimizer.lr=3e-3"], task=__file__)

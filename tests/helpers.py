@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import unmask.keeper
-import unmask.train
+import unmask.training.loop
+import unmask.training.run.training_run
 from unmask.core.method import Method
 from unmask.core.objective import Objective, reward_divergence
 from unmask.core.order import Order, random
@@ -23,7 +23,7 @@ from unmask.models.tiny import TinyShape
 from unmask.rollout.branches import Branch
 from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, sample
-from unmask.update import Part, part_loss
+from unmask.training.update import Part, part_loss
 
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6]]  # of different lengths; one holds an end token
@@ -330,7 +330,7 @@ class Cut(BaseException):
 @contextmanager
 def cut_at(place: str, call: int) -> Iterator[None]:
     """Under it the `call`-th call of a function of the loop does not come back, which ends the run."""
-    where = unmask.keeper if hasattr(unmask.keeper, place) else unmask.train
+    where = unmask.training.run.training_run if hasattr(unmask.training.run.training_run, place) else unmask.training.loop
     plain, calls = getattr(where, place), count(1)
 
     def counted(*given: object, **named: object) -> object:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import unmask.train
+import unmask.training.loop
 
 OPTIONS = ["--task", "toy", "updates=2", "prompts=2", "group=2", "save_every=1", "eval.prompts=3", "eval.samples=1"]
 SILENT = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -45,7 +45,7 @@ def _alone(name: str, rank: int, folder: Path) -> NoReturn:
     with (folder / f"{name}-{rank}.txt").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    plain = unmask.train.collect
+    plain = unmask.training.loop.collect
 
     def collect(source: Any, step: int) -> Any:
         if rank and step == 2:
@@ -53,7 +53,7 @@ def _alone(name: str, rank: int, folder: Path) -> NoReturn:
             os.kill(os.getpid(), SILENT[name])
         return plain(source, step)
 
-    unmask.train.collect = collect
+    unmask.training.loop.collect = collect
     sys.argv = ["unmask", "train", *OPTIONS, "--out", "run"]
     try:
         command()

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import unmask.core.probes
 import unmask.evaluation.evaluate
-import unmask.setup
-import unmask.train
-import unmask.update
+import unmask.training.loop
+import unmask.training.setup
+import unmask.training.update
 from unmask.config.config import Config, parse_config
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, fully_masked, speechless
@@ -36,9 +36,9 @@ from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
 from unmask.rollout.record import Record
 from unmask.rollout.sample import row_seeds, sample
-from unmask.run import Run, read_metrics
-from unmask.setup import prepared
 from unmask.tasks import TASKS
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.setup import prepared
 
 PATIENCE = 120
 """Seconds for everything; twenty or so are enough on one core."""
@@ -47,7 +47,7 @@ PATIENCE = 120
 def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """What a run finds, on every process: rollouts, metrics of every inner update, weights."""
     batches, metrics, policies, reports, silent = [list[Any]() for _ in range(5)]
-    plain = {key: getattr(unmask.train, key) for key in ("collect", "update", "optimizer_of")}
+    plain = {key: getattr(unmask.training.loop, key) for key in ("collect", "update", "optimizer_of")}
 
     def collect(*given: Any) -> Any:
         batch = plain["collect"](*given)
@@ -65,16 +65,16 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
 
     config = case_config(name, str(folder / "model"))
     unmask.core.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
-    vars(unmask.train).update(collect=collect, update=update, optimizer_of=optimizer_of)
+    vars(unmask.training.loop).update(collect=collect, update=update, optimizer_of=optimizer_of)
     small = name if ranks.rank == ranks.size - 1 else ""
-    unmask.update.ask = cramped if small == "lora-oom" else ask
+    unmask.training.update.ask = cramped if small == "lora-oom" else ask
     unmask.evaluation.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
-    unmask.update.speechless = lambda probes: silent.append(probes) or speechless(probes)
+    unmask.training.update.speechless = lambda probes: silent.append(probes) or speechless(probes)
     try:
         out = folder / f"{name}-{ranks.size}-{ranks.rank}"
-        unmask.train.train(config, lambda: Run(out, config.dump()), lambda step, found: reports.append(found))
+        unmask.training.loop.train(config, lambda: Run(out, config.dump()), lambda step, found: reports.append(found))
     finally:
-        vars(unmask.train).update(plain)
+        vars(unmask.training.loop).update(plain)
     kept = [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]
     return {
         "traces": [{key: getattr(trace, key) for key in kept} | trace.seen for trace in batches],
@@ -216,7 +216,7 @@ def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
     config = parse_config({**COMMON, "model": str(folder / "model"), "prompts": 1, "group": 2, "updates": 1})
     out = folder / f"two-{ranks.size}-{ranks.rank}"
     try:
-        unmask.train.train(config, lambda: Run(out, config.dump()))
+        unmask.training.loop.train(config, lambda: Run(out, config.dump()))
     except ValueError as error:
         assert str(error) == "prompts x group: 2 rollouts cannot be shared among 3 processes; raise one of them"
         assert ranks.size == 3
@@ -238,7 +238,7 @@ def check_compile(ranks: Ranks, folder: Path) -> None:
 
 def check_resume(ranks: Ranks, folder: Path) -> None:
     """Cut off before the third of three updates and gone on with: the same log and the same weights, bit for bit."""
-    plain = unmask.train.collect
+    plain = unmask.training.loop.collect
 
     def cut(source: Any, step: int) -> Any:
         if step == 3:
@@ -248,14 +248,14 @@ def check_resume(ranks: Ranks, folder: Path) -> None:
     for more in ({"lora": LORA, "full": False, "with": ["dispo"]}, {"full": True, "method": "agrpo"}):
         config = parse_config({**COMMON, **more, "model": str(folder / "model"), "updates": 3})
         runs = [folder / f"{name}-{'full' if more['full'] else 'lora'}-{ranks.size}" for name in ("whole", "cut")]
-        unmask.train.train(config, lambda out=runs[0], c=config: Run(out, c.dump()))
-        unmask.train.collect = cut
+        unmask.training.loop.train(config, lambda out=runs[0], c=config: Run(out, c.dump()))
+        unmask.training.loop.collect = cut
         try:
-            unmask.train.train(config, lambda out=runs[1], c=config: Run(out, c.dump()))
+            unmask.training.loop.train(config, lambda out=runs[1], c=config: Run(out, c.dump()))
             raise AssertionError("not cut off")
         except KeyboardInterrupt:
-            unmask.train.collect = plain
-        unmask.train.resume(runs[1])
+            unmask.training.loop.collect = plain
+        unmask.training.loop.resume(runs[1])
         if ranks.first:
             logs = [read_metrics(out) for out in runs]
             metrics = [[{key: v for key, v in row.items() if "time/" not in key} for row in log] for log in logs]
@@ -266,7 +266,7 @@ def check_resume(ranks: Ranks, folder: Path) -> None:
 
 def check_skips(ranks: Ranks, folder: Path) -> None:
     """What is not finite on one process is skipped by all, who go on together; the second in a row stops them alike."""
-    plain, step = unmask.train.collect, [0]
+    plain, step = unmask.training.loop.collect, [0]
 
     def ill(policy: Policy, probes: Probes) -> Tensor:
         return ask(policy, probes) * (torch.nan if step[0] > 1 and torch.is_grad_enabled() else 1.0)
@@ -275,21 +275,21 @@ def check_skips(ranks: Ranks, folder: Path) -> None:
         step[0] = number
         return plain(source, number)
 
-    unmask.train.collect = collect
-    unmask.update.ask = ill if ranks.rank == ranks.size - 1 else ask
+    unmask.training.loop.collect = collect
+    unmask.training.update.ask = ill if ranks.rank == ranks.size - 1 else ask
     for kind in (False, True):
         how = {"full": kind, "updates": 9, "inner": 1, "optimizer": {"lr": 0.01, "patience": 2}}
         config = parse_config({**COMMON, **how, "model": str(folder / "model")})
         out = folder / f"skips-{ranks.size}-{kind}"
         try:
-            unmask.train.train(config, lambda out=out, c=config: Run(out, c.dump()))
+            unmask.training.loop.train(config, lambda out=out, c=config: Run(out, c.dump()))
             raise AssertionError("not stopped")
         except ValueError as error:
             assert "2 updates in a row were skipped, the last because the gradient is not finite" in str(error)
         if ranks.first:
             assert [row.get("train/skipped") for row in read_metrics(out)] == [None, 0, 1, 2]
             assert (out / "broken" / "3" / "batch.json").is_file()
-    unmask.train.collect, unmask.update.ask = plain, ask
+    unmask.training.loop.collect, unmask.training.update.ask = plain, ask
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in vars().copy().items() if name.startswith("check_")}
@@ -310,7 +310,7 @@ def work(rank: int, size: int, folder: Path) -> None:
     def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
         yield ranks, device
 
-    unmask.setup.joined_ranks = joined_ranks
+    unmask.training.setup.joined_ranks = joined_ranks
     jobs = {name: (lambda check=check: check(ranks, folder)) for name, check in CHECKS.items()}
     jobs |= {name: (lambda name=name: trained(name, ranks, folder)) for name in SIZES[size]}
     for name, job in jobs.items():

@@ -18,9 +18,9 @@ from unmask.adapt import EVEN, MASK, adapt
 from unmask.config.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import opened
-from unmask.run import check_folder, read_metrics
 from unmask.sft import learn
 from unmask.sft_config import read_sft_config
+from unmask.training.run.folder import check_folder, read_metrics
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}

@@ -17,7 +17,7 @@ from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, sample
-from unmask.update import part_loss
+from unmask.training.update import part_loss
 
 
 def rollout(ends=1.0, **settings):

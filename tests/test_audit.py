@@ -26,7 +26,7 @@ from unmask.core.probes import ask
 from unmask.core.trace import Trace, selected
 from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
 from unmask.methods.agrpo import entropy_steps
-from unmask.update import answers
+from unmask.training.update import answers
 from unmask.util.micro_batch import Rows
 from world import NetPolicy, World, cosine, enumerated, noise, relative_error, reward_of, value_gradient
 

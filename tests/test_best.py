@@ -8,16 +8,16 @@ import pytest
 import torch
 from ranks_cases import toy_model, toy_task
 
-import unmask.keeper
+import unmask.training.run.training_run
 from unmask.config.config import Config, parse_config
 from unmask.config.sections import EvalConfig
 from unmask.evaluation.evaluate import Evaluation, Share
-from unmask.keeper import Result
 from unmask.models import load_model, save
-from unmask.progress import Best, Progress, Skips, ending, progress_of
-from unmask.run import Run, read_metrics
 from unmask.tasks import TASKS
-from unmask.train import resume, train
+from unmask.training.loop import resume, train
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.progress import Best, Progress, Skips, ending, progress_of
+from unmask.training.run.training_run import Result
 
 
 class Cut(BaseException):
@@ -49,7 +49,7 @@ class Script:
     def __init__(self, patch: pytest.MonkeyPatch, *solved: float) -> None:
         self.left, self.known, self.seen = list(solved), dict[bytes, float](), list[dict[str, torch.Tensor]]()
         self.cut = 99
-        patch.setattr(unmask.keeper, "evaluate", self.evaluate)
+        patch.setattr(unmask.training.run.training_run, "evaluate", self.evaluate)
 
     def evaluate(self, policy: torch.nn.Module, *given: object) -> Evaluation:
         self.cut -= 1

@@ -10,22 +10,22 @@ import pytest
 import torch
 from ranks_cases import toy_task
 
-import unmask.keeper
-import unmask.train
+import unmask.training.loop
+import unmask.training.run.training_run
 from helpers import SMALL, cut_at
-from unmask.broken import FACTS, read
 from unmask.config.config import Config, parse_config
 from unmask.core.probes import fully_masked
 from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny
-from unmask.progress import Skips
-from unmask.replay import replay
 from unmask.rollout.sample import row_seeds, sample
-from unmask.run import Run, read_metrics
-from unmask.state import newest
 from unmask.tasks import TASKS
-from unmask.train import optimizer_of, resume, train
-from unmask.update import NotFinite, Part, update
+from unmask.training.loop import optimizer_of, resume, train
+from unmask.training.run.broken import FACTS, read
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.progress import Skips
+from unmask.training.run.replay import replay
+from unmask.training.run.state import newest
+from unmask.training.update import NotFinite, Part, update
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +89,8 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, set[int]], None]:
             return logits_QV
 
         monkeypatch.setattr(Tiny, "head", head)
-        monkeypatch.setattr(unmask.train, "collect", among("collect", unmask.train.collect, step=True))
-        monkeypatch.setattr(unmask.train, "update", among("update", unmask.train.update))
+        monkeypatch.setattr(unmask.training.loop, "collect", among("collect", unmask.training.loop.collect, step=True))
+        monkeypatch.setattr(unmask.training.loop, "update", among("update", unmask.training.loop.update))
 
     return install
 
@@ -101,13 +101,13 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind(
 ) -> None:
     fault(where, {2})
     states: dict[int, tuple[dict[str, torch.Tensor], dict]] = {}
-    plain = unmask.keeper.write
+    plain = unmask.training.run.training_run.write
 
     def write(folder: Path, step: int, tensors: dict, facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.keeper, "write", write)
+    monkeypatch.setattr(unmask.training.run.training_run, "write", write)
     config = config_for(model, method="agrpo", dtype="bfloat16" if where == "gradient" else None)
     rows = strict(run(config, tmp_path / "run"))[1:-1]
     before, after = states[1][0], states[2][0]
@@ -144,7 +144,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_goes_on(model: str, tmp
     config = config_for(model, patience=2, updates=6)
     with pytest.raises(ValueError, match=r"^2 updates in a row were skipped, the last because the gradient") as told:
         run(config, tmp_path / "run")
-    assert f"It is in {tmp_path / 'run' / 'broken' / '4'}; unmask.replay does it again" in str(told.value)
+    assert f"It is in {tmp_path / 'run' / 'broken' / '4'}; unmask.training.run.replay does it again" in str(told.value)
     assert [row["step"] for row in strict(tmp_path / "run")] == [0, 1, 2, 3, 4]
     state, _ = newest(tmp_path / "run" / "state")
     assert state.step == 4 and state.facts["skips"] == [3, 2]
@@ -195,7 +195,7 @@ def test_an_update_can_be_done_again(model: str, tmp_path: Path, monkeypatch: py
 
 def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_path: Path) -> None:
     config = config_for(model, patience=2, method="agrpo")
-    plain = unmask.train.collect
+    plain = unmask.training.loop.collect
 
     def collect(source: object, step: int) -> object:
         if step == 2:
@@ -204,7 +204,7 @@ def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_pat
         return plain(source, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unmask.train, "collect", collect)
+        patch.setattr(unmask.training.loop, "collect", collect)
         with pytest.raises(ValueError, match="the last because a sampled log-probability is not finite"):
             run(config, tmp_path / "run")
     found = replay(tmp_path / "run" / "broken" / "3")

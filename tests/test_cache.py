@@ -14,12 +14,12 @@ from unmask.core.policy import Memory
 from unmask.core.shapes import NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, selected
-from unmask.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.models.decoder import Decoder
 from unmask.rollout.branches import Branch
 from unmask.rollout.engine import Cache, Engine, aligned, cache_of
 from unmask.rollout.record import Record
 from unmask.rollout.sample import row_seeds, sample
+from unmask.training.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.util.micro_batch import Rows
 
 PROMPTS = {

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from unmask import compare as compare_module
-from unmask import compare_report, compare_worker, keeper
+from unmask import compare_report, compare_worker
 from unmask.compare import SWEEP_SEEDS, compare
 from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
 from unmask.compare_pool import Event, Job
 from unmask.compare_worker import result_of
 from unmask.config.config import Config, parse_config
+from unmask.training.run import training_run as keeper
 from wording import mentions
 
 SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")

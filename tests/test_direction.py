@@ -34,7 +34,7 @@ from unmask.methods import (
     unigrpo,
     wd1,
 )
-from unmask.update import Part
+from unmask.training.update import Part
 from world import (
     NetPolicy,
     TablePolicy,

@@ -15,9 +15,9 @@ from helpers import SMALL, cut_at
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.checkpoint import SUMS
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter
-from unmask.run import Run
-from unmask.state import newest, write
-from unmask.train import resume
+from unmask.training.loop import resume
+from unmask.training.run.folder import Run
+from unmask.training.run.state import newest, write
 from unmask.util.files import write_whole
 
 

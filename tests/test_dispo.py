@@ -25,7 +25,7 @@ from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.rollout.branches import Branch
 from unmask.rollout.record import Record
 from unmask.rollout.sample import sample
-from unmask.update import part_loss
+from unmask.training.update import part_loss
 
 
 def rollout(method, ends=1.0, **settings):

@@ -24,7 +24,7 @@ import typer
 
 from unmask.cli import UsageError, app, main
 from unmask.config.config import read_config
-from unmask.run import Run
+from unmask.training.run.folder import Run
 
 UNMASK: Any = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
@@ -32,12 +32,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("unmask ", "torchrun ", "make ", "python ", "pip ", "pytest ", "for ")
 BY_HAND = ("source", "sbatch", "hf", "cd", "git")  # nothing of ours to check
 DOORS = {
-    "unmask.train": ("train", "resume"),
+    "unmask.training.loop": ("train", "resume"),
     "unmask.estimate": ("estimate",),
     "unmask.models": ("load_model",),
     "unmask.compare": ("_alone",),
     "unmask.compare_report": ("redraw",),
-    "unmask.setup": ("prepared",),
+    "unmask.training.setup": ("prepared",),
     "unmask.audit_report": ("read",),
     "unmask.evaluation.grade": ("grade_file",),
     "unmask.pretrain": ("pretrain",),

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from estimates import LLADA, llada
-from unmask import batch as batch_module
-from unmask import train as train_module
 from unmask.config.config import Config, parse_config
 from unmask.counting import Tally
 from unmask.estimate import estimate, network_of
@@ -18,8 +16,10 @@ from unmask.models.decoder import Decoder
 from unmask.models.load import KNOWN, outline
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter, trainable
 from unmask.models.tiny import TinyShape
-from unmask.run import Run
 from unmask.tasks.scoring import Judged
+from unmask.training import batch as batch_module
+from unmask.training import loop as train_module
+from unmask.training.run.folder import Run
 
 # --- passes ---------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     stages = {"collect": "rollout", "cache_check": "cache check", "parts_of": "update", "update": "update"}
     for name, called in stages.items():
         monkeypatch.setattr(train_module, name, within(called, getattr(train_module, name)))
-    monkeypatch.setattr("unmask.setup.load_model", within("loading", load_model))  # which asks a few positions
+    monkeypatch.setattr("unmask.training.setup.load_model", within("loading", load_model))  # which asks a few positions
     monkeypatch.setattr(train_module, "scorer_gap", lambda *_: 0.0)  # eight states, which a dry run does not count
     monkeypatch.setattr(Run, "draw", lambda run: None)
     train_module.train(config, lambda: Run(folder, config.dump()))

@@ -21,7 +21,7 @@ from unmask.core.probes import Probes, every_step, left_to_right_views, visited
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, selected
 from unmask.methods.agrpo import STEP_LAWS, StepLaw, agrpo, entropy_steps, last_word, uniform_steps, weighted_steps
-from unmask.update import Part
+from unmask.training.update import Part
 from world import (
     NetPolicy,
     Paths,

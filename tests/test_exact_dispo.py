@@ -21,7 +21,7 @@ from unmask.core.trace import Trace, everything, selected, state_before, until_e
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.rollout.branches import Branch
 from unmask.rollout.sample import Rollouts, sample
-from unmask.update import Part
+from unmask.training.update import Part
 from world import (
     NetPolicy,
     Paths,

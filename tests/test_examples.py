@@ -14,7 +14,7 @@ from helpers import assert_identical
 from unmask.config.config import read_config
 from unmask.core.probes import ask
 from unmask.models import TinyShape, tiny_policy
-from unmask.update import Part, part_loss
+from unmask.training.update import Part, part_loss
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = EXAMPLES / "own_method.py"
@@ -42,7 +42,7 @@ def cells(path):
 
 def test_credit_in_a_loop_of_ones_own_takes_sixty_lines_and_no_trainer(monkeypatch, tmp_path, capsys):
     source = (EXAMPLES / "own_loop.py").read_text()
-    assert "unmask.train" not in source and "config" not in source.replace("configuration", "")
+    assert "unmask.training.loop" not in source and "config" not in source.replace("configuration", "")
     assert len(source.splitlines()) <= 60
     space = run(EXAMPLES / "own_loop.py", monkeypatch, tmp_path, UPDATES=2, PROMPTS=2, GROUP=2)
     assert len(capsys.readouterr().out.splitlines()) == 2

@@ -16,10 +16,10 @@ from ranks_cases import toy_model, toy_task
 import unmask
 from unmask.config.config import parse_config
 from unmask.models import save
-from unmask.run import Run, check_folder, claimed, read_metrics
-from unmask.state import newest, write
 from unmask.tasks import TASKS
-from unmask.train import train
+from unmask.training.loop import train
+from unmask.training.run.folder import Run, check_folder, claimed, read_metrics
+from unmask.training.run.state import newest, write
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from unmask.core.shapes import NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import selected
 from unmask.methods.agrpo import agrpo, uniform_steps, weighted_steps
-from unmask.update import Part
+from unmask.training.update import Part
 from world import (
     NetPolicy,
     Paths,

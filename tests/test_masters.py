@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from unmask.config.config import parse_config
-from unmask.masters import MasterAdamW
 from unmask.models import tiny_policy
-from unmask.train import optimizer_of
+from unmask.training.loop import optimizer_of
+from unmask.training.optim import MasterAdamW
 
 RATE = 1e-5
 

@@ -16,7 +16,7 @@ from unmask.methods import agrpo, dispo
 from unmask.rollout.branches import Branch
 from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
-from unmask.update import Part, accumulate, answers, update
+from unmask.training.update import Part, accumulate, answers, update
 from unmask.util.micro_batch import Rows
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]

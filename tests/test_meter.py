@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
-from unmask import keeper as keeper_module
-from unmask import train as train_module
 from unmask.compare_cells import cost_of
 from unmask.config.config import Config, parse_config
 from unmask.distributed.processes import Ranks
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.run import Run, read_metrics
 from unmask.tasks import TASKS, Task
+from unmask.training import loop as train_module
+from unmask.training.run import training_run as keeper_module
+from unmask.training.run.folder import Run, read_metrics
 from unmask.util.metering import Meter, metered, note_pass
 
 
@@ -60,7 +60,7 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forward = self.backward = 0.0
         self.evaluating = False
-        monkeypatch.setattr("unmask.setup.load_model", self.load)
+        monkeypatch.setattr("unmask.training.setup.load_model", self.load)
         # What is measured is no part of what it costs to learn.
         for module, name in ((keeper_module, "evaluate"), (train_module, "scorer_gap")):
             monkeypatch.setattr(module, name, self.uncounted(getattr(module, name)))

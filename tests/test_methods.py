@@ -48,7 +48,7 @@ from unmask.methods.daca import strata_views
 from unmask.methods.espo import elbo, elbo_views, espo
 from unmask.methods.unigrpo import masked_at_ratio, random_ratio
 from unmask.methods.wd1 import preference_weight
-from unmask.update import part_loss
+from unmask.training.update import part_loss
 
 SEEDS = st.integers(0, 10**6)
 

@@ -16,7 +16,7 @@ from ranks_cases import CASES, COMMON, SIZES, toy_model, toy_task
 from ranks_worker import CHECKS, PATIENCE, QUICK, cramped
 from typer.testing import CliRunner
 
-import unmask.setup
+import unmask.training.setup
 from unmask.cli import app
 from unmask.config.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
@@ -30,12 +30,12 @@ from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.sample import row_seeds, sample
-from unmask.run import Run, read_metrics
-from unmask.setup import prepared
-from unmask.state import newest
 from unmask.tasks import TASKS
-from unmask.train import train
-from unmask.update import answers
+from unmask.training.loop import train
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.state import newest
+from unmask.training.setup import prepared
+from unmask.training.update import answers
 from unmask.util.micro_batch import Rows
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
@@ -197,7 +197,7 @@ def test_the_cases_are_what_they_are_meant_to_be(world: Path, name: str) -> None
 
 def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that runs out on one process ends the run: the others would wait for a pass that does not come."""
-    monkeypatch.setattr("unmask.update.ask", cramped)
+    monkeypatch.setattr("unmask.training.update.ask", cramped)
     policy = toy_model()
     probes = fully_masked(sample(policy, [[5], [6, 7]], row_seeds(0, 2), length=3).trace, torch.Generator())
     rows = Rows(2)
@@ -302,7 +302,7 @@ def test_small_models_are_trained_whole_and_others_by_an_adapter(model: str, mon
         small = toy_model()
         return Released(small.lm, small.facts, small.tokenizer, small.origin)
 
-    monkeypatch.setattr(unmask.setup, "load_model", released)
+    monkeypatch.setattr(unmask.training.setup, "load_model", released)
     with prepared(toy_config(model), needs_reference=False) as setup:
         assert adapted(setup.policy) and all("lora" in name for name in names_of(setup.policy))
 
@@ -352,8 +352,8 @@ def test_what_is_not_built_for_encoders(
     def joined_ranks(device: str):
         yield Ranks(0, size), device
 
-    monkeypatch.setattr(unmask.setup, "load_model", lambda *given, **more: encoder)
-    monkeypatch.setattr(unmask.setup, "joined_ranks", joined_ranks)
+    monkeypatch.setattr(unmask.training.setup, "load_model", lambda *given, **more: encoder)
+    monkeypatch.setattr(unmask.training.setup, "joined_ranks", joined_ranks)
     asked = "full training in several processes" if size > 1 else next(iter(wish))
     with pytest.raises(ValueError, match=f"^{asked} has been built for decoders .*, not for encoders"):
         with prepared(toy_config(model, **{"full": True} | wish), needs_reference=False):

@@ -13,19 +13,19 @@ import pytest
 import safetensors.torch
 import torch
 
-import unmask.batch
-import unmask.keeper
-import unmask.state
-import unmask.train
+import unmask.training.batch
+import unmask.training.loop
+import unmask.training.run.state
+import unmask.training.run.training_run
 from helpers import SMALL, cut_at
 from unmask.config.config import Config, parse_config
 from unmask.evaluation.evaluate import Evaluation, Share, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
-from unmask.run import LOGS, Run, read_metrics
-from unmask.state import newest, restore, tensors_of, write
 from unmask.tasks.scoring import Failure, RewardError
-from unmask.train import optimizer_of, resume, train
+from unmask.training.loop import optimizer_of, resume, train
+from unmask.training.run.folder import LOGS, Run, read_metrics
+from unmask.training.run.state import newest, restore, tensors_of, write
 from unmask.util.signals import Paused, deaf
 from wording import mentions, naming
 
@@ -285,7 +285,7 @@ def test_other_versions_are_told(model: str, tmp_path: Path, monkeypatch: pytest
     config = config_for(model, method="agrpo")
     with cut_at("collect", 4):
         run(config, tmp_path / "cut")
-    monkeypatch.setattr("unmask.run.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("unmask.training.run.folder.versions", lambda: {"torch": "9.9"})
     with pytest.warns(UserWarning, match=naming("torch", "9.9")):
         resume(tmp_path / "cut")
 
@@ -297,8 +297,8 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     Path("mine.py").write_text(source)
     config = config_for(model, method="mine.py:mine")
     with monkeypatch.context() as patch:
-        plain = unmask.keeper.write
-        patch.setattr(unmask.keeper, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
+        plain = unmask.training.run.training_run.write
+        patch.setattr(unmask.training.run.training_run, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
         with cut_at("collect", 4):
             run(config, tmp_path / "cut")
     shutil.copytree("cut", "again")
@@ -321,7 +321,7 @@ def test_a_kill_while_the_folder_was_made_is_gone_on_from(model: str, tmp_path: 
 def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:
     config = config_for(model, method="agrpo")
     whole = told(run(config, tmp_path / "whole"))
-    plain = unmask.batch.judged
+    plain = unmask.training.batch.judged
 
     def ill(*given: object, **named: object) -> object:
         if len(read_metrics(tmp_path / "cut")) > 4:  # the start, two updates, an evaluation, an update
@@ -329,7 +329,7 @@ def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str
         return plain(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unmask.batch, "judged", ill)
+        patch.setattr(unmask.training.batch, "judged", ill)
         with pytest.raises(RewardError):
             run(config, tmp_path / "cut")
     assert newest(tmp_path / "cut" / "state")[0].step == 3

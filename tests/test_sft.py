@@ -22,7 +22,7 @@ from unmask.sft_config import read_sft_config
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
-from unmask.train import optimizer_of
+from unmask.training.loop import optimizer_of
 from unmask.util.micro_batch import Rows
 
 # --- the loss -----------------------------------------------------------------------------------------------

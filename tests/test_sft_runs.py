@@ -16,11 +16,11 @@ from unmask.config.config import parse_config
 from unmask.diffusion import Noised, token_losses
 from unmask.models import load_model
 from unmask.packing import Batch, Batches
-from unmask.progress import Skips
-from unmask.run import Run, read_metrics
 from unmask.sft import CONFIG, finetune, learn, resume
 from unmask.sft_config import SftConfig, read_sft_config
-from unmask.state import newest
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.progress import Skips
+from unmask.training.run.state import newest
 from wording import mentions, naming
 
 

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from ranks_cases import toy_model, toy_task
 
-import unmask.trackers
+import unmask.training.run.trackers
 from unmask.config.config import Config, parse_config
 from unmask.models import save
-from unmask.run import Run, read_metrics
 from unmask.tasks import TASKS
-from unmask.trackers import TRACKERS, check
-from unmask.train import resume, train
+from unmask.training.loop import resume, train
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.trackers import TRACKERS, check
 from unmask.util.signals import Paused
 
 
@@ -260,8 +260,8 @@ def test_trackio_holds_what_metrics_jsonl_does(config: Config, tmp_path: Path, m
 
     lines = paused_and_gone_on_with(config, "trackio", tmp_path / "run")
     name = f"run-{json.loads((tmp_path / 'run' / 'tracking.json').read_text())['id']}"
-    told = SQLiteStorage.get_logs(unmask.trackers.PROJECT, name)
+    told = SQLiteStorage.get_logs(unmask.training.run.trackers.PROJECT, name)
     found = [(row.pop("step"), {k: v for k, v in row.items() if k != "timestamp"}) for row in told]
     assert timeless(found) == lines
-    kept = SQLiteStorage.get_run_config(unmask.trackers.PROJECT, name)
+    kept = SQLiteStorage.get_run_config(unmask.training.run.trackers.PROJECT, name)
     assert {key: kept[key] for key in config.dump()} == {**config.dump(), "track": ["trackio"]}

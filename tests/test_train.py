@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import unmask
-from unmask.batch import RESAMPLES, Source, collect
 from unmask.config.config import Config, parse_config
 from unmask.distributed.processes import ALONE
 from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.run import Run, read_metrics
-from unmask.setup import Setup, decoding_of
 from unmask.tasks import TASKS, Task
-from unmask.train import optimizer_of, train
+from unmask.training.batch import RESAMPLES, Source, collect
+from unmask.training.loop import optimizer_of, train
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.setup import Setup, decoding_of
 from unmask.util.micro_batch import Rows
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=32)
@@ -272,7 +272,7 @@ def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path:
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
     from unmask.core.objective import reward_divergence
-    from unmask.parts import parts_of
+    from unmask.training.loss_terms import parts_of
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
     method, policy = config.build_method(), load_model(model)

@@ -22,7 +22,7 @@ from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_o
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
-from unmask.update import Part, part_loss, update
+from unmask.training.update import Part, part_loss, update
 
 SEED, GROUP, UPDATES, RATE = 3, 4, 4, 1e-3
 HOW = Decoding(length=6, steps=3, block=6)

@@ -11,9 +11,9 @@ from helpers import Net, assert_close, generator, moved, padded, parts_of, permu
 from unmask.core.order import low_confidence
 from unmask.core.probes import ask, bundled, of_states
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.parts import parts_of as trained_parts
 from unmask.rollout.record import Record
-from unmask.update import Part, accumulate, part_loss, update
+from unmask.training.loss_terms import parts_of as trained_parts
+from unmask.training.update import Part, accumulate, part_loss, update
 
 
 def credited(base, **strata):

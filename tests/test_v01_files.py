@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask.replay import replay
+from unmask.training.run.replay import replay
 
 DATA = Path(__file__).parent / "data" / "v0.1"
 COMPARE = ("compare", "train.yaml", "--methods", "diffu_grpo,wd1:inner=2", "--seeds", "1", "--jobs", "1")

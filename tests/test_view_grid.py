@@ -1,7 +1,7 @@
 """The cells of a Sudoku are where the grader read them."""
 
 from unmask.tasks import TASKS
-from unmask.view.grid import NOWHERE, board_of, cells_of
+from unmask.training.run.sudoku_board import NOWHERE, board_of, cells_of
 
 GRID = "1234341221434321"
 ROW = {"puzzle": "1000000000000001", "solution": GRID}

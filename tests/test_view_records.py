@@ -11,28 +11,28 @@ import pytest
 import torch
 from torch import Tensor
 
-import unmask.train
+import unmask.training.loop
 from unmask import sandbox
-from unmask.batch import Batch, Source
 from unmask.config.config import Config, parse_config
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.policy import Policy
 from unmask.core.probes import ask
 from unmask.core.shapes import NEVER
-from unmask.keeper import EVAL_SEED
 from unmask.methods import BASES
 from unmask.methods.daca import progress_credit
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import EOS, PAD, CharacterTokenizer, TinyShape
 from unmask.rollout.sample import row_seeds
-from unmask.run import Run
-from unmask.setup import decoding_of
 from unmask.tasks import TASKS
-from unmask.train import resume, train
-from unmask.update import Part
+from unmask.training.batch import Batch, Source
+from unmask.training.loop import resume, train
+from unmask.training.run.folder import Run
+from unmask.training.run.records import answer_of, rounded, short
+from unmask.training.run.training_run import EVAL_SEED
+from unmask.training.setup import decoding_of
+from unmask.training.update import Part
 from unmask.util.micro_batch import Rows
-from unmask.view.records import answer_of, rounded, short
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
 FEW = {"updates": 2, "prompts": 2, "group": 3, "eval": {"prompts": 2, "samples": 2}, "optimizer": {"lr": 1e-2}}
@@ -80,7 +80,7 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, collect, parts_of = Seen(), unmask.train.collect, unmask.train.parts_of
+    found, collect, parts_of = Seen(), unmask.training.loop.collect, unmask.training.loop.parts_of
 
     def collected(source: Source, step: int) -> Batch:
         batch = collect(source, step)
@@ -96,8 +96,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
             found.logp = [ask(policy, part.probes) for part in found.parts]
         return turns
 
-    monkeypatch.setattr(unmask.train, "collect", collected)
-    monkeypatch.setattr(unmask.train, "parts_of", asked)
+    monkeypatch.setattr(unmask.training.loop, "collect", collected)
+    monkeypatch.setattr(unmask.training.loop, "parts_of", asked)
     yield found
 
 
@@ -284,7 +284,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
 ) -> None:
     config = config_for(model, **BOTH, updates=4, save_every=2, eval={"prompts": 1, "samples": 2, "every": 2})
     whole = (run(config, tmp_path / "whole") / "traces.jsonl").read_bytes()
-    plain, calls = unmask.train.learnt, iter(range(1, 100))
+    plain, calls = unmask.training.loop.learnt, iter(range(1, 100))
 
     def cut(*given: Any) -> Any:
         if next(calls) == 4:
@@ -292,7 +292,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
         return plain(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unmask.train, "learnt", cut)
+        patch.setattr(unmask.training.loop, "learnt", cut)
         with pytest.raises(Cut):
             run(config, tmp_path / "cut")
     assert b"t3-0" in (tmp_path / "cut" / "traces.jsonl").read_bytes()  # which the state that is left knows nothing of
@@ -302,7 +302,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
 
 def skipped(turn: int, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     """The group of an update of two turns, of which one is not finite."""
-    plain = unmask.train.parts_of
+    plain = unmask.training.loop.parts_of
 
     def broken(*given: Any) -> Any:
         turns = plain(*given)
@@ -312,7 +312,7 @@ def skipped(turn: int, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
             turns[turn][i] = replace(part, credit_BL=credit_BL)
         return turns
 
-    monkeypatch.setattr(unmask.train, "parts_of", broken)
+    monkeypatch.setattr(unmask.training.loop, "parts_of", broken)
     run(config_for(model, updates=1, inner=2), folder)
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["train/skipped"] == 1
     line = lines(folder)[2]

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks_cases import toy_model, toy_task
 
-import unmask.train
+import unmask.training.loop
 from helpers import cut_at
-from unmask.batch import signs_of
 from unmask.config.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds, sample
-from unmask.run import Run, read_metrics
-from unmask.state import newest
 from unmask.tasks import TASKS, Task
 from unmask.tasks.support.composite import Part, composite
-from unmask.train import resume, train
-from unmask.watch import NORMS, REACH, SIGNS, WINDOW, sentences, updates_of, watched
+from unmask.training.batch import signs_of
+from unmask.training.loop import resume, train
+from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.health import NORMS, REACH, SIGNS, WINDOW, sentences, updates_of, watched
+from unmask.training.run.state import newest
 
 
 @pytest.fixture(autouse=True)
@@ -175,14 +175,14 @@ def test_a_batch_of_prompts_that_are_all_too_long_stops_the_run_and_keeps_it(
 ) -> None:
     TASKS["toy"] = long_task
     config = config_for(tmp_path, updates=3, prompts=3, toy={"long": 0})
-    plain = unmask.train.collect
+    plain = unmask.training.loop.collect
 
     def collect(source: Any, step: int) -> Any:
         if step == 2:
             source = type(source)(**{**vars(source), "task": long_task(3)})
         return plain(source, step)
 
-    monkeypatch.setattr(unmask.train, "collect", collect)
+    monkeypatch.setattr(unmask.training.loop, "collect", collect)
     told = "3 of the 3 prompts of update 2 are too long for the model's limit of 32 tokens with a completion of 6"
     with pytest.raises(ValueError, match=told):
         train(config, lambda: Run(tmp_path / "run", config.dump()))

@@ -22,7 +22,7 @@ from unmask.core.schedule import even
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Rule, Trace, everything, selected
-from unmask.update import Part, accumulate
+from unmask.training.update import Part, accumulate
 
 NO_EOS = -7  # an id no canvas holds
 

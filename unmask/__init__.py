@@ -274,9 +274,6 @@ if TYPE_CHECKING:
     from unmask.models import (
         load_model as load_model,
     )
-    from unmask.parts import (
-        parts_of as parts_of,
-    )
     from unmask.rollout.branches import (
         Branch as Branch,
     )
@@ -298,10 +295,13 @@ if TYPE_CHECKING:
     from unmask.tasks import (
         Task as Task,
     )
-    from unmask.update import (
+    from unmask.training.loss_terms import (
+        parts_of as parts_of,
+    )
+    from unmask.training.update import (
         Part as Part,
     )
-    from unmask.update import (
+    from unmask.training.update import (
         accumulate as accumulate,
     )
 

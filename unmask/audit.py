@@ -34,7 +34,7 @@ from unmask.evaluation.evaluate import Decoding
 from unmask.exact import TooMany, summable, summed_orders
 from unmask.models import Model
 from unmask.models.lora import trainable
-from unmask.update import Part, accumulate, answers
+from unmask.training.update import Part, accumulate, answers
 from unmask.util.micro_batch import Rows
 
 Report = Callable[[str, float], None]

@@ -19,8 +19,8 @@ from unmask.counting import counted, prompt_tokens
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
 from unmask.models.load import Outline, outline
-from unmask.run import checkpoint_of
-from unmask.setup import LARGE, decoding_of
+from unmask.training.run.folder import checkpoint_of
+from unmask.training.setup import LARGE, decoding_of
 from unmask.util.files import write_whole
 from unmask.util.metering import WITH_GRADIENT
 

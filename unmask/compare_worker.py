@@ -73,8 +73,8 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
     import torch
 
     from unmask.config.config import parse_config
-    from unmask.run import Run, read_metrics, versions
-    from unmask.train import train
+    from unmask.training.loop import train
+    from unmask.training.run.folder import Run, read_metrics, versions
 
     class CellRun(Run):
         def draw(self) -> None:

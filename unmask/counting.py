@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.batch import RESAMPLES
 from unmask.config.config import Config
 from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
 from unmask.core.trace import selected
 from unmask.evaluation.evaluate import Decoding, prompt_ids
-from unmask.mismatch import replayed
 from unmask.models.load import Outline
-from unmask.parts import parts_of
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
-from unmask.update import update
+from unmask.training.batch import RESAMPLES
+from unmask.training.loss_terms import parts_of
+from unmask.training.mismatch import replayed
+from unmask.training.update import update
 from unmask.util.micro_batch import Rows
 
 TEMPLATE = 16

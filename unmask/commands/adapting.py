@@ -54,8 +54,8 @@ def adapt(
         return
     from unmask.adapt import adapt as write_start
     from unmask.adapt import source_folder
-    from unmask.run import Run, check_folder
     from unmask.sft import CONFIG, finetune
+    from unmask.training.run.folder import Run, check_folder
 
     if model is None:
         raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
@@ -104,8 +104,8 @@ def sft(
     if resume is not None:
         _resume(resume, model, arguments, data, full, out)
         return
-    from unmask.run import Run
     from unmask.sft import CONFIG, finetune
+    from unmask.training.run.folder import Run
 
     if model is None:
         raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
@@ -127,7 +127,7 @@ def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftCon
 
 
 def _folder(name: str, out: Path | None) -> Path:
-    from unmask.run import check_folder, fresh_folder
+    from unmask.training.run.folder import check_folder, fresh_folder
 
     folder = out or fresh_folder(name)
     check_folder(folder)
@@ -135,9 +135,9 @@ def _folder(name: str, out: Path | None) -> Path:
 
 
 def _resume(folder: Path, *given: object) -> None:
-    from unmask.run import FINISHED
     from unmask.sft import CONFIG, resume
     from unmask.sft_config import read_sft_config
+    from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_there
 
     if any(value is not None for value in given):

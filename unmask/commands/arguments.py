@@ -56,7 +56,7 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
 
     from unmask.config.config import DEMO, device_of, read_config
     from unmask.models import load_model
-    from unmask.run import checkpoint_of
+    from unmask.training.run.folder import checkpoint_of
 
     settings, task = settings_of(run_or_model, task)
     named = {"model": run_or_model} if settings == DEMO else {}

@@ -43,7 +43,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Which estimator is worth its passes? Bias, noise and correlation of its values; direction of its gradient."""
-    from unmask.run import check_folder
+    from unmask.training.run.folder import check_folder
 
     if out is not None:
         check_folder(out)
@@ -77,12 +77,12 @@ def _measured(
     from unmask.audit import audit as measure
     from unmask.audit import scores_choice
     from unmask.audit_report import conclusion, plain
-    from unmask.batch import Source, collect
     from unmask.config.config import DEMO, read_config
     from unmask.config.method_names import candidates, every_estimator, split_overrides
     from unmask.core.trace import everything
-    from unmask.run import versions
-    from unmask.setup import decoding_of, is_large, prepared
+    from unmask.training.batch import Source, collect
+    from unmask.training.run.folder import versions
+    from unmask.training.setup import decoding_of, is_large, prepared
 
     begun = time.monotonic()
     chosen = candidates(words) if words is not None else None

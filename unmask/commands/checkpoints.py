@@ -16,7 +16,7 @@ def merge(
     from unmask.models import load_model, save
     from unmask.models.lora import adapted
     from unmask.models.lora import merge as merge_adapter
-    from unmask.run import check_folder, checkpoint_of
+    from unmask.training.run.folder import check_folder, checkpoint_of
 
     check_folder(out)
     policy = load_model(checkpoint_of(run_or_model))

@@ -61,8 +61,8 @@ def eval(
     from unmask.config.config import device_of
     from unmask.display import show_evaluation
     from unmask.evaluation.evaluate import evaluate
-    from unmask.setup import decoding_of, rollout_rows
     from unmask.tasks.scoring import failures_told
+    from unmask.training.setup import decoding_of, rollout_rows
 
     table = _table(lengths, steps, paraphrase, out, plot)
     _check_keys(overrides or [])

@@ -75,7 +75,7 @@ def _decoding(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
 ) -> "tuple[Decoding, Model, str, Rows]":
     from unmask.config.config import device_of
-    from unmask.setup import decoding_of, rollout_rows
+    from unmask.training.setup import decoding_of, rollout_rows
 
     config, policy = load(run_or_model, overrides, task)
     decoding = decoding_of(config, config.build_task())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config.config import Config
-    from unmask.keeper import Look, Report, Result, Stop
+    from unmask.training.run.training_run import Look, Report, Result, Stop
 
 
 def train(
@@ -70,8 +70,8 @@ def train(
         return
     config = read_config(path or DEMO, overrides, **named)
 
-    from unmask.run import Run, check_folder, fresh_folder
-    from unmask.train import train as run_training
+    from unmask.training.loop import train as run_training
+    from unmask.training.run.folder import Run, check_folder, fresh_folder
 
     folder = out or fresh_folder(_name(config))
     check_folder(folder)
@@ -84,8 +84,8 @@ def train(
 
 def _resume(folder: Path) -> None:
     from unmask.config.config import read_config
-    from unmask.run import FINISHED
-    from unmask.train import resume
+    from unmask.training.loop import resume
+    from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_there
 
     if (folder / FINISHED).is_file():

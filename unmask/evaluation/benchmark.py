@@ -23,10 +23,10 @@ from unmask.evaluation.grade import Graded, summary
 from unmask.models import Model
 from unmask.rollout.engine import Cache
 from unmask.rollout.sample import canvas, row_seeds
-from unmask.run import versions
 from unmask.tasks.scoring import Failure, failures_told, grades, judged
 from unmask.tasks.support.manner import Manner
 from unmask.tasks.task import Row, Task
+from unmask.training.run.folder import versions
 from unmask.util.micro_batch import Rows
 
 

@@ -30,10 +30,10 @@ from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import Unmoved, adapted, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
 from unmask.models.tokenizer import HubTokenizer
-from unmask.parts import parts_of
 from unmask.rollout.sample import Rollouts, row_seeds
-from unmask.setup import decoder_of
-from unmask.update import Part, part_loss
+from unmask.training.loss_terms import parts_of
+from unmask.training.setup import decoder_of
+from unmask.training.update import Part, part_loss
 from unmask.util.micro_batch import Rows
 
 HONOURED = {

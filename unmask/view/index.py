@@ -20,7 +20,7 @@ from unmask.view.series import Series
 Line = dict[str, Any]
 VERSION = 1
 """Of the lines of traces.jsonl and of the index."""
-FINISHED = "finished.json"  # as in unmask.run, which would load torch
+FINISHED = "finished.json"  # as in unmask.training.run.folder, which would load torch
 ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 PROMPT = 120
 """Characters of a prompt in the list of groups."""

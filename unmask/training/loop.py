@@ -15,24 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch, Source, collect
-from unmask.broken import Broken, sampled_logp
 from unmask.config.config import Config, read_config
 from unmask.config.sections import Scheduled
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import Ranks, whole
 from unmask.evaluation.evaluate import Evaluation
-from unmask.keeper import Keeper, Look, Report, Result, Stop
-from unmask.masters import MasterAdamW
-from unmask.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights
 from unmask.models import Model
 from unmask.models.lora import trainable
-from unmask.parts import parts_of
-from unmask.run import FINISHED, LAST, Run, claimed, claiming, made_by
-from unmask.setup import Setup, decoding_of, prepared
-from unmask.state import Optimizer, State, newest
-from unmask.trackers import tracking
-from unmask.update import Hear, NotFinite, Part, update
+from unmask.training.batch import Batch, Source, collect
+from unmask.training.loss_terms import parts_of
+from unmask.training.mismatch import mismatch_metrics, random_share, replayed, scorer_gap, truncated_weights
+from unmask.training.optim import MasterAdamW
+from unmask.training.run.broken import Broken, sampled_logp
+from unmask.training.run.folder import FINISHED, LAST, Run, claimed, claiming, made_by
+from unmask.training.run.state import Optimizer, State, newest
+from unmask.training.run.trackers import tracking
+from unmask.training.run.training_run import Keeper, Look, Report, Result, Stop
+from unmask.training.setup import Setup, decoding_of, prepared
+from unmask.training.update import Hear, NotFinite, Part, update
 from unmask.util.metering import Meter, metered
 from unmask.util.micro_batch import Rows
 

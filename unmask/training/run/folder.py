@@ -6,8 +6,8 @@
     curves.png       reward and solve rates              (with matplotlib installed)
     traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
     errors.jsonl     completions whose reward failed     (where one did)
-    warnings.jsonl   signs that something goes wrong     (where one did; unmask.watch)
-    broken/          updates that were not finite        (where they stopped the run; unmask.replay)
+    warnings.jsonl   signs that something goes wrong     (where one did; unmask.training.run.health)
+    broken/          updates that were not finite        (where they stopped the run; unmask.training.run.replay)
     tracking.json    what trackers have been told        (with track, whose own files are in tensorboard/, wandb/)
     checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
     finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
@@ -33,10 +33,10 @@ from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import adapted, save_adapter
 from unmask.tasks.scoring import Failure
+from unmask.training.run.health import Begun
 from unmask.util import user_file as own_file
 from unmask.util.files import naming, synced, write_whole
 from unmask.util.version import __version__
-from unmask.watch import Begun
 
 
 def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:

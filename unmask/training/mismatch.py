@@ -14,7 +14,7 @@ from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.probes import every_step, visited
 from unmask.core.trace import Trace, selected
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.update import answers
+from unmask.training.update import answers
 from unmask.util.micro_batch import Rows
 
 CHECKED = 8

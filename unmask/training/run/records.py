@@ -16,7 +16,7 @@ from unmask.models.tokenizer import SHOWN_END
 from unmask.tasks import Task
 from unmask.tasks.support.answers import last_answer, last_boxed
 from unmask.tasks.task import Row
-from unmask.update import Part, live_questions
+from unmask.training.update import Part, live_questions
 from unmask.view.index import Line
 
 Show = Callable[[list[int]], str]

@@ -1,15 +1,15 @@
-"""An update that was not finite, done again: what a run leaves in RUN/broken/STEP when it stops (`unmask.broken`)."""
+"""An update that was not finite, done again: what a run leaves in RUN/broken/STEP when it stops (`unmask.training.run.broken`)."""
 
 from pathlib import Path
 
 import torch
 
-from unmask.broken import FOLDER, read, sampled_logp
 from unmask.config.config import read_config
-from unmask.mismatch import replayed
-from unmask.setup import prepared
-from unmask.train import optimizer_of
-from unmask.update import NotFinite, update
+from unmask.training.loop import optimizer_of
+from unmask.training.mismatch import replayed
+from unmask.training.run.broken import FOLDER, read, sampled_logp
+from unmask.training.setup import prepared
+from unmask.training.update import NotFinite, update
 
 
 def replay(folder: Path) -> dict[str, float]:

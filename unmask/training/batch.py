@@ -11,10 +11,10 @@ from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected
 from unmask.evaluation.evaluate import Decoding, completions, prompt_ids
 from unmask.rollout.sample import Rollouts, row_seeds
-from unmask.setup import Setup
 from unmask.tasks import Task
 from unmask.tasks.scoring import Failure, judged
 from unmask.tasks.task import Row
+from unmask.training.setup import Setup
 
 RESAMPLES = 4
 """How many further batches `idle_groups: resample` draws at most to replace groups without a signal."""

@@ -17,7 +17,7 @@ from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, bundled, chunks, of_states, speechless
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.masters import MasterAdamW
+from unmask.training.optim import MasterAdamW
 from unmask.util.micro_batch import Rows
 
 

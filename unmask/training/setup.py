@@ -17,8 +17,8 @@ from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
 from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
 from unmask.rollout.engine import cache_of
-from unmask.run import checkpoint_of
 from unmask.tasks import Task
+from unmask.training.run.folder import checkpoint_of
 from unmask.util.micro_batch import Rows
 
 LARGE = 10_000_000

@@ -1,4 +1,4 @@
-"""An update that could not be learnt from, kept for replay (`unmask.replay`): RUN/broken/STEP/.
+"""An update that could not be learnt from, kept for replay (`unmask.training.run.replay`): RUN/broken/STEP/.
 
     tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
     batch.json            the step and the turn, what was measured, and every completion with its problem and reward
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unmask.batch import Batch
 from unmask.core.method import Method
 from unmask.core.probes import Probes
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace
-from unmask.update import NotFinite, Part
+from unmask.training.batch import Batch
+from unmask.training.update import NotFinite, Part
 from unmask.util.files import save_tensors
 
 FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"

@@ -4,15 +4,15 @@ sampled, learnt or measured depends on it."""
 import torch
 from torch import Tensor
 
-from unmask.batch import Batch, Source
 from unmask.core.trace import Trace, selected
 from unmask.evaluation.evaluate import WATCHED, Watch, completions
 from unmask.tasks.scoring import Failure, Judged
 from unmask.tasks.task import Row
-from unmask.update import Part
-from unmask.view.grid import board_of, cells_of
+from unmask.training.batch import Batch, Source
+from unmask.training.run.records import answer_of, branches_of, rounded, short, taught_of, written
+from unmask.training.run.sudoku_board import board_of, cells_of
+from unmask.training.update import Part
 from unmask.view.index import VERSION, Line
-from unmask.view.records import answer_of, branches_of, rounded, short, taught_of, written
 
 MOST = 16
 """Rollouts of a group that are written down."""

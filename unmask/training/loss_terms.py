@@ -14,7 +14,7 @@ from unmask.core.probes import Probes, one_shot
 from unmask.core.trace import Trace
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.sample import Rollouts
-from unmask.update import Part, answers
+from unmask.training.update import Part, answers
 from unmask.util.micro_batch import Rows
 
 

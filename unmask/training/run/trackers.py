@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from unmask.run import Run, read_metrics
+from unmask.training.run.folder import Run, read_metrics
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
-    from unmask.keeper import Report
+    from unmask.training.run.training_run import Report
 
 PROJECT = "unmask"
 COUNTS = "tracking.json"

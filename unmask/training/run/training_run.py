@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.batch import Batch, Source, TooLong, batch_metrics, samples_of
-from unmask.broken import Broken, keep
 from unmask.distributed.processes import whole
 from unmask.evaluation.evaluate import Evaluation, evaluate, prompt_ids
-from unmask.progress import Best, Progress, Skips, ending, keeps_best, progress_of
 from unmask.rollout.sample import canvas
-from unmask.run import BEST, Run, made_by, read_metrics
-from unmask.setup import Setup
-from unmask.state import Optimizer, State, restore, tensors_of, write
 from unmask.tasks.scoring import Failure, RewardError
+from unmask.training.batch import Batch, Source, TooLong, batch_metrics, samples_of
+from unmask.training.run.broken import Broken, keep
+from unmask.training.run.folder import BEST, Run, made_by, read_metrics
+from unmask.training.run.health import REACH, Update, updates_of, watched
+from unmask.training.run.progress import Best, Progress, Skips, ending, keeps_best, progress_of
+from unmask.training.run.recorder import Recorder
+from unmask.training.run.state import Optimizer, State, restore, tensors_of, write
+from unmask.training.setup import Setup
 from unmask.util.metering import Meter, metered
 from unmask.util.micro_batch import Rows
 from unmask.util.signals import Paused
-from unmask.view.recorder import Recorder
-from unmask.watch import REACH, Update, updates_of, watched
 
 EVAL_SEED = -1
 """Every evaluation draws the same noise, and no training batch has it: theirs have seeds from 0."""
@@ -206,7 +206,7 @@ class Keeper:
         self._save(step)
         raise ValueError(
             f"{self.so_far.skips.in_a_row} updates in a row were skipped, the last because {broken.error}. "
-            f"It is in {where}; unmask.replay does it again"
+            f"It is in {where}; unmask.training.run.replay does it again"
         )
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from unmask.masters import MasterAdamW
+from unmask.training.optim import MasterAdamW
 from unmask.util.files import digest, save_tensors, synced
 
 KEPT = 2
