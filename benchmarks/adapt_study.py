@@ -44,8 +44,8 @@ def written(out: Path, **found: Any) -> None:
 
 def start_of(pieces: list[Path], work: Path) -> Path:
     """The checkpoint that adaptation starts from."""
-    from unmask.adapt import adapt
-    from unmask.fetch import convert
+    from unmask.sft.adapt import adapt
+    from unmask.sft.fetch import convert
 
     start = work / "start"
     if (start / "config.json").is_file():
@@ -104,9 +104,9 @@ def operations(policy: Any, width: int, rows: int, masked: int) -> float:
 def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
     import torch
 
-    from unmask.diffusion import noised
-    from unmask.packing import Batch
-    from unmask.sft import learn, trained_policy
+    from unmask.sft.diffusion_loss import noised
+    from unmask.sft.finetune import learn, trained_policy
+    from unmask.sft.packing import Batch
     from unmask.training.loop import optimizer_of
     from unmask.util.micro_batch import Rows
 
@@ -139,7 +139,7 @@ def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updates: int) -> Any:
-    from unmask.sft_config import read_sft_config
+    from unmask.sft.config import read_sft_config
 
     return read_sft_config(
         model=str(start),
@@ -160,7 +160,7 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 
 def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
     """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
-    from unmask.sft import CONFIG, finetune, resume
+    from unmask.sft.finetune import CONFIG, finetune, resume
     from unmask.training.run.folder import FINISHED, Run
     from unmask.util.signals import Paused
 

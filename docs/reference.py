@@ -20,7 +20,7 @@ import unmask
 from unmask.cli import app
 from unmask.config.config import CHOICES, Config, option_help
 from unmask.methods import BASES, PLUGINS
-from unmask.sft_config import SftConfig
+from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
 
 HERE = Path(__file__).parent / "reference"

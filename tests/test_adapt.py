@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import unmask.sft as unmask_sft
+import unmask.sft.finetune as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
-from unmask.adapt import EVEN, MASK, adapt
 from unmask.config.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import opened
-from unmask.sft import learn
-from unmask.sft_config import read_sft_config
+from unmask.sft.adapt import EVEN, MASK, adapt
+from unmask.sft.config import read_sft_config
+from unmask.sft.finetune import learn
 from unmask.training.run.folder import check_folder, read_metrics
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -12,7 +12,7 @@ import yaml
 import unmask
 from unmask.config.config import Config, option_help
 from unmask.methods import BASES, PLUGINS
-from unmask.sft_config import SftConfig
+from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent

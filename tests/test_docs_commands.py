@@ -40,9 +40,9 @@ DOORS = {
     "unmask.training.setup": ("prepared",),
     "unmask.audit_report": ("read",),
     "unmask.evaluation.grade": ("grade_file",),
-    "unmask.pretrain": ("pretrain",),
-    "unmask.adapt": ("source_folder",),
-    "unmask.sft": ("finetune",),
+    "unmask.sft.pretrain": ("pretrain",),
+    "unmask.sft.adapt": ("source_folder",),
+    "unmask.sft.finetune": ("finetune",),
 }
 """Where the commands' work begins."""
 PARSED = ("doctor", "view", "fetch")  # nothing but options and folders

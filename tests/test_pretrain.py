@@ -12,7 +12,7 @@ import yaml
 from unmask import sandbox
 from unmask.models import TinyShape, load_model, load_tiny, tiny_policy
 from unmask.models.tiny import EOS, SHIPPED, CharacterTokenizer
-from unmask.pretrain import (
+from unmask.sft.pretrain import (
     RECORD,
     WRONG,
     Lesson,

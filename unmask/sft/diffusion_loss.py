@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import PIECE, Policy
 from unmask.core.token_sampling import plain_law
-from unmask.packing import Batch
+from unmask.sft.packing import Batch
 
 QUARTERS = 4
 

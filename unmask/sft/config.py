@@ -8,8 +8,8 @@ from pydantic import Field, ValidationError
 
 from unmask.config.config import check_device
 from unmask.config.sections import OptimizerConfig, Strict
-from unmask.lessons import Lessons, checked_lessons
 from unmask.models.lora import LoraOptions
+from unmask.sft.data import Lessons, checked_lessons
 from unmask.util.parsing import assign, closest, parsed_yaml, read_keys, shown, told
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.gguf import Gguf, read_gguf
+from unmask.sft.gguf import Gguf, read_gguf
 from unmask.util.files import digest, save_tensors
 
 PROVENANCE = "provenance.json"

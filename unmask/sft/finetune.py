@@ -1,4 +1,4 @@
-"""Masked-diffusion fine-tuning: of a model that is one already, or of one that `unmask.adapt` has just made one.
+"""Masked-diffusion fine-tuning: of a model that is one already, or of one that `unmask.sft.adapt` has just made one.
 
     lessons -> canvases of few widths -> batch -> noise -> loss -> backward -> step -> records
 
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from unmask.diffusion import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
 from unmask.evaluation.evaluate import Decoding, complete, completions, evaluate
-from unmask.lessons import Taught, taught
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
-from unmask.packing import Batch, Batches, bucketed, coarseness
 from unmask.rollout.sample import row_seeds
-from unmask.sft_config import SftConfig, device_of, read_sft_config
+from unmask.sft.config import SftConfig, device_of, read_sft_config
+from unmask.sft.data import Taught, taught
+from unmask.sft.diffusion_loss import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
+from unmask.sft.packing import Batch, Batches, bucketed, coarseness
 from unmask.training.loop import last_state, optimizer_of
 from unmask.training.run.folder import Run, checkpoint_of, claimed, claiming, made_by
 from unmask.training.run.progress import Skips

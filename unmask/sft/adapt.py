@@ -1,7 +1,7 @@
 """An autoregressive checkpoint as the beginning of a masked diffusion model: the same weights, read both ways.
 
 What is written is a checkpoint like any other: a MASK token, `is_causal` false, and weights that have not learnt
-either yet. `unmask adapt` writes it and goes on with `unmask.sft`.
+either yet. `unmask adapt` writes it and goes on with `unmask.sft.finetune`.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from unmask.fetch import PACKAGES, fetched
 from unmask.models.checkpoint import Origin, files_beside, fill, read_json, save
 from unmask.models.families import Family, Stated, facts_of, family_of, network_of
 from unmask.models.load import Released, _fetched
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
+from unmask.sft.fetch import PACKAGES, fetched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

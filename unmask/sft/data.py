@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from unmask.config.sections import Strict
 from unmask.core.policy import Policy
 from unmask.evaluation.evaluate import prompt_ids
-from unmask.packing import Example, rounded, width_of
+from unmask.sft.packing import Example, rounded, width_of
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
 
