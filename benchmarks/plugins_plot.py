@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
-from unmask.compare_report import summary
+from unmask.studies.compare.report import summary
 
 COLOURS = ("#0072b2", "#d55e00")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from unmask.compare_report import summary
+from unmask.studies.compare.report import summary
 from unmask.util.statistics import paired, t_interval
 
 Table = Iterator[list[str]]

@@ -10,7 +10,13 @@ from test_bias import FROZEN, LENGTH, strong, texts
 from test_exact import decoding_of
 from torch import Tensor
 
-from unmask.audit import (
+from unmask.core.advantage import group_mean
+from unmask.core.method import Method
+from unmask.core.probes import ask
+from unmask.core.trace import Trace, selected
+from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
+from unmask.methods.agrpo import entropy_steps
+from unmask.studies.audit.audit import (
     audit,
     gradient_of,
     likelihoods,
@@ -20,12 +26,6 @@ from unmask.audit import (
     truth_of,
     value_of,
 )
-from unmask.core.advantage import group_mean
-from unmask.core.method import Method
-from unmask.core.probes import ask
-from unmask.core.trace import Trace, selected
-from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
-from unmask.methods.agrpo import entropy_steps
 from unmask.training.update import answers
 from unmask.util.micro_batch import Rows
 from world import NetPolicy, World, cosine, enumerated, noise, relative_error, reward_of, value_gradient

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unmask.audit_figures import (
+from unmask.studies.audit.figures import (
     MOST_LEFT,
     Audit,
     Estimator,
@@ -23,7 +23,7 @@ from unmask.audit_figures import (
     slope_shares,
     value_shares,
 )
-from unmask.audit_report import slope_rows
+from unmask.studies.audit.report import slope_rows
 from unmask.util.statistics import t_interval
 from world import noise
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_audit_figures import slope, value
 
-from unmask.audit_figures import (
+from unmask.config.method_names import Candidate, candidate, candidates, every_estimator, split_overrides
+from unmask.studies.audit.figures import (
     Audit,
     Estimator,
     Slope,
@@ -19,8 +20,7 @@ from unmask.audit_figures import (
     mean_cosine,
     slope_shares,
 )
-from unmask.audit_report import conclusion, plain, read, restored, slope_rows, tables, value_rows
-from unmask.config.method_names import Candidate, candidate, candidates, every_estimator, split_overrides
+from unmask.studies.audit.report import conclusion, plain, read, restored, slope_rows, tables, value_rows
 from unmask.util.statistics import t_interval
 
 

@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 
-from unmask import compare as compare_module
-from unmask import compare_report, compare_worker
-from unmask.compare import SWEEP_SEEDS, compare
-from unmask.compare_cells import Settings, Variant, budget_of, cost_of, key_of, reference_of, variants, write_json
-from unmask.compare_pool import Event, Job
-from unmask.compare_worker import result_of
 from unmask.config.config import Config, parse_config
+from unmask.studies.compare import compare as compare_module
+from unmask.studies.compare import report as compare_report
+from unmask.studies.compare import worker as compare_worker
+from unmask.studies.compare.cells import (
+    Settings,
+    Variant,
+    budget_of,
+    cost_of,
+    key_of,
+    reference_of,
+    variants,
+    write_json,
+)
+from unmask.studies.compare.compare import SWEEP_SEEDS, compare
+from unmask.studies.compare.pool import Event, Job
+from unmask.studies.compare.worker import result_of
 from unmask.training.run import training_run as keeper
 from wording import mentions
 

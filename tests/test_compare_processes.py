@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from test_compare import DIES, SHORT
 
-from unmask import compare as compare_module
-from unmask import compare_pool, compare_report
-from unmask.compare import compare
-from unmask.compare_cells import Settings, Variant
-from unmask.compare_pool import Job, run_jobs, threads_of
-from unmask.compare_report import markdown, redraw
+from unmask.studies.compare import compare as compare_module
+from unmask.studies.compare import pool as compare_pool
+from unmask.studies.compare import report as compare_report
+from unmask.studies.compare.cells import Settings, Variant
+from unmask.studies.compare.compare import compare
+from unmask.studies.compare.pool import Job, run_jobs, threads_of
+from unmask.studies.compare.report import markdown, redraw
 
 GRID = {"methods": ["wd1"], "plugins": ["none", f"dps:{DIES}"]}
 
@@ -44,7 +45,7 @@ def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> N
     """A time limit kills one process: no other may go on writing into the folders."""
     config = Settings(overrides=(*SHORT, "updates=100000")).config(Variant("wd1")).dump()
     with subprocess.Popen(
-        [sys.executable, "-m", "unmask.compare_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "unmask.studies.compare.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         process.stdin.write(json.dumps({"folder": str(tmp_path / "cell"), "config": config, "keep": False}) + "\n")
         process.stdin.flush()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unmask.compare_cells import write_json
-from unmask.compare_report import conclusion, draw, markdown, publish, redraw, summary
+from unmask.studies.compare.cells import write_json
+from unmask.studies.compare.report import conclusion, draw, markdown, publish, redraw, summary
 from unmask.util.statistics import bootstrap, t_interval
 from wording import mentions
 

@@ -33,12 +33,12 @@ PROGRAMS = ("unmask ", "torchrun ", "make ", "python ", "pip ", "pytest ", "for 
 BY_HAND = ("source", "sbatch", "hf", "cd", "git")  # nothing of ours to check
 DOORS = {
     "unmask.training.loop": ("train", "resume"),
-    "unmask.estimate": ("estimate",),
+    "unmask.studies.cost.estimate": ("estimate",),
     "unmask.models": ("load_model",),
-    "unmask.compare": ("_alone",),
-    "unmask.compare_report": ("redraw",),
+    "unmask.studies.compare.compare": ("_alone",),
+    "unmask.studies.compare.report": ("redraw",),
     "unmask.training.setup": ("prepared",),
-    "unmask.audit_report": ("read",),
+    "unmask.studies.audit.report": ("read",),
     "unmask.evaluation.grade": ("grade_file",),
     "unmask.sft.pretrain": ("pretrain",),
     "unmask.sft.adapt": ("source_folder",),

@@ -12,8 +12,8 @@ import pytest
 
 from estimates import LLADA, llada
 from unmask.config.config import parse_config
-from unmask.estimate import estimate
 from unmask.models.load import KNOWN
+from unmask.studies.cost.estimate import estimate
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import torch
 
 from estimates import LLADA, llada
 from unmask.config.config import Config, parse_config
-from unmask.counting import Tally
-from unmask.estimate import estimate, network_of
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.decoder import Decoder
 from unmask.models.load import KNOWN, outline
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter, trainable
 from unmask.models.tiny import TinyShape
+from unmask.studies.cost.counting import Tally
+from unmask.studies.cost.estimate import estimate, network_of
 from unmask.tasks.scoring import Judged
 from unmask.training import batch as batch_module
 from unmask.training import loop as train_module

@@ -10,13 +10,13 @@ import torch
 
 from estimates import LLADA, llada
 from unmask.config.config import Config, parse_config
-from unmask.counting import Tally
-from unmask.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
-from unmask.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
 from unmask.models import tiny_policy
 from unmask.models.load import outline
 from unmask.models.lora import LoraOptions, add_adapter
 from unmask.models.tiny import TinyShape
+from unmask.studies.cost.counting import Tally
+from unmask.studies.cost.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
+from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 SPEED, DEMO = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed", "demo"))
@@ -25,7 +25,7 @@ SPEED, DEMO = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("
 @pytest.fixture(autouse=True)
 def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU at hand is not what this is about."""
-    monkeypatch.setattr("unmask.hardware.cpu_rate", lambda *_: 1e11)
+    monkeypatch.setattr("unmask.studies.cost.hardware.cpu_rate", lambda *_: 1e11)
 
 
 def rows_of(section: str) -> list[dict[str, Any]]:

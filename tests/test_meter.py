@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
-from unmask.compare_cells import cost_of
 from unmask.config.config import Config, parse_config
 from unmask.distributed.processes import Ranks
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
+from unmask.studies.compare.cells import cost_of
 from unmask.tasks import TASKS, Task
 from unmask.training import loop as train_module
 from unmask.training.run import training_run as keeper_module

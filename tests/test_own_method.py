@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import unmask as library
-from unmask.compare_cells import Settings, Variant, key_of, own_sections, reference_of, variants
 from unmask.config.config import read_config
 from unmask.config.method_names import candidate
 from unmask.methods.own import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy
+from unmask.studies.compare.cells import Settings, Variant, key_of, own_sections, reference_of, variants
 
 GOOD = """
 from __future__ import annotations
@@ -247,7 +247,7 @@ def test_a_comparison_trains_functions_in_files_and_goes_on_until_they_change(fo
     rows = [line.split("|")[1].strip() for line in out.splitlines() if line.startswith("|")]
     assert rows[2:] == ["start", "diffu_grpo", "diffu_grpo+twice", "loud", "loud+twice"] and "my.py" not in out
     tried = []
-    monkeypatch.setattr("unmask.compare.run_jobs", lambda jobs, *how: tried.extend(job.label for job in jobs) or ())
+    monkeypatch.setattr("unmask.studies.compare.compare.run_jobs", lambda jobs, *how: tried.extend(job.label for job in jobs) or ())
     assert unmask(*command)[:2] == (0, out) and not tried
     Path("my.py").write_text(GOOD + "# new\n")
     assert unmask(*command)[0] == 0 and tried == ["diffu_grpo+twice", "loud", "loud+twice"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from unmask import estimate as estimate_module
 from unmask.config.config import read_config
-from unmask.estimate import estimate
 from unmask.models.load import Outline, outline
 from unmask.sft.pretrain import read_pretrain_config
+from unmask.studies.cost import estimate as estimate_module
+from unmask.studies.cost.estimate import estimate
 from unmask.tasks.benchmarks import gsm8k, math500
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -15,9 +15,9 @@ import typer
 from unmask.commands.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
 
 if TYPE_CHECKING:
-    from unmask.audit import Report
     from unmask.config.config import Config
     from unmask.config.method_names import Candidate
+    from unmask.studies.audit.audit import Report
 
 
 def audit(
@@ -48,7 +48,7 @@ def audit(
     if out is not None:
         check_folder(out)
     if model.endswith(".json"):
-        from unmask.audit_report import read
+        from unmask.studies.audit.report import read
 
         found = read(Path(model))
         if compare is not None:
@@ -74,12 +74,12 @@ def _measured(
 ) -> dict[str, Any]:
     import torch
 
-    from unmask.audit import audit as measure
-    from unmask.audit import scores_choice
-    from unmask.audit_report import conclusion, plain
     from unmask.config.config import DEMO, read_config
     from unmask.config.method_names import candidates, every_estimator, split_overrides
     from unmask.core.trace import everything
+    from unmask.studies.audit.audit import audit as measure
+    from unmask.studies.audit.audit import scores_choice
+    from unmask.studies.audit.report import conclusion, plain
     from unmask.training.batch import Source, collect
     from unmask.training.run.folder import versions
     from unmask.training.setup import decoding_of, is_large, prepared
@@ -146,8 +146,8 @@ def _measured(
 def _compared(found: dict[str, Any], names: str, as_json: bool) -> None:
     from rich.console import Console
 
-    from unmask.audit_figures import compared
-    from unmask.audit_report import comparison, named, restored
+    from unmask.studies.audit.figures import compared
+    from unmask.studies.audit.report import comparison, named, restored
 
     seen = restored(found)
     one, other = named(seen, names)
@@ -161,7 +161,7 @@ def _compared(found: dict[str, Any], names: str, as_json: bool) -> None:
 def _shown(found: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
-    from unmask.audit_report import conclusion, restored, tables, write
+    from unmask.studies.audit.report import conclusion, restored, tables, write
 
     written = write(out, found) if out is not None else []
     if as_json:

@@ -18,7 +18,7 @@ from unmask.commands.training import _split
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
-    from unmask.compare import Report, Standing
+    from unmask.studies.compare.compare import Report, Standing
 
 
 def compare(
@@ -51,7 +51,7 @@ def compare(
     A finished run is not run again, so a comparison that was killed goes on with the same command.
     """
     if redraw is not None:
-        from unmask.compare_report import redraw as drawn_again
+        from unmask.studies.compare.report import redraw as drawn_again
 
         with _short_warnings():
             found, folder = drawn_again(redraw), redraw
@@ -60,8 +60,8 @@ def compare(
     else:
         folder = out
         with _stoppable(folder), _short_warnings(), _display() as report:
-            from unmask.compare import compare as run_comparison
-            from unmask.compare_cells import Settings
+            from unmask.studies.compare.cells import Settings
+            from unmask.studies.compare.compare import compare as run_comparison
 
             path, overrides = _split(arguments or [])
             settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
@@ -77,7 +77,7 @@ def compare(
                 keep=keep,
                 report=report,
             )
-    from unmask.compare_report import markdown
+    from unmask.studies.compare.report import markdown
 
     if as_json:
         typer.echo(json.dumps(found["summary"], indent=1))

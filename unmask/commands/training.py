@@ -62,7 +62,7 @@ def train(
     if (as_json or hardware is not None) and not dry_run:
         raise ValueError("--json and --hardware belong to --dry-run")
     if dry_run:
-        from unmask.estimate import estimate, lines
+        from unmask.studies.cost.estimate import estimate, lines
 
         config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
         found = estimate(config, hardware)

@@ -1,6 +1,6 @@
 """Methods against each other: every cell of a grid trained with every seed, at the same budget.
 
-    from unmask.compare import compare
+    from unmask.studies.compare.compare import compare
     found = compare(["diffu_grpo", "agrpo"], ["none", "daca"], out=Path("runs/first"), budget="forwards=1e5")
 
 A cell's folder is named after its resolved configuration and holds result.json once it is finished: a grid that was
@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.compare_cells import (
+from unmask.config.config import Config, device_of
+from unmask.methods.own import label_of
+from unmask.studies.compare.cells import (
     Budget,
     Cost,
     Settings,
@@ -29,10 +31,8 @@ from unmask.compare_cells import (
     variants,
     write_json,
 )
-from unmask.compare_pool import Event, Job, cores, run_jobs
-from unmask.compare_report import gather, publish
-from unmask.config.config import Config, device_of
-from unmask.methods.own import label_of
+from unmask.studies.compare.pool import Event, Job, cores, run_jobs
+from unmask.studies.compare.report import gather, publish
 
 PILOT = 4
 """Updates of the short run that says how long an update takes; the first is not counted."""

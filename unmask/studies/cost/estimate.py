@@ -15,11 +15,11 @@ from torch import nn
 
 from unmask.config.config import Config
 from unmask.core.policy import PIECE
-from unmask.counting import Tally, counted, prompt_tokens
-from unmask.hardware import NAMES, Hardware, hardware_of
 from unmask.models.load import Outline, outline
 from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
 from unmask.models.tiny import CharacterTokenizer
+from unmask.studies.cost.counting import Tally, counted, prompt_tokens
+from unmask.studies.cost.hardware import NAMES, Hardware, hardware_of
 from unmask.training.batch import RESAMPLES
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import LARGE, decoder_of, decoding_of

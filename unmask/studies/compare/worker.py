@@ -1,4 +1,4 @@
-"""A process that trains the cells it is given, one after the other: `python -m unmask.compare_worker`.
+"""A process that trains the cells it is given, one after the other: `python -m unmask.studies.compare.worker`.
 
 In: a JSON object a line, {"folder", "config", "keep"}. Out: {"share": part of the updates done}, and at the end of a
 cell {"done": true} or {"error": ...}. When its input ends, whoever gave the orders is gone, and so is it.
@@ -61,7 +61,7 @@ def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> Non
             traceback.print_exc()
             message = {"error": f"{type(error).__name__}: {error}"}
             name, found = "error.json", message
-        from unmask.compare_cells import write_json
+        from unmask.studies.compare.cells import write_json
 
         write_json(home / name, found)
         sys.stdout.flush()
@@ -105,8 +105,8 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
 def start_key(data: dict[str, Any]) -> str:
     """Equal for cells that are the same before training."""
-    from unmask.compare_cells import key_of
     from unmask.config.config import without_method
+    from unmask.studies.compare.cells import key_of
 
     rest = {key: value for key, value in without_method(data).items() if key not in LEARNING}
     return key_of({**rest, "eval": {**rest["eval"], "every": 0}})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from unmask.audit_figures import (
+from unmask.studies.audit.figures import (
     Audit,
     Compared,
     Estimator,

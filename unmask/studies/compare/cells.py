@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.config.config import CHOICES, DEMO, Config, option_help, read_config
-from unmask.counting import counted, prompt_tokens
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
 from unmask.models.load import Outline, outline
+from unmask.studies.cost.counting import counted, prompt_tokens
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import LARGE, decoding_of
 from unmask.util.files import write_whole

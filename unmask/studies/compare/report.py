@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PositiveFloat
 
-from unmask.compare_cells import Found, outcome_of, read_whole, write_json
+from unmask.studies.compare.cells import Found, outcome_of, read_whole, write_json
 from unmask.util.statistics import Interval, bootstrap, paired, t_interval
 
 FEW = 5

@@ -13,7 +13,7 @@ import torch
 from unmask.doctor import cpu_memory, cpu_rate, gpu_at_hand
 
 if TYPE_CHECKING:
-    from unmask.estimate import Network
+    from unmask.studies.cost.estimate import Network
 
 
 @dataclass(frozen=True)

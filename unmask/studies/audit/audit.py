@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.audit_figures import Audit, Estimator, Slope, Value
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.objective import step_clip
@@ -31,9 +30,10 @@ from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
 from unmask.core.shapes import Metrics
 from unmask.core.trace import Trace, everything, selected
 from unmask.evaluation.evaluate import Decoding
-from unmask.exact import TooMany, summable, summed_orders
 from unmask.models import Model
 from unmask.models.lora import trainable
+from unmask.studies.audit.exact import TooMany, summable, summed_orders
+from unmask.studies.audit.figures import Audit, Estimator, Slope, Value
 from unmask.training.update import Part, accumulate, answers
 from unmask.util.micro_batch import Rows
 
