@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import unmask
-from unmask.cli import app
+from unmask.cli.main import app
 from unmask.config.config import CHOICES, Config, option_help
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig

@@ -34,7 +34,7 @@ def unmask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        from unmask.cli import main
+        from unmask.cli.main import main
 
         monkeypatch.setattr(sys, "argv", ["unmask", *arguments])
         with pytest.raises(SystemExit) as stopped:

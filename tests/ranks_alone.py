@@ -39,7 +39,7 @@ def left_alone(name: str, folder: Path) -> None:
 
 
 def _alone(name: str, rank: int, folder: Path) -> NoReturn:
-    from unmask.cli import main as command
+    from unmask.cli.main import main as command
 
     os.chdir(folder / name)
     with (folder / f"{name}-{rank}.txt").open("w") as file:

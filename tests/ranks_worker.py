@@ -334,7 +334,7 @@ def launched(name: str, folder: Path) -> None:
     """What `torchrun --nproc-per-node 2 -m unmask train ...` does, but for starting Python anew."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from unmask.cli import main as command
+    from unmask.cli.main import main as command
 
     (folder / name).mkdir()
     os.chdir(folder / name)

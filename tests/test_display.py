@@ -15,14 +15,14 @@ from rich.cells import cell_len
 from rich.color import ColorTriplet
 from rich.console import Console
 
-import unmask.display
+import unmask.cli.display
+from unmask.cli.display import canvases, live, play, training_display
+from unmask.cli.panel import STOPS, Panel, Written, canvas, clean, sparkline, step_style, written
 from unmask.config.config import Config, parse_config
 from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, state_before
-from unmask.display import canvases, live, play, training_display
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import CharacterTokenizer, TinyShape
-from unmask.panel import STOPS, Panel, Written, canvas, clean, sparkline, step_style, written
 from unmask.rollout.sample import sample
 
 HOSTILE = ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "[bold red]x[/]", "\u202e", "\r", "\n", "\x1b_G\x1b\\", "[/]"]
@@ -41,8 +41,8 @@ def shown(console: Console) -> str:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """The display believes that it is in a terminal."""
     console = terminal()
-    monkeypatch.setattr(unmask.display, "console", console)
-    monkeypatch.setattr(unmask.display, "live", lambda: True)
+    monkeypatch.setattr(unmask.cli.display, "console", console)
+    monkeypatch.setattr(unmask.cli.display, "live", lambda: True)
     return console
 
 
@@ -235,5 +235,5 @@ def test_nothing_is_drawn_over_where_it_cannot_be(tty, term, encoding, drawn, mo
     Out.encoding = encoding
     monkeypatch.setattr(sys, "stdout", Out())
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(unmask.display, "console", Console(_environ={"TERM": term, "FORCE_COLOR": "1"}))
+    monkeypatch.setattr(unmask.cli.display, "console", Console(_environ={"TERM": term, "FORCE_COLOR": "1"}))
     assert live() is drawn

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from unmask.cli import UsageError, app, main
+from unmask.cli.main import UsageError, app, main
 from unmask.config.config import read_config
 from unmask.training.run.folder import Run
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unmask.cli import main
+from unmask.cli.display import next_commands
+from unmask.cli.main import main
 from unmask.config.config import parse_config
-from unmask.display import next_commands
 from unmask.tasks import Task, own
 from unmask.tasks.scoring import judged
 from wording import mentions, naming

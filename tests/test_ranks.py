@@ -17,7 +17,7 @@ from ranks_worker import CHECKS, PATIENCE, QUICK, cramped
 from typer.testing import CliRunner
 
 import unmask.training.setup
-from unmask.cli import app
+from unmask.cli.main import app
 from unmask.config.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER

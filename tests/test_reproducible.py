@@ -21,7 +21,7 @@ COMMANDS = {
 }
 SCRIPT = """
 import json, sys
-from unmask.cli import app
+from unmask.cli.main import app
 from unmask.training.run.folder import Run
 Run.draw = lambda run: None  # which takes longer than the run
 for name, arguments in json.loads(sys.argv[1]).items():

@@ -98,7 +98,7 @@ RUN = """
 import sys
 unpickled = []
 sys.addaudithook(lambda event, arguments: unpickled.append(arguments) if event == "pickle.find_class" else None)
-from unmask.cli import main
+from unmask.cli.main import main
 for line in ({train}, ["train", "--resume", "run"], ["eval", "run", "--problems", "2", "--samples", "1"]):
     sys.argv = ["unmask", *line]
     try:

@@ -11,7 +11,7 @@ import pytest
 from reward_cases import completions, earned, tasks
 
 from unmask import sandbox
-from unmask.describe import description
+from unmask.cli.describe import description
 from unmask.evaluation.benchmark import Bench, card, cases_by_length
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, own

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from unmask.doctor import cpu_memory, cpu_rate, gpu_at_hand
+from unmask.cli.doctor import cpu_memory, cpu_rate, gpu_at_hand
 
 if TYPE_CHECKING:
     from unmask.studies.cost.estimate import Network

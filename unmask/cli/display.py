@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from unmask.panel import Panel, Written, canvas
+from unmask.cli.panel import Panel, Written, canvas
 from unmask.training.run.health import sentences
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.commands.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
+from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
 
 if TYPE_CHECKING:
     from unmask.config.config import Config

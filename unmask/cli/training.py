@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.commands.arguments import DataOption, of_task
+from unmask.cli.arguments import DataOption, of_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ def _name(config: "Config") -> str:
 
 def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], Result]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
-    from unmask.display import show_result, training_display
+    from unmask.cli.display import show_result, training_display
     from unmask.util.signals import Paused, wishes
 
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first

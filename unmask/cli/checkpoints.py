@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.commands.arguments import RunOrModel
+from unmask.cli.arguments import RunOrModel
 
 
 def merge(
@@ -32,8 +32,8 @@ def pretrain(
     device: Annotated[str, typer.Option(help="cpu or cuda; another device rounds differently.")] = "cpu",
 ) -> None:
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
+    from unmask.cli.display import training_bar
     from unmask.config.config import check_device
-    from unmask.display import training_bar
     from unmask.sft.pretrain import pretrain as run_pretraining
     from unmask.sft.pretrain import read_pretrain_config
 

@@ -119,7 +119,7 @@ def sft(
 
 
 def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
-    from unmask.commands.training import _split
+    from unmask.cli.training import _split
     from unmask.sft.config import read_sft_config
 
     path, overrides = _split(arguments)
@@ -153,7 +153,7 @@ def _resume(folder: Path, *given: object) -> None:
 
 def _watched(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
     """Train until the end or until a signal asks to stop."""
-    from unmask.display import training_bar
+    from unmask.cli.display import training_bar
     from unmask.util.signals import Paused, wishes
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.commands.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
+from unmask.cli.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
@@ -58,8 +58,8 @@ def eval(
 
     With --lengths, --steps or --paraphrase: a table of greedy scores, and with --samples pass@k beside them.
     """
+    from unmask.cli.display import show_evaluation
     from unmask.config.config import device_of
-    from unmask.display import show_evaluation
     from unmask.evaluation.evaluate import evaluate
     from unmask.tasks.scoring import failures_told
     from unmask.training.setup import decoding_of, rollout_rows

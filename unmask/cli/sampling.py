@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.commands.arguments import Overrides, RunOrModel, TaskOption, load
+from unmask.cli.arguments import Overrides, RunOrModel, TaskOption, load
 
 if TYPE_CHECKING:
     from unmask.evaluation.evaluate import Decoding
@@ -27,8 +27,8 @@ def sample(
 ) -> None:
     """Complete one prompt."""
     decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
-    from unmask.display import canvases, live, play
-    from unmask.panel import clean, written
+    from unmask.cli.display import canvases, live, play
+    from unmask.cli.panel import clean, written
 
     (trace,) = _traces(policy, [prompt], decoding, [seed], device, batch)
     found = written(policy.tokenizer, trace, decoding.length)
@@ -52,8 +52,8 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
+    from unmask.cli.prompts import entries, read_prompts
     from unmask.evaluation.benchmark import check_place
-    from unmask.prompts import entries, read_prompts
 
     rows = read_prompts(prompts)
     check_place(out)

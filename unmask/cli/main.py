@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from unmask.commands import adapting, auditing, checkpoints, comparing, evaluation, listing, sampling, training, viewing
+from unmask.cli.main import adapting, auditing, checkpoints, comparing, evaluation, listing, sampling, training, viewing
 
 # A command line that is wrong. Where the class itself is has changed from version to version of typer.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])

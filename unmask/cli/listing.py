@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.commands.arguments import AsJson
+from unmask.cli.arguments import AsJson
 
 
 def methods(as_json: AsJson = False) -> None:
@@ -27,7 +27,7 @@ def tasks(
     as_json: AsJson = False,
 ) -> None:
     """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""
-    from unmask.describe import description, page, task_named
+    from unmask.cli.describe import description, page, task_named
     from unmask.tasks import TASKS
 
     if name is not None:
@@ -42,7 +42,7 @@ def tasks(
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what this machine has, and what is missing for which feature."""
-    from unmask.doctor import examine
+    from unmask.cli.doctor import examine
 
     findings = examine()
     if as_json:
