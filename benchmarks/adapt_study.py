@@ -189,8 +189,9 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
     """Sampled and greedy, by task and by steps."""
     import torch
 
-    from unmask.evaluation.evaluate import Decoding, evaluate
+    from unmask.evaluation.evaluate import evaluate
     from unmask.models import load_model
+    from unmask.rollout.decoding import Decoding
     from unmask.tasks import TASKS
     from unmask.util.micro_batch import Rows
 

@@ -18,13 +18,15 @@ from typing import Any
 import torch
 
 from unmask.core.trace import Trace, state_before
-from unmask.evaluation.evaluate import Decoding, evaluate, prompt_ids
+from unmask.evaluation.evaluate import evaluate
 from unmask.evaluation.prompt_variants import Wording, worded
 from unmask.models import Model
 from unmask.models.load import load_model
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import CELLS, UNITS
+from unmask.tasks.task import prompt_ids
 from unmask.util.micro_batch import Rows
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1

@@ -24,13 +24,15 @@ from adapt_study import LESSONS
 
 from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import Decoding, completions, evaluate, mean_share, prompt_ids
+from unmask.evaluation.evaluate import evaluate, mean_share
 from unmask.evaluation.prompt_variants import Wording, worded
 from unmask.models import Model, load_model
-from unmask.rollout.engine import Cache
+from unmask.rollout.cache import Cache
+from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import judged
+from unmask.tasks.task import prompt_ids
 from unmask.training.mismatch import mismatch_metrics, random_share, replayed
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from unmask.core.trace import state_before
-from unmask.evaluation.evaluate import Decoding, prompt_ids
 from unmask.models import Model
 from unmask.models.load import load_model
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
+from unmask.tasks.task import prompt_ids
 from unmask.util.micro_batch import Rows
 
 SIZES = (2, 3, 4, 8)

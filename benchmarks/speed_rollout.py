@@ -15,7 +15,7 @@ from unmask.core.schedule import even
 from unmask.core.token_sampling import Law
 from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
-from unmask.rollout.engine import Cache
+from unmask.rollout.cache import Cache
 from unmask.rollout.sample import _Walk
 from unmask.training.mismatch import mismatch_metrics, replayed
 from unmask.util.micro_batch import Rows

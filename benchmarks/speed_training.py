@@ -10,7 +10,7 @@ from torch import Tensor
 from unmask.core.probes import ask
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
-from unmask.rollout.engine import Cache
+from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts
 from unmask.training.loss_terms import parts_of
 from unmask.training.update import answers, update

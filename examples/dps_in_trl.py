@@ -13,8 +13,8 @@ except ImportError as error:
     raise SystemExit(f"this example needs TRL ({error}): pip install 'unmask[trl]'") from None
 
 import unmask
-from unmask.evaluation.evaluate import Decoding
 from unmask.integrations.trl import DiffusionGRPOTrainer
+from unmask.rollout.decoding import Decoding
 
 UPDATES, PROMPTS, GROUP = 40, 8, 8
 

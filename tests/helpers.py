@@ -17,11 +17,10 @@ from unmask.core.objective import Objective, reward_divergence
 from unmask.core.order import Order, random
 from unmask.core.probes import Probes, ask, one_shot
 from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Rule, Trace, until_eos
 from unmask.models.tiny import TinyShape
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, sample
 from unmask.training.update import Part, part_loss
 
@@ -330,7 +329,8 @@ class Cut(BaseException):
 @contextmanager
 def cut_at(place: str, call: int) -> Iterator[None]:
     """Under it the `call`-th call of a function of the loop does not come back, which ends the run."""
-    where = unmask.training.run.training_run if hasattr(unmask.training.run.training_run, place) else unmask.training.loop
+    keeper, loop = unmask.training.run.training_run, unmask.training.loop
+    where = keeper if hasattr(keeper, place) else loop
     plain, calls = getattr(where, place), count(1)
 
     def counted(*given: object, **named: object) -> object:

@@ -29,12 +29,13 @@ import unmask.training.update
 from unmask.config.config import Config, parse_config
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, fully_masked, speechless
+from unmask.core.specs import Record
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, joined, selected
-from unmask.distributed.processes import Ranks, shard, whole
+from unmask.distributed.processes import Ranks
+from unmask.distributed.sharding import shard, whole
 from unmask.models import load_model, save
 from unmask.models.lora import Unmoved, add_adapter, trainable
-from unmask.rollout.record import Record
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
 from unmask.training.run.folder import Run, read_metrics

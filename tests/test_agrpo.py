@@ -12,10 +12,10 @@ from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
 from unmask.core.order import surest_position
 from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Record
 from unmask.core.trace import Trace, everything
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
-from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, sample
 from unmask.training.update import part_loss
 

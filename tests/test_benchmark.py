@@ -26,13 +26,14 @@ from unmask.evaluation.benchmark import (
     passes_made,
     tokens_said,
 )
-from unmask.evaluation.evaluate import Decoding, evaluate, prompt_ids, wilson
+from unmask.evaluation.evaluate import evaluate, wilson
 from unmask.models import load_model
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import sample
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k
 from unmask.tasks.support.manner import D1, FIELD, JUSTGRPO
-from unmask.tasks.task import Grade, Task
+from unmask.tasks.task import Grade, Task, prompt_ids
 from unmask.util.micro_batch import Rows
 
 PROBLEMS = [{"question": f"What is {n}?", "answer": f"It is {n}. #### {n}"} for n in range(40)]

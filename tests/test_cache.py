@@ -12,12 +12,12 @@ from naive import MASK, assert_same, decoder
 from unmask.core.order import ORDERS, left_to_right, low_confidence, random
 from unmask.core.policy import Memory
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, selected
 from unmask.models.decoder import Decoder
-from unmask.rollout.branches import Branch
-from unmask.rollout.engine import Cache, Engine, aligned, cache_of
-from unmask.rollout.record import Record
+from unmask.rollout.cache import Cache, cache_of
+from unmask.rollout.engine import Engine, aligned
 from unmask.rollout.sample import row_seeds, sample
 from unmask.training.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
 from unmask.util.micro_batch import Rows

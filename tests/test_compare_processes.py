@@ -45,7 +45,10 @@ def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> N
     """A time limit kills one process: no other may go on writing into the folders."""
     config = Settings(overrides=(*SHORT, "updates=100000")).config(Variant("wd1")).dump()
     with subprocess.Popen(
-        [sys.executable, "-m", "unmask.studies.compare.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "unmask.studies.compare.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         process.stdin.write(json.dumps({"folder": str(tmp_path / "cell"), "config": config, "keep": False}) + "\n")
         process.stdin.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unmask.cli.training import _split
+from unmask.cli.train import _split
 from unmask.config.config import DEMO, parse_config, read_config
 from unmask.methods.daca import strided_strata
 

@@ -30,6 +30,7 @@ from unmask.core.order import ORDERS
 from unmask.core.probes import ask, fully_masked, unit_likelihood
 from unmask.core.schedule import timestep
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Record
 from unmask.core.token_sampling import plain_law
 from unmask.core.trace import everything, state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, sml
@@ -47,7 +48,6 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
-from unmask.rollout.record import Record
 from unmask.rollout.sample import sample
 
 EVERYTHING = Record(top=WORDS, entropy=True)

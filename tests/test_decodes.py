@@ -24,7 +24,7 @@ from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, state_before
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
-from unmask.rollout.engine import Cache
+from unmask.rollout.cache import Cache
 from unmask.rollout.sample import row_seeds, sample
 from unmask.util.metering import Meter, metered
 from wording import naming

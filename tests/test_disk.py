@@ -171,6 +171,6 @@ def test_memory_that_a_cpu_does_not_have_is_one_sentence(unmask, monkeypatch) ->
     def hungry(*_: object, **__: object) -> None:
         torch.empty(2**50)
 
-    monkeypatch.setattr("unmask.cli.training._watched", hungry)
+    monkeypatch.setattr("unmask.cli.train._watched", hungry)
     code, _, err = unmask("train", "--out", "run")
     assert (code, err) == (2, "unmask: memory ran out: lower rows and rollout.rows, or prompts and group\n")

@@ -20,10 +20,9 @@ from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.objective import canvas_mean, counted_units
 from unmask.core.probes import ask, one_shot
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.trace import state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 from unmask.rollout.sample import sample
 from unmask.training.update import part_loss
 

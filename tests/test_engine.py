@@ -17,11 +17,10 @@ from unmask.core.order import ORDERS, low_confidence, surest_position
 from unmask.core.probes import ask, every_step, one_shot
 from unmask.core.schedule import timestep
 from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law, uniforms
 from unmask.core.trace import state_before
-from unmask.rollout.branches import Branch
-from unmask.rollout.engine import Cache
-from unmask.rollout.record import Record
+from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts, _Walk, in_batches, row_seeds, sample
 from unmask.util.micro_batch import Rows
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluation.evaluate import Decoding, evaluate, mean_share, mixed_at, pass_at, wilson
+from unmask.evaluation.evaluate import evaluate, mean_share, mixed_at, pass_at, wilson
 from unmask.models import tiny_policy
+from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import judged
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from unmask.core.order import ORDERS
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import Law
-from unmask.evaluation.evaluate import Decoding
+from unmask.rollout.decoding import Decoding
 from unmask.studies.audit.exact import TooMany, summable, summed_orders
 from unmask.util.micro_batch import Rows
 from world import NetPolicy, Paths, TablePolicy, World, enumerated, gradient, noise, number, relative_error

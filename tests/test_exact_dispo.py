@@ -16,10 +16,10 @@ from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.method import Method, uniform_credit
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, one_shot
+from unmask.core.specs import Branch
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, everything, selected, state_before, until_eos
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout.branches import Branch
 from unmask.rollout.sample import Rollouts, sample
 from unmask.training.update import Part
 from world import (

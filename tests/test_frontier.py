@@ -7,8 +7,8 @@ import pytest
 
 from unmask.core.schedule import even, timestep
 from unmask.evaluation.benchmark import Case
-from unmask.evaluation.evaluate import Decoding
 from unmask.evaluation.step_sweep import cases_by_steps, plot_place
+from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import Rows
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from unmask.evaluation.benchmark import Bench, Case, measured
-from unmask.evaluation.evaluate import Decoding, wilson
+from unmask.evaluation.evaluate import wilson
 from unmask.evaluation.grade import graded, score
 from unmask.models import tiny_policy
+from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
 from unmask.util.micro_batch import Rows

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from helpers import Net, assert_close, generator, moved, parts_of
 from naive import assert_same
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law
 from unmask.distributed.processes import Ranks
 from unmask.methods import agrpo, dispo
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
 from unmask.training.update import Part, accumulate, answers, update
 from unmask.util.micro_batch import Rows

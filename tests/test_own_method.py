@@ -247,7 +247,8 @@ def test_a_comparison_trains_functions_in_files_and_goes_on_until_they_change(fo
     rows = [line.split("|")[1].strip() for line in out.splitlines() if line.startswith("|")]
     assert rows[2:] == ["start", "diffu_grpo", "diffu_grpo+twice", "loud", "loud+twice"] and "my.py" not in out
     tried = []
-    monkeypatch.setattr("unmask.studies.compare.compare.run_jobs", lambda jobs, *how: tried.extend(job.label for job in jobs) or ())
+    run_jobs = "unmask.studies.compare.compare.run_jobs"
+    monkeypatch.setattr(run_jobs, lambda jobs, *how: tried.extend(job.label for job in jobs) or ())
     assert unmask(*command)[:2] == (0, out) and not tried
     Path("my.py").write_text(GOOD + "# new\n")
     assert unmask(*command)[0] == 0 and tried == ["diffu_grpo+twice", "loud", "loud+twice"]

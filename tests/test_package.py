@@ -58,7 +58,7 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
     }
     assert held == wanted
     assert "unmask/py.typed" in held
-    assert any(name.startswith("unmask/assets/") and name.endswith(".safetensors") for name in held)
+    assert any(name.startswith("unmask/models/assets/") and name.endswith(".safetensors") for name in held)
 
 
 def test_installed_command_answers_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

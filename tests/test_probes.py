@@ -30,6 +30,7 @@ from unmask.core.probes import (
     visited,
 )
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Branch
 from unmask.core.token_sampling import Law
 from unmask.core.trace import selected, state_before
 from unmask.methods.agrpo import sampled_steps
@@ -38,7 +39,6 @@ from unmask.methods.daca import stratified
 from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
-from unmask.rollout.branches import Branch
 
 LAWS = {"plain": Law(), "warm": Law(1.4), "cut": Law(0.8, top_k=4, top_p=0.9)}
 ESTIMATORS = {

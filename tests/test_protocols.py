@@ -13,11 +13,12 @@ import torch
 from helpers import EOS, MASK, Net
 from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import Law
-from unmask.evaluation.evaluate import Decoding, completions, prompt_ids
 from unmask.models import load_model
+from unmask.rollout.decoding import Decoding, completions
 from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
 from unmask.tasks.support.answers import spoken
 from unmask.tasks.support.manner import JUSTGRPO
+from unmask.tasks.task import prompt_ids
 from unmask.util.micro_batch import Rows
 
 STORED = Path(__file__).parents[2] / "shared" / "data" / "d1_generations" / "graded.jsonl.gz"

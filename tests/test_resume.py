@@ -297,8 +297,9 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     Path("mine.py").write_text(source)
     config = config_for(model, method="mine.py:mine")
     with monkeypatch.context() as patch:
-        plain = unmask.training.run.training_run.write
-        patch.setattr(unmask.training.run.training_run, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
+        keeper = unmask.training.run.training_run
+        plain = keeper.write
+        patch.setattr(keeper, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
         with cut_at("collect", 4):
             run(config, tmp_path / "cut")
     shutil.copytree("cut", "again")

@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from unmask.config.config import parse_config
-from unmask.config.sections import RewardConfig
 from unmask.distributed.processes import Ranks
 from unmask.tasks import TASKS, Task, own
-from unmask.tasks.scoring import Failure, RewardError, grades, judged
+from unmask.tasks.scoring import Failure, RewardConfig, RewardError, grades, judged
 from unmask.tasks.support.composite import brevity
 
 GSM = TASKS["gsm8k"]().about.example

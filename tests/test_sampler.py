@@ -10,10 +10,9 @@ from torch import Tensor
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step
 from unmask.core.shapes import NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law, uniforms
 from unmask.core.trace import Trace
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 from unmask.rollout.sample import row_seeds, sample
 from world import (
     NO_EOS,

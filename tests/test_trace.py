@@ -13,10 +13,9 @@ from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, fully_masked
 from unmask.core.shapes import GIVEN, NEVER
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law
 from unmask.core.trace import everything, joined, selected, state_before, until_eos
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 from unmask.rollout.sample import sample
 
 

@@ -17,11 +17,11 @@ import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import assert_close
 from unmask.core.probes import ask, of_states
-from unmask.evaluation.evaluate import Decoding
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_of, prompt_ids
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
+from unmask.rollout.decoding import Decoding
 from unmask.training.update import Part, part_loss, update
 
 SEED, GROUP, UPDATES, RATE = 3, 4, 4, 1e-3

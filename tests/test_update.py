@@ -10,8 +10,8 @@ import unmask
 from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
 from unmask.core.order import low_confidence
 from unmask.core.probes import ask, bundled, of_states
+from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout.record import Record
 from unmask.training.loss_terms import parts_of as trained_parts
 from unmask.training.update import Part, accumulate, part_loss, update
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask.evaluation.benchmark import Bench, Case, card, prompt_hash
-from unmask.evaluation.evaluate import Z_95, Decoding
+from unmask.evaluation.evaluate import Z_95
 from unmask.evaluation.prompt_variants import OWN_PROMPT, Wording, filled, paired, read_wordings, worded
 from unmask.models import tiny_policy
+from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade, Task
 from unmask.util.micro_batch import Rows

@@ -139,6 +139,8 @@ if TYPE_CHECKING:
     from unmask.core.probes import (
         visited as visited,
     )
+    from unmask.core.specs import Branch as Branch
+    from unmask.core.specs import Record as Record
     from unmask.core.token_sampling import (
         Law as Law,
     )
@@ -273,12 +275,6 @@ if TYPE_CHECKING:
     )
     from unmask.models import (
         load_model as load_model,
-    )
-    from unmask.rollout.branches import (
-        Branch as Branch,
-    )
-    from unmask.rollout.record import (
-        Record as Record,
     )
     from unmask.rollout.sample import (
         Rollouts as Rollouts,

@@ -1,16 +1,17 @@
-"""What this machine has, and what is missing for which feature."""
+"""unmask doctor: what this machine has, and what is missing for which feature."""
 
 import importlib
+import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+import typer
+
 from unmask import sandbox
+from unmask.cli.arguments import AsJson
 
 
 @dataclass(frozen=True)
@@ -79,34 +80,14 @@ def examine() -> list[Finding]:
     return findings
 
 
-def gpu_at_hand() -> tuple[str, float] | None:
-    """The first GPU's name and memory in GiB, from nvidia-smi: asking torch would start CUDA. None without one."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    name, _, memory = said.partition("\n")[0].rpartition(",")
-    return (name.strip(), float(memory) / 1024) if name else None
-
-
-@cache
-def cpu_rate(rows: int, deep: int, wide: int, dtype: str, seconds: float = 0.2) -> float:
-    """Operations a second of a (rows, deep) by (deep, wide) product on this CPU, timed for `seconds`."""
-    import torch
-
-    kind, rng = getattr(torch, dtype), torch.Generator().manual_seed(0)
-    a, b = (torch.rand(shape, generator=rng).to(kind) for shape in ((rows, deep), (deep, wide)))
-    a @ b
-    start, count = time.perf_counter(), 0
-    while (spent := time.perf_counter() - start) < seconds or not count:
-        a @ b
-        count += 1
-    return 2 * rows * deep * wide * count / spent
-
-
-def cpu_memory() -> float:
-    """GiB of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, and what is missing for which feature."""
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            state = "ok" if finding.ok else "missing" if finding.needed else "none"
+            typer.echo(f"{state:8}{finding.what:14} {finding.detail}")
+    if any(finding.needed and not finding.ok for finding in findings):
+        raise typer.Exit(1)

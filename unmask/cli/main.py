@@ -1,11 +1,26 @@
-"""The `unmask` command: its subcommands are the functions of `unmask.commands`."""
+"""The `unmask` command: one subcommand a module of this package."""
 
 import sys
 from typing import Annotated, cast
 
 import typer
 
-from unmask.cli.main import adapting, auditing, checkpoints, comparing, evaluation, listing, sampling, training, viewing
+from unmask.cli.adapt import adapt
+from unmask.cli.audit import audit
+from unmask.cli.compare import compare
+from unmask.cli.doctor import doctor
+from unmask.cli.eval import eval
+from unmask.cli.fetch import fetch
+from unmask.cli.generate import generate
+from unmask.cli.grade import grade
+from unmask.cli.merge import merge
+from unmask.cli.methods import methods
+from unmask.cli.pretrain import pretrain
+from unmask.cli.sample import sample
+from unmask.cli.sft import sft
+from unmask.cli.tasks import tasks
+from unmask.cli.train import train
+from unmask.cli.view import view
 
 # A command line that is wrong. Where the class itself is has changed from version to version of typer.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
@@ -17,22 +32,22 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
 for _command in (
-    training.train,
-    comparing.compare,
-    auditing.audit,
-    evaluation.eval,
-    viewing.view,
-    sampling.sample,
-    sampling.generate,
-    listing.methods,
-    listing.tasks,
-    listing.doctor,
-    checkpoints.merge,
-    checkpoints.pretrain,
-    adapting.fetch,
-    adapting.adapt,
-    adapting.sft,
-    evaluation.grade,
+    train,
+    compare,
+    audit,
+    eval,
+    view,
+    sample,
+    generate,
+    methods,
+    tasks,
+    doctor,
+    merge,
+    pretrain,
+    fetch,
+    adapt,
+    sft,
+    grade,
 ):
     app.command()(_command)
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from unmask.config.sections import EvalConfig, OptimizerConfig, RewardConfig, RolloutConfig, Strict
+from unmask.config.sections import EvalConfig, OptimizerConfig, RolloutConfig
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
@@ -33,10 +33,12 @@ from unmask.methods.own import own_method, section_of
 from unmask.models.lora import LoraOptions
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
+from unmask.tasks.scoring import RewardConfig
 from unmask.tasks.support.validation import validating
 from unmask.util.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
+from unmask.util.strict_model import Strict
 
-DEMO = Path(__file__).parent / "assets" / "demo.yaml"
+DEMO = Path(__file__).parent / "demo.yaml"
 
 CHOICES: dict[str, Mapping[str, Any]] = {
     "advantage": ADVANTAGES,

@@ -1,19 +1,10 @@
 """The sections of a configuration that do not depend on what is trained with what."""
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from unmask.util.parsing import number_or_not
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        return number_or_not(value, cls.model_fields[str(info.field_name)].annotation)
+from unmask.util.strict_model import Strict
 
 
 class RolloutConfig(Strict):
@@ -74,14 +65,6 @@ class Scheduled(Protocol):
 
     @property
     def updates(self) -> int: ...
-
-
-class RewardConfig(Strict):
-    on_error: Literal["stop", "zero"] = "stop"
-    """What a reward that fails does: stops the run, which keeps what it has; or scores 0 and is written down."""
-    timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a completion by a task of one's own, asked in a process that is ended after them; null: asked in
-    this process, without a limit."""
 
 
 class EvalConfig(Strict):

@@ -17,9 +17,8 @@ from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
 from unmask.core.order import Order
 from unmask.core.probes import Probes
+from unmask.core.specs import Branch, Record
 from unmask.core.trace import Rule, Trace, until_eos
-from unmask.rollout.branches import Branch
-from unmask.rollout.record import Record
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
 Probing = Callable[[Trace, torch.Generator, int], list[Probes]]

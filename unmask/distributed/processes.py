@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,6 @@ from torch import Tensor, nn
 
 from unmask.core.token_sampling import widened
 from unmask.core.trace import Trace, padded
-
-if TYPE_CHECKING:
-    from unmask.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,12 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(value)
         return value
+
+    def total(self, value: float, device: torch.device | str) -> float:
+        """The sum of a number over all processes."""
+        if self.size == 1:
+            return value
+        return float(self.summed(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def largest(self, value: int, device: torch.device) -> int:
         if self.size == 1:
@@ -152,43 +155,3 @@ def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
         ) from error
     # Not after an error: leaving is something NCCL does together, and the others are waiting elsewhere.
     dist.destroy_process_group()
-
-
-def shard(policy: "Decoder", ranks: Ranks) -> Ranks:
-    """Spread the weights over the processes, layer by layer (FSDP2)."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-
-    device = next(policy.parameters()).device
-    mesh = init_device_mesh(device.type, (ranks.size,))
-    precise = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in policy.lm.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precise)
-    # Embedding, norm and head stay whole from the trunk's pass to the end of the backward pass.
-    fully_shard(policy, mesh=mesh, reshard_after_forward=False, mp_policy=precise)
-    for way_in in ("hidden", "remember", "hidden_window"):  # whichever comes first has to pass the root
-        register_fsdp_forward_method(policy, way_in)
-    return replace(ranks, sharded=True)
-
-
-@contextmanager
-def whole(policy: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Sharded weights put together on every process, so that each can go its own way without gradient."""
-    if not ranks.sharded:
-        yield
-        return
-    from torch.distributed.fsdp import FSDPModule
-
-    parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
-    root = policy
-    assert isinstance(root, FSDPModule)
-    for part in parts:
-        part.unshard()
-    root.set_reshard_after_forward(False)
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.reshard()
-        root.set_reshard_after_forward(True)
-        root.set_reshard_after_forward(False, recurse=False)

@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from unmask.config.sections import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import Decoding, Share, complete, completions, pass_shares, prompt_ids
+from unmask.evaluation.evaluate import Share, pass_shares
 from unmask.evaluation.grade import Graded, summary
 from unmask.models import Model
-from unmask.rollout.engine import Cache
+from unmask.rollout.cache import Cache
+from unmask.rollout.decoding import Decoding, complete, completions
 from unmask.rollout.sample import canvas, row_seeds
-from unmask.tasks.scoring import Failure, failures_told, grades, judged
+from unmask.tasks.scoring import Failure, RewardConfig, failures_told, grades, judged
 from unmask.tasks.support.manner import Manner
-from unmask.tasks.task import Row, Task
-from unmask.training.run.folder import versions
+from unmask.tasks.task import Row, Task, prompt_ids
 from unmask.util.micro_batch import Rows
+from unmask.util.versions import versions
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,21 @@
 """Accuracy on held-out problems: sampled, greedy, pass@k, each with a 95 % interval."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unmask.config.sections import RewardConfig
-from unmask.core.order import Order, low_confidence
 from unmask.core.policy import Policy
-from unmask.core.schedule import Schedule, even
-from unmask.core.shapes import NO_TOKEN
-from unmask.core.token_sampling import Law
 from unmask.core.trace import Trace, joined
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.rollout.engine import Cache
-from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
+from unmask.rollout.decoding import Decoding, complete, completions
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
-from unmask.tasks.scoring import Failure, Judged, judged
-from unmask.tasks.task import Row
+from unmask.tasks.scoring import Failure, Judged, RewardConfig, judged
+from unmask.tasks.task import Row, prompt_ids
 from unmask.util.micro_batch import Rows
 
 WATCHED = 3
@@ -82,63 +76,6 @@ def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Share]:
 def mixed_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
     """The unbiased estimate of P(some of k are right and some wrong) for each problem, as of `pass_at`."""
     return pass_at(k, hits_P, samples) + pass_at(k, samples - hits_P, samples) - 1
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How completions are made, for training and evaluation alike: the arguments of `sample` that are not the rows'."""
-
-    length: int
-    steps: int
-    block: int
-    law: Law = Law()
-    order: Order = low_confidence
-    schedule: Schedule = even
-    threshold: float | None = None
-    cache: Cache | None = None
-    attend_padding: bool = False
-    stops: bool = True
-
-    def greedy(self) -> "Decoding":
-        return replace(self, law=replace(self.law, temperature=0.0))
-
-    def sample(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        seed_B: Tensor,
-        rows: Rows,
-        group_B: Tensor | None = None,
-        **more: Any,
-    ) -> Rollouts:
-        """Roll out these prompts, at most `rows` at a time; `more` goes to `sample` as it is."""
-        how = {f.name: getattr(self, f.name) for f in fields(self)}
-        group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
-        return in_batches(partial(sample, policy, **how, **more), prompts, seed_B, group_B, rows)
-
-
-def prompt_ids(policy: Policy, task: Task, row: Row) -> list[int]:
-    """What the model is given for a row: the prompt as a user's turn, after a system's if the task has one, and what
-    every answer begins with."""
-    ids = policy.tokenizer.prompt(task.prompt(row), task.system)
-    return ids + policy.tokenizer.encode(task.prefill) if task.prefill else ids
-
-
-def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
-    """The text that each trace wrote: up to its end token, or all of it where nothing ends a row."""
-    read = policy.tokenizer.raw if trace.eos_id == NO_TOKEN else policy.tokenizer.decode
-    return [read(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
-
-
-def complete(
-    policy: Policy, prompts: Sequence[list[int]], decoding: Decoding, seed_B: Tensor, rows: Rows | None = None
-) -> Iterator[Trace]:
-    """Traces of every prompt in order, at most `rows` at a time."""
-    rows, start = rows or Rows(512), 0
-    while start < len(prompts):
-        part = slice(start, start + rows.most)
-        yield decoding.sample(policy, prompts[part], seed_B[part], rows).trace
-        start = part.stop
 
 
 @dataclass(frozen=True)

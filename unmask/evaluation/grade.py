@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from unmask.config.sections import RewardConfig
 from unmask.evaluation.evaluate import Z_95, Share, mean_share, wilson
 from unmask.tasks import TASKS
-from unmask.tasks.scoring import Failure, grades
+from unmask.tasks.scoring import Failure, RewardConfig, grades
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unmask.evaluation.benchmark import Case, Line
-from unmask.evaluation.evaluate import Decoding
+from unmask.rollout.decoding import Decoding
 
 
 def cases_by_steps(case: Case, steps: Sequence[int]) -> list[Case]:

@@ -25,11 +25,11 @@ from unmask.core.method import Method
 from unmask.core.policy import Policy
 from unmask.core.probes import ask, of_states, speechless
 from unmask.core.trace import Trace, until_eos
-from unmask.evaluation.evaluate import Decoding, completions
 from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import Unmoved, adapted, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
 from unmask.models.tokenizer import HubTokenizer
+from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.training.loss_terms import parts_of
 from unmask.training.setup import decoder_of

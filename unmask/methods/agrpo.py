@@ -34,8 +34,8 @@ from unmask.core.method import Method, each_turn, within
 from unmask.core.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
+from unmask.core.specs import Record
 from unmask.core.trace import Trace, everything
-from unmask.rollout.record import Record
 
 StepLaw = Callable[[Trace], Tensor]
 """Trace -> the unnormalised probability of each step, (B, T)."""

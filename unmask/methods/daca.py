@@ -46,9 +46,9 @@ from unmask.core.advantage import EPSILON, group_sum
 from unmask.core.method import Method, each_turn, within
 from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
+from unmask.core.specs import Record
 from unmask.core.token_sampling import uniforms
 from unmask.core.trace import Trace
-from unmask.rollout.record import Record
 
 # Stratified Masking Likelihood
 

@@ -22,7 +22,7 @@ from math import inf
 from unmask.core.advantage import Advantage, group_mean
 from unmask.core.method import BranchTerm, Method, within
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
-from unmask.rollout.branches import Branch
+from unmask.core.specs import Branch
 
 
 def dispo(

@@ -27,7 +27,7 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 # A middle dot and a pilcrow: outside the vocabulary and one column wide.
 SHOWN_MASK, SHOWN_EOS = "\u00b7", "\u00b6"
 
-SHIPPED = Path(__file__).parent.parent / "assets" / "tiny"
+SHIPPED = Path(__file__).parent / "assets" / "tiny"
 
 
 class CharacterTokenizer:

@@ -1,34 +1,18 @@
 """Branches: one-shot fillings of visited states, as one-step traces."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unmask.core.shapes import GIVEN
+from unmask.core.specs import Branch
 from unmask.core.token_sampling import drawn, kept_ids, law_of, plain_law, uniforms, widened
 from unmask.core.trace import Trace, selected
 from unmask.rollout.engine import Engine
 
 STREAM = 2
 """The stream of a row's noise that branches draw from; the sampler has 0 and 1."""
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Fill one visited state of every row `fillings` times in one shot.
-
-    The state is the one before step t, drawn before the rollout with probability in proportion to
-    ((t + 1) / T) ** lateness: 0 is uniform, 4 favours late states, -4 early ones.
-    """
-
-    fillings: int = 2
-    lateness: float = 4.0
-
-    def step_law(self, steps: int) -> Tensor:
-        """The probability of branching before each step, (T,)."""
-        place_T = torch.arange(1, steps + 1, dtype=torch.float64) / steps
-        return (self.lateness * place_T.log()).softmax(0)
 
 
 def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:

@@ -10,28 +10,7 @@ from torch import Tensor
 from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace
-
-
-@dataclass(frozen=True)
-class Cache:
-    """What is remembered between the steps of a block: everything but the block (dual), or only what comes before it.
-
-    A full pass renews the memory at the start of every `refresh`-th block. In between, a new block begins with the
-    columns of the finished one recomputed.
-    """
-
-    suffix: bool = True
-    """Columns after the block are remembered too (dual); otherwise they are recomputed (prefix)."""
-    refresh: int = 1
-
-    def __post_init__(self) -> None:
-        if self.refresh < 1:
-            raise ValueError(f"refresh={self.refresh} must be at least 1 block")
-
-
-def cache_of(kind: str, refresh: int = 1) -> Cache | None:
-    """A cache by its name in a configuration: none, prefix or dual."""
-    return {"none": None, "prefix": Cache(False, refresh), "dual": Cache(True, refresh)}[kind]
+from unmask.rollout.cache import Cache
 
 
 def aligned(policy: Policy, prompt_lengths: list[int], block: int) -> bool:

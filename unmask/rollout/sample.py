@@ -24,11 +24,13 @@ from unmask.core.order import Look, Order, level, low_confidence
 from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.schedule import Commits, Schedule, even, one_by_one
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law, drawn, law_of, mixed, plain_law, uniforms, widened
 from unmask.core.trace import Rule, Trace, everything, joined
-from unmask.rollout.branches import Branch, branch_steps, fillings
-from unmask.rollout.engine import Cache, Engine, aligned
-from unmask.rollout.record import Notes, Record
+from unmask.rollout.branches import branch_steps, fillings
+from unmask.rollout.cache import Cache
+from unmask.rollout.engine import Engine, aligned
+from unmask.rollout.recorder import Notes
 from unmask.util.micro_batch import Rows
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise

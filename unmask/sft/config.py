@@ -7,10 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from unmask.config.config import check_device
-from unmask.config.sections import OptimizerConfig, Strict
+from unmask.config.sections import OptimizerConfig
 from unmask.models.lora import LoraOptions
 from unmask.sft.data import Lessons, checked_lessons
 from unmask.util.parsing import assign, closest, parsed_yaml, read_keys, shown, told
+from unmask.util.strict_model import Strict
 
 
 class SftEval(Strict):

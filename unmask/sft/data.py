@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from unmask.config.sections import Strict
 from unmask.core.policy import Policy
-from unmask.evaluation.evaluate import prompt_ids
 from unmask.sft.packing import Example, rounded, width_of
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
+from unmask.tasks.task import prompt_ids
+from unmask.util.strict_model import Strict
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 

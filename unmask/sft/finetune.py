@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from unmask.evaluation.evaluate import Decoding, complete, completions, evaluate
+from unmask.evaluation.evaluate import evaluate
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.rollout.decoding import Decoding, complete, completions
 from unmask.rollout.sample import row_seeds
 from unmask.sft.config import SftConfig, device_of, read_sft_config
 from unmask.sft.data import Taught, taught

@@ -1,0 +1,3 @@
+"""Studies of methods rather than single runs: comparisons at equal cost, audits of likelihood estimators, cost
+estimates. Imports training and what is below it, not sft or integrations.
+"""

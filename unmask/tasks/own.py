@@ -7,7 +7,7 @@ Several rewards are a list `rewards`, or a dictionary with names of your choice,
 may also define rows(), prompt(row), solved(prompt, completion, row), and `length`, the size of the canvas. It is the
 user's own program and is run as such, with all the user's rights. Errors name the file and the row.
 
-Rewards are asked in a process of their own (unmask/tasks/support/own_worker.py), where one that never ends can be ended; the
+Rewards are asked in a process of their own (unmask/tasks/own_worker.py), where one that never ends can be ended; the
 file is run there once more.
 """
 
@@ -32,7 +32,7 @@ PLAIN = ("prompt", "completion", "row")
 FORMS = "reward(prompt, completion, row), or as TRL has it f(completions, **columns)"
 STARTING = 600.0  # seconds that the file may take to run: it may load a model of its own
 # As multiprocessing does it: the other process finds its modules where this one does.
-WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.support.own_worker as w; w.main()"
+WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.own_worker as w; w.main()"
 ABOUT = About(
     source="JSONL files with a prompt, or rows() of your own Python file",
     apart="by a hash of the prompt, one in five for the test, where a row does not say its split",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from unmask.core.policy import Policy
 from unmask.tasks.support.manner import FIELD, Manner
 
 Row = dict[str, Any]
@@ -135,3 +136,10 @@ def checked_partial(task: str, partial: float) -> float:
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"{task}: partial must be at least 0 and below 1, what a solution earns, not {partial}.")
     return float(partial)
+
+
+def prompt_ids(policy: Policy, task: Task, row: Row) -> list[int]:
+    """What the model is given for a row: the prompt as a user's turn, after a system's if the task has one, and what
+    every answer begins with."""
+    ids = policy.tokenizer.prompt(task.prompt(row), task.system)
+    return ids + policy.tokenizer.encode(task.prefill) if task.prefill else ids

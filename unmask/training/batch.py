@@ -9,11 +9,11 @@ from unmask.config.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, joined, selected
-from unmask.evaluation.evaluate import Decoding, completions, prompt_ids
+from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.tasks import Task
 from unmask.tasks.scoring import Failure, judged
-from unmask.tasks.task import Row
+from unmask.tasks.task import Row, prompt_ids
 from unmask.training.setup import Setup
 
 RESAMPLES = 4

@@ -18,7 +18,8 @@ from torch import Tensor
 from unmask.config.config import Config, read_config
 from unmask.config.sections import Scheduled
 from unmask.core.shapes import Metrics
-from unmask.distributed.processes import Ranks, whole
+from unmask.distributed.processes import Ranks
+from unmask.distributed.sharding import whole
 from unmask.evaluation.evaluate import Evaluation
 from unmask.models import Model
 from unmask.models.lora import trainable

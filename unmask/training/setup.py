@@ -6,17 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from unmask.config.config import Config, device_of, rollout_shape
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import Law
-from unmask.distributed.processes import Ranks, joined_ranks, shard
-from unmask.evaluation.evaluate import Decoding
+from unmask.distributed.processes import Ranks, joined_ranks
+from unmask.distributed.sharding import shard
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
 from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
-from unmask.rollout.engine import cache_of
+from unmask.rollout.cache import cache_of
+from unmask.rollout.decoding import Decoding
 from unmask.tasks import Task
 from unmask.training.run.folder import checkpoint_of
 from unmask.util.micro_batch import Rows
@@ -59,9 +61,9 @@ def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
             if ranks.size > 1:
                 if config.compile:
                     raise ValueError("compile: not with full training in several processes, whose layers are sharded")
-                ranks = shard(decoder_of(policy, "full training in several processes"), ranks)
+                ranks = shard(policy, _layers(policy), ranks)
                 if reference is not None:
-                    shard(decoder_of(reference, "full training in several processes"), ranks)
+                    shard(reference, _layers(reference), ranks)
         else:
             if adapted(policy):
                 unfreeze_adapter(policy)
@@ -112,3 +114,8 @@ def decoder_of(policy: object, wish: str) -> Decoder:
     if not isinstance(policy, Decoder):
         raise ValueError(f"{wish} has been built for decoders (LLaDA, Dream, Llama, Qwen), not for encoders")
     return policy
+
+
+def _layers(policy: object) -> nn.ModuleList:
+    """The layers over which full training in several processes spreads a model."""
+    return decoder_of(policy, "full training in several processes").lm.model.layers

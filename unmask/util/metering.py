@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.distributed.processes import ALONE, Ranks
-
 WITH_GRADIENT = 3
 """Forwards that a pass with gradient is worth: itself, and two for the way back."""
 
@@ -25,12 +23,6 @@ class Meter:
     """Counts the passes of this process. To count on from an earlier run, begin with what it had spent."""
 
     forwards: float = 0.0
-
-    def total(self, ranks: Ranks = ALONE, device: torch.device | str = "cpu") -> float:
-        """The sum over all processes, each of which has to ask."""
-        if ranks.size == 1:
-            return self.forwards
-        return float(ranks.summed(torch.tensor(self.forwards, dtype=torch.float64, device=device)))
 
 
 _RUNNING: ContextVar[Meter | None] = ContextVar("meter", default=None)

@@ -15,11 +15,9 @@ from typing import Any
 import yaml
 
 from unmask.util.parsing import parsed_yaml
+from unmask.util.trace_lines import VERSION, Line
 from unmask.view.series import Series
 
-Line = dict[str, Any]
-VERSION = 1
-"""Of the lines of traces.jsonl and of the index."""
 FINISHED = "finished.json"  # as in unmask.training.run.folder, which would load torch
 ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 PROMPT = 120

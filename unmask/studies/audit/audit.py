@@ -29,9 +29,9 @@ from unmask.core.policy import Policy
 from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
 from unmask.core.shapes import Metrics
 from unmask.core.trace import Trace, everything, selected
-from unmask.evaluation.evaluate import Decoding
 from unmask.models import Model
 from unmask.models.lora import trainable
+from unmask.rollout.decoding import Decoding
 from unmask.studies.audit.exact import TooMany, summable, summed_orders
 from unmask.studies.audit.figures import Audit, Estimator, Slope, Value
 from unmask.training.update import Part, accumulate, answers

@@ -35,7 +35,7 @@ from unmask.core.order import Look, Order, drawn_confidence, low_confidence, ran
 from unmask.core.policy import Policy
 from unmask.core.token_sampling import law_of, plain_law
 from unmask.core.trace import Trace, selected
-from unmask.evaluation.evaluate import Decoding
+from unmask.rollout.decoding import Decoding
 from unmask.util.micro_batch import Rows
 
 WIDEST = 40

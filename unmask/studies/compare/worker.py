@@ -74,7 +74,8 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
     from unmask.config.config import parse_config
     from unmask.training.loop import train
-    from unmask.training.run.folder import Run, read_metrics, versions
+    from unmask.training.run.folder import Run, read_metrics
+    from unmask.util.versions import versions
 
     class CellRun(Run):
         def draw(self) -> None:

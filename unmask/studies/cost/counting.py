@@ -18,10 +18,11 @@ from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
 from unmask.core.trace import selected
-from unmask.evaluation.evaluate import Decoding, prompt_ids
 from unmask.models.load import Outline
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
+from unmask.tasks.task import prompt_ids
 from unmask.training.batch import RESAMPLES
 from unmask.training.loss_terms import parts_of
 from unmask.training.mismatch import replayed

@@ -4,13 +4,16 @@ The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H2
 the figures.
 """
 
+import os
 import re
+import shutil
+import subprocess
+import time
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-
-from unmask.cli.doctor import cpu_memory, cpu_rate, gpu_at_hand
 
 if TYPE_CHECKING:
     from unmask.studies.cost.estimate import Network
@@ -89,3 +92,34 @@ def hardware_of(name: str | None, network: "Network", compiled: bool, tiny: bool
         if re.search(word, found[0]):
             return replace(gpu(key, network, compiled), name=found[0], memory=found[1])
     return f"{found[0]}, {found[1]:.0f} GiB: no figures for it here; name one that is like it with --hardware"
+
+
+def gpu_at_hand() -> tuple[str, float] | None:
+    """The first GPU's name and memory in GiB, from nvidia-smi: asking torch would start CUDA. None without one."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    name, _, memory = said.partition("\n")[0].rpartition(",")
+    return (name.strip(), float(memory) / 1024) if name else None
+
+
+@cache
+def cpu_rate(rows: int, deep: int, wide: int, dtype: str, seconds: float = 0.2) -> float:
+    """Operations a second of a (rows, deep) by (deep, wide) product on this CPU, timed for `seconds`."""
+    kind, rng = getattr(torch, dtype), torch.Generator().manual_seed(0)
+    a, b = (torch.rand(shape, generator=rng).to(kind) for shape in ((rows, deep), (deep, wide)))
+    a @ b
+    start, count = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < seconds or not count:
+        a @ b
+        count += 1
+    return 2 * rows * deep * wide * count / spent
+
+
+def cpu_memory() -> float:
+    """GiB of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

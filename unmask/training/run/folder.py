@@ -18,11 +18,9 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from unmask.tasks.scoring import Failure
 from unmask.training.run.health import Begun
 from unmask.util import user_file as own_file
 from unmask.util.files import naming, synced, write_whole
-from unmask.util.version import __version__
+from unmask.util.versions import versions
 
 
 def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -55,17 +53,6 @@ def check_folder(folder: Path) -> None:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         raise ValueError(f"{there} cannot be written to; choose another --out")
-
-
-def versions() -> dict[str, str]:
-    """What a run depends on, by version."""
-    found = {"unmask": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "numpy", "safetensors"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found
 
 
 def _versions_told() -> str:

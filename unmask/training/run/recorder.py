@@ -5,14 +5,15 @@ import torch
 from torch import Tensor
 
 from unmask.core.trace import Trace, selected
-from unmask.evaluation.evaluate import WATCHED, Watch, completions
+from unmask.evaluation.evaluate import WATCHED, Watch
+from unmask.rollout.decoding import completions
 from unmask.tasks.scoring import Failure, Judged
 from unmask.tasks.task import Row
 from unmask.training.batch import Batch, Source
 from unmask.training.run.records import answer_of, branches_of, rounded, short, taught_of, written
 from unmask.training.run.sudoku_board import board_of, cells_of
 from unmask.training.update import Part
-from unmask.view.index import VERSION, Line
+from unmask.util.trace_lines import VERSION, Line
 
 MOST = 16
 """Rollouts of a group that are written down."""

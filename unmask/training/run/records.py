@@ -17,7 +17,7 @@ from unmask.tasks import Task
 from unmask.tasks.support.answers import last_answer, last_boxed
 from unmask.tasks.task import Row
 from unmask.training.update import Part, live_questions
-from unmask.view.index import Line
+from unmask.util.trace_lines import Line
 
 Show = Callable[[list[int]], str]
 

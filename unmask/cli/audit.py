@@ -81,8 +81,8 @@ def _measured(
     from unmask.studies.audit.audit import scores_choice
     from unmask.studies.audit.report import conclusion, plain
     from unmask.training.batch import Source, collect
-    from unmask.training.run.folder import versions
     from unmask.training.setup import decoding_of, is_large, prepared
+    from unmask.util.versions import versions
 
     begun = time.monotonic()
     chosen = candidates(words) if words is not None else None

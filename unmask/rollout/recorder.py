@@ -1,29 +1,12 @@
 """What a sampler remembers beside tokens, steps and their log-probabilities."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from unmask.core.order import Look
 from unmask.core.schedule import Commits
+from unmask.core.specs import Record
 from unmask.core.token_sampling import Law, entropy, kept_ids, widened
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a method wants remembered beside tokens, steps and their log-probabilities.
-
-    `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
-    position of the block looked at; id -1, log-probability 0 where it was not masked or the row had ended.
-    `entropy`: (B, C) entropy of the law each token was drawn from.
-    """
-
-    top: int = 0
-    entropy: bool = False
-
-    def __or__(self, other: "Record") -> "Record":
-        return Record(max(self.top, other.top), self.entropy or other.entropy)
 
 
 class Notes:

@@ -1,8 +1,6 @@
-"""unmask sample and unmask generate"""
+"""unmask sample; and what it shares with unmask generate"""
 
-import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +8,8 @@ import typer
 from unmask.cli.arguments import Overrides, RunOrModel, TaskOption, load
 
 if TYPE_CHECKING:
-    from unmask.evaluation.evaluate import Decoding
     from unmask.models import Model
+    from unmask.rollout.decoding import Decoding
     from unmask.util.micro_batch import Rows
 
 
@@ -26,11 +24,11 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
-    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
+    decoding, policy, device, batch = decoding_settings(run_or_model, overrides or [], greedy, task)
     from unmask.cli.display import canvases, live, play
     from unmask.cli.panel import clean, written
 
-    (trace,) = _traces(policy, [prompt], decoding, [seed], device, batch)
+    (trace,) = sample_traces(policy, [prompt], decoding, [seed], device, batch)
     found = written(policy.tokenizer, trace, decoding.length)
     if steps and live():
         play(found, speed)
@@ -41,37 +39,7 @@ def sample(
     print(clean(text, keep="\n\t") if sys.stdout.isatty() else text)  # a file or a pipe gets it as it is
 
 
-def generate(
-    run_or_model: RunOrModel,
-    prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
-    overrides: Overrides = None,
-    task: TaskOption = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
-    traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
-    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
-) -> None:
-    """Complete every prompt of a file; each line comes back with its "completion"."""
-    from unmask.cli.prompts import entries, read_prompts
-    from unmask.evaluation.benchmark import check_place
-
-    rows = read_prompts(prompts)
-    check_place(out)
-    decoding, policy, device, batch = _decoding(run_or_model, overrides or [], greedy, task)
-    numbers = [seed + i for i in range(len(rows))]
-    made = _traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
-    written = [entry for trace in made for entry in entries(policy, trace, decoding.length, traces)]
-    lines = [
-        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
-    ]
-    if out is None:
-        typer.echo("\n".join(lines))
-    else:
-        out.write_text("".join(line + "\n" for line in lines))
-        typer.echo(f"{len(lines)} completion{'s' * (len(lines) > 1)} in {out}")
-
-
-def _decoding(
+def decoding_settings(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
 ) -> "tuple[Decoding, Model, str, Rows]":
     from unmask.config.config import device_of
@@ -82,12 +50,12 @@ def _decoding(
     return (decoding.greedy() if greedy else decoding), policy, device_of(config), rollout_rows(config, policy)
 
 
-def _traces(
+def sample_traces(
     policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "Rows"
 ) -> Any:
     import torch
 
-    from unmask.evaluation.evaluate import complete
+    from unmask.rollout.decoding import complete
 
     ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
     return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)

@@ -1,0 +1,65 @@
+"""unmask adapt"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.sft import Data, Out, Resume, Settings, read_settings, resume_sft, run_folder, train_with_display
+
+
+def adapt(
+    model: Annotated[str | None, typer.Argument(help="smollm2, a folder, or a hub id: a Llama or a Qwen.")] = None,
+    arguments: Settings = None,
+    data: Data = None,
+    mask_token: Annotated[
+        str | None, typer.Option(help="A token that no text holds, to be MASK. Default: its own, or a new one.")
+    ] = None,
+    out: Out = None,
+    resume: Resume = None,
+) -> None:
+    """Make a masked diffusion model of an autoregressive one: attention both ways, then fine-tuning of all weights."""
+    if resume is not None:
+        resume_sft(resume, model, arguments, data, mask_token, out)
+        return
+    from unmask.sft.adapt import adapt as write_start
+    from unmask.sft.adapt import source_folder
+    from unmask.sft.finetune import CONFIG, finetune
+    from unmask.training.run.folder import Run, check_folder
+
+    if model is None:
+        raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
+    folder = run_folder(f"adapt-{Path(model).name}", out)
+    final = folder.resolve()
+    if final == Path.cwd():
+        raise ValueError("a run of unmask adapt takes the place of its folder: choose another --out")
+    config = read_settings(arguments or [], data, model=str(folder.absolute() / "start"))
+    if config.full is False:
+        raise ValueError("full: a new MASK cannot be learnt by an adapter; adapting trains all weights")
+    config = config.model_copy(update={"full": True})
+    # The run folder is made aside, with its model in it, and gets its name in one step once training can begin: killed
+    # before, nothing has the name, and killed afterwards, everything is there that --resume needs.
+    source, there = source_folder(model), next(path for path in final.parents if path.exists())
+    aside = there / f".{final.name}.new-{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        run = Run(aside, config.dump(), CONFIG)
+        done = write_start(source, aside / "start", mask_token)
+        (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
+        told = "new" if done["new"] else "its own"
+        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
+        for_now = config.model_copy(update={"model": str(aside / "start")})
+
+        def named() -> Run:
+            check_folder(folder)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            aside.rename(final)
+            run.folder = folder
+            return run
+
+        train_with_display(config, folder, lambda report, stop: finetune(for_now, named, report, stop=stop))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

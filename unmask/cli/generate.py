@@ -1,0 +1,57 @@
+"""unmask generate"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unmask.cli.arguments import Overrides, RunOrModel, TaskOption
+from unmask.cli.sample import decoding_settings, sample_traces
+
+if TYPE_CHECKING:
+    from unmask.core.trace import Trace
+    from unmask.models import Model
+
+
+def generate(
+    run_or_model: RunOrModel,
+    prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
+    overrides: Overrides = None,
+    task: TaskOption = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
+    greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
+) -> None:
+    """Complete every prompt of a file; each line comes back with its "completion"."""
+    from unmask.evaluation.benchmark import check_place
+    from unmask.tasks.support.data import read_rows
+
+    rows = read_rows(prompts, {"prompt": str})
+    check_place(out)
+    decoding, policy, device, batch = decoding_settings(run_or_model, overrides or [], greedy, task)
+    numbers = [seed + i for i in range(len(rows))]
+    made = sample_traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
+    written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
+    lines = [
+        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
+    ]
+    if out is None:
+        typer.echo("\n".join(lines))
+    else:
+        out.write_text("".join(line + "\n" for line in lines))
+        typer.echo(f"{len(lines)} completion{'s' * (len(lines) > 1)} in {out}")
+
+
+def _entries(policy: "Model", trace: "Trace", length: int, whole: bool) -> Iterator[dict[str, Any]]:
+    """The completion of every trace, and with `whole` how it came about."""
+    for i in range(len(trace)):
+        ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
+        entry: dict[str, Any] = {"completion": policy.tokenizer.decode(ids)}
+        if whole:
+            filled, step = trace.filled_BL[i, -length:].tolist(), trace.step_BL[i, -length:].tolist()
+            steps = [s if f else None for s, f in zip(step, filled, strict=True)]
+            entry["trace"] = {"tokens": ids, "step": steps, "logp": logp}
+        yield entry

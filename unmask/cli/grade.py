@@ -1,0 +1,41 @@
+"""unmask grade"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.arguments import AsJson, Overrides, of_task
+
+
+def grade(
+    generations: Annotated[
+        Path, typer.Argument(help='JSONL, each line with a "generation" (or "completion") and its "ground_truth".')
+    ],
+    task: Annotated[str, typer.Option(help="What was asked (unmask tasks), or the Python file of your own.")],
+    overrides: Overrides = None,
+    protocol: Annotated[str | None, typer.Option(help="Whose grading, e.g. d1. Default: our own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the lines with their verdicts.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade stored generations, without a model: the score with its 95 % interval."""
+    from unmask.config.config import read_config
+    from unmask.evaluation.grade import grade_file
+    from unmask.tasks.scoring import failures_told
+
+    config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
+    found = grade_file(config.build_task(), generations, out, config.reward)
+    if found.failures:
+        typer.echo(failures_told(found.failures), err=True)
+    if as_json:
+        typer.echo(json.dumps({"task": task, "protocol": protocol, **found.data()}))
+        return
+    scores = {f"{task}{f' ({protocol})' if protocol else ''}": found.score, **found.beside}
+    for name, share in scores.items():
+        value, low, high = (f"{100 * part:.2f}" for part in share)
+        typer.echo(f"{name}: {value} % [{low}, {high}] of {found.rows} row{'s' * (found.rows > 1)}")
+    for name, count in found.facts.items():
+        typer.echo(f"{name.replace('_', ' ')}: {count}")
+    if out is not None:
+        typer.echo(f"verdicts in {out}")

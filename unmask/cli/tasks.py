@@ -1,0 +1,26 @@
+"""unmask tasks"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from unmask.cli.arguments import AsJson
+
+
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="One of them, or the Python file of your own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""
+    from unmask.cli.describe import description, page, task_named
+    from unmask.tasks import TASKS
+
+    if name is not None:
+        found = description(*task_named(name))
+        typer.echo(json.dumps(found, indent=2) if as_json else page(found))
+    elif as_json:
+        typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))
+    else:
+        for name, factory in TASKS.items():
+            typer.echo(f"{name:16} {factory().summary}")

@@ -1,0 +1,39 @@
+"""What a method asks of the sampler beside tokens, steps and log-probabilities: what to record, where to branch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a method wants remembered beside tokens, steps and their log-probabilities.
+
+    `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
+    position of the block looked at; id -1, log-probability 0 where it was not masked or the row had ended.
+    `entropy`: (B, C) entropy of the law each token was drawn from.
+    """
+
+    top: int = 0
+    entropy: bool = False
+
+    def __or__(self, other: "Record") -> "Record":
+        return Record(max(self.top, other.top), self.entropy or other.entropy)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Fill one visited state of every row `fillings` times in one shot.
+
+    The state is the one before step t, drawn before the rollout with probability in proportion to
+    ((t + 1) / T) ** lateness: 0 is uniform, 4 favours late states, -4 early ones.
+    """
+
+    fillings: int = 2
+    lateness: float = 4.0
+
+    def step_law(self, steps: int) -> Tensor:
+        """The probability of branching before each step, (T,)."""
+        place_T = torch.arange(1, steps + 1, dtype=torch.float64) / steps
+        return (self.lateness * place_T.log()).softmax(0)

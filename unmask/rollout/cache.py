@@ -1,0 +1,25 @@
+"""What a rollout remembers of the model's passes between the steps of a block."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What is remembered between the steps of a block: everything but the block (dual), or only what comes before it.
+
+    A full pass renews the memory at the start of every `refresh`-th block. In between, a new block begins with the
+    columns of the finished one recomputed.
+    """
+
+    suffix: bool = True
+    """Columns after the block are remembered too (dual); otherwise they are recomputed (prefix)."""
+    refresh: int = 1
+
+    def __post_init__(self) -> None:
+        if self.refresh < 1:
+            raise ValueError(f"refresh={self.refresh} must be at least 1 block")
+
+
+def cache_of(kind: str, refresh: int = 1) -> Cache | None:
+    """A cache by its name in a configuration: none, prefix or dual."""
+    return {"none": None, "prefix": Cache(False, refresh), "dual": Cache(True, refresh)}[kind]

@@ -1,0 +1,17 @@
+"""The versions that a result depends on."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from unmask.util.version import __version__
+
+
+def versions() -> dict[str, str]:
+    """What a run depends on, by version."""
+    found = {"unmask": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "numpy", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
