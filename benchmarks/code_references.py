@@ -1,6 +1,6 @@
 """Every reference program of HumanEval and MBPP through the sandbox, mutants of them, which should fail, and the speed.
 
-    python benchmarks/code_references.py ../shared/data --mutants 60
+python benchmarks/code_references.py ../shared/data --mutants 60
 """
 
 import argparse

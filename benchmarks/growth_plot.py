@@ -1,6 +1,6 @@
 """Draw the growth rows of benchmarks/results/speed.json: seconds against completion length, group size and strata.
 
-    python benchmarks/growth_plot.py docs/figures/growth.png
+python benchmarks/growth_plot.py docs/figures/growth.png
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Draw how SmolLM2-135M learns: its adaptation, and the problems solved in training by reinforcement learning.
 
-    python benchmarks/smollm2_plot.py docs/figures/smollm2.png
+python benchmarks/smollm2_plot.py docs/figures/smollm2.png
 """
 
 import json

@@ -1,6 +1,6 @@
 """DACA-GRPO with DiSPO in a loop of one's own: only the parts of unmask, no trainer, no configuration.
 
-    python examples/own_loop.py
+python examples/own_loop.py
 """
 
 import copy

@@ -14,7 +14,7 @@ from unmask import sandbox
 from unmask.tasks import TASKS, Task
 from unmask.tasks.task import Row
 
-PIECES = [*"0123456789+-*/(){}[]\":,.= \nabcx", "<reasoning>", "</reasoning>", "<answer>", "</answer>", "\n</answer>\n"]
+PIECES = [*'0123456789+-*/(){}[]":,.= \nabcx', "<reasoning>", "</reasoning>", "<answer>", "</answer>", "\n</answer>\n"]
 PIECES += ["\\boxed{", "}", "Answer: B", "```python\n", "```", "return a + b", "true", "<|eot_id|>", "é", "²"]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in TASKS if name not in ("own", "reasoning_gym")),

@@ -276,7 +276,7 @@ def test_an_evaluation_says_how_many_problems_it_found(unmask, tmp_path: Path) -
     for more, problems, noted in ([], 256, True), (["--problems", "400"], 300, False), (["--problems", "3"], 3, False):
         code, said, told = unmask(*command, *more)
         assert code == 0 and json.loads(said)["problems"] == problems
-        assert ("the first 256 of 300 problems; --problems 300 asks all" in told) == noted
+        assert ("256 of 300" in told and "--problems 300" in told) == noted
 
 
 def test_a_run_with_the_rewards_of_d1_is_measured_under_any_protocol(unmask, bytes_llada: Path, data: Path) -> None:
@@ -306,16 +306,16 @@ def test_a_protocol_that_an_override_names_is_on_the_card(unmask, bytes_llada: P
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--lengths", "128,x"], "'128,x' is not a list of numbers"),
-        (["--lengths", "0"], "--lengths: 0 is not a number from 1 on"),
-        (["--lengths", "16", "--samples", "2", "rollout.temperature=0"], "all samples are the greedy answer"),
+        (["--lengths", "128,x"], "--lengths: '128,x'"),
+        (["--lengths", "0"], "--lengths: 0"),
+        (["--lengths", "16", "--samples", "2", "rollout.temperature=0"], "greedy"),
         (["--lengths", "16", "--out", "nowhere/table.json"], "there is no folder nowhere"),
-        (["--out", "table.json"], "--out belongs to a table"),
-        (["--protocol", "d1"], "--protocol belongs to a task: name it with --task"),
-        (["--data", "rows.jsonl"], "--data belongs to a task: name it with --task"),
-        (["--task", "gsm8k", "--protocol", "d2", "--lengths", "16"], "there is no protocol 'd2'; known: unmask, d1"),
-        (["--task", "gsm8k", "--data", "none.jsonl"], "there is no data file none.jsonl"),
-        (["--task", "sudoku", "--protocol", "d1"], "sudoku.protocol: unknown option"),
+        (["--out", "table.json"], "--out"),
+        (["--protocol", "d1"], "--protocol"),
+        (["--data", "rows.jsonl"], "--data"),
+        (["--task", "gsm8k", "--protocol", "d2", "--lengths", "16"], "'d2'"),
+        (["--task", "gsm8k", "--data", "none.jsonl"], "none.jsonl"),
+        (["--task", "sudoku", "--protocol", "d1"], "sudoku.protocol"),
     ],
 )
 def test_honest_errors(unmask, more: list[str], told: str) -> None:

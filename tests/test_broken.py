@@ -26,6 +26,7 @@ from unmask.training.run.progress import Skips
 from unmask.training.run.replay import replay
 from unmask.training.run.state import newest
 from unmask.training.update import NotFinite, Part, update
+from wording import mentions, naming
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +143,7 @@ def test_skipped_updates_survive_being_cut_off(model: str, tmp_path: Path, fault
 def test_too_many_in_a_row_stop_the_run_and_the_next_try_goes_on(model: str, tmp_path: Path, fault: Callable) -> None:
     fault("gradient", {1, 3, 4})
     config = config_for(model, patience=2, updates=6)
-    with pytest.raises(ValueError, match=r"^2 updates in a row were skipped, the last because the gradient") as told:
+    with pytest.raises(ValueError, match=naming("2 updates", "skipped", "gradient")) as told:
         run(config, tmp_path / "run")
     assert f"It is in {tmp_path / 'run' / 'broken' / '4'}; unmask.training.run.replay does it again" in str(told.value)
     assert [row["step"] for row in strict(tmp_path / "run")] == [0, 1, 2, 3, 4]
@@ -180,7 +181,7 @@ def test_an_update_can_be_done_again(model: str, tmp_path: Path, monkeypatch: py
 
     ill = replace(plain, objective=objective) if shape == "second turn" else replace(plain, credit=credit)
     monkeypatch.setattr(Config, "build_method", lambda self: ill)
-    with pytest.raises(ValueError, match="1 updates in a row were skipped"):
+    with pytest.raises(ValueError, match=naming("1 updates", "skipped")):
         run(config, tmp_path / "run")
     (folder,) = (tmp_path / "run" / "broken").iterdir()
     facts = json.loads((folder / FACTS).read_text())
@@ -205,7 +206,7 @@ def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_pat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unmask.training.loop, "collect", collect)
-        with pytest.raises(ValueError, match="the last because a sampled log-probability is not finite"):
+        with pytest.raises(ValueError, match=naming("log-probability", "not finite")):
             run(config, tmp_path / "run")
     found = replay(tmp_path / "run" / "broken" / "3")
     assert found.keys() == {"sampled_logp", "scored_logp"} and not any(map(math.isfinite, found.values()))
@@ -214,10 +215,10 @@ def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_pat
 
 
 def test_what_is_no_broken_update_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not of the form RUN/broken/STEP"):
+    with pytest.raises(ValueError, match="RUN/broken/STEP"):
         replay(tmp_path)
     folder = run(config_for(model, updates=1), tmp_path / "run") / "broken" / "1"
-    with pytest.raises(ValueError, match=r"holds no update that was not finite: there is no batch\.json in it"):
+    with pytest.raises(ValueError, match=r"batch\.json"):
         replay(folder)
 
 

@@ -79,7 +79,7 @@ def test_the_program_in_an_answer(completion, program):
 @pytest.mark.parametrize(
     ("completion", "ends"),
     [
-        ("    return 1\n", "rounded down; None for None. \"\"\"\n    return 1\n"),
+        ("    return 1\n", 'rounded down; None for None. """\n    return 1\n'),
         ("    return 1\n\ndef other():\n    pass\nprint(1)", "    return 1\n"),
         ("```python\n    return 1\n```", "    return 1\n"),
         ("```python\ndef floor_half(x):\n    return 1\n```", "def floor_half(x):\n    return 1\n"),
@@ -259,7 +259,7 @@ def test_humaneval_is_trained_on_only_where_asked_for(unmask, monkeypatch):
     rows = [json.loads(line) for line in HUMANEVAL.read_text().splitlines()]
     monkeypatch.setattr(humaneval, "hub_rows", lambda *_: rows)
     code, _, err = unmask("train", "--task", "humaneval")
-    assert code == 2 and "all 164 problems are for the test" in err and "humaneval.split=hashed" in err
+    assert code == 2 and "164" in err and "humaneval.split=hashed" in err
     task = humaneval.task(split="hashed")
     train, test = ({row["task_id"] for row in task.rows(split, 124, 0)} for split in ("train", "test"))
     assert {"train": len(train), "test": len(test)} == dict(task.about.sizes) == {"train": 124, "test": 40}

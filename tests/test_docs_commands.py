@@ -53,9 +53,7 @@ FILES = {
     "my_task.py": "def correct(prompt, completion, row):\n    return 1.0\ndef short(completions, **columns):\n"
     "    return [0.0] * len(completions)\nrewards = [correct, short]\n",
     "my_method.py": (ROOT / "examples" / "own_method.py").read_text(),
-    "rows.jsonl": "".join(
-        f'{{"prompt": "{n}+2=", "answer": "{n + 2}", "completion": "{n + 2}"}}\n' for n in range(20)
-    ),
+    "rows.jsonl": "".join(f'{{"prompt": "{n}+2=", "answer": "{n + 2}", "completion": "{n + 2}"}}\n' for n in range(20)),
 }
 FILES |= {name: FILES["rows.jsonl"] for name in ("sums.jsonl", "prompts.jsonl", "generations.jsonl", "FILE.jsonl")}
 PLACEHOLDERS = {"RUN": "runs/first", "MODEL": "tiny", "NAME": "sudoku", "TASK": "sudoku", "SEED": "0", "$seed": "0"}

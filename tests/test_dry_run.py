@@ -14,6 +14,7 @@ from estimates import LLADA, llada
 from unmask.config.config import parse_config
 from unmask.models.load import KNOWN
 from unmask.studies.cost.estimate import estimate
+from wording import mentions, naming
 
 
 @pytest.fixture
@@ -65,10 +66,7 @@ def test_without_the_hub_a_prompt_has_200_tokens(
     found = estimate(llada(task=task, **{task: {"protocol": "d1"}}))
     assert found.prompt == 200
     (note,) = [note for note in found.notes if "hub" in note]
-    assert note == (
-        f"the rows of {task} cannot be had from the hub: prompts are assumed to have 200 tokens; "
-        f"{task}.data=FILE.jsonl would tell"
-    )
+    assert mentions(note, task, 200, f"{task}.data=FILE.jsonl")
 
 
 def test_a_file_tells_the_prompt_and_its_faults_are_not_passed_over(tmp_path: Path) -> None:
@@ -77,9 +75,9 @@ def test_a_file_tells_the_prompt_and_its_faults_are_not_passed_over(tmp_path: Pa
     path.write_text("\n".join(map(json.dumps, rows)))
     config = llada(task="gsm8k", prompts=40, gsm8k={"protocol": "d1", "data": str(path)})
     found = estimate(config)
-    assert 300 < found.prompt < 420 and any("a token a word, digit or sign" in note for note in found.notes)
+    assert 300 < found.prompt < 420 and any("token" in note for note in found.notes)
     path.write_text('{"question": "1 + 1 = ?"}')
-    with pytest.raises(ValueError, match="'answer' is missing"):
+    with pytest.raises(ValueError, match="'answer'"):
         estimate(llada(task="gsm8k", gsm8k={"data": str(path)}))
 
 
@@ -92,19 +90,19 @@ def test_a_folder_needs_its_config_alone(unmask, untouched: None, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "names"),
     [
-        (["--dry-run", "--hardware", "abacus"], "'abacus' is not known here; known: h200"),
-        (["--json"], "--json and --hardware belong to --dry-run"),
-        (["--dry-run", "rollout.temperature=0"], "training needs a temperature above 0"),
-        (["--dry-run", "--model", "nowhere"], "no model 'nowhere'"),
-        (["--dry-run", "--model", "some/model"], "the hub cannot be reached"),
-        (["--dry-run", "rollout.length=200"], "the model's limit of 128 is passed"),
+        (["--dry-run", "--hardware", "abacus"], ["--hardware", "abacus", "h200"]),
+        (["--json"], ["--json", "--dry-run"]),
+        (["--dry-run", "rollout.temperature=0"], ["temperature", 0]),
+        (["--dry-run", "--model", "nowhere"], ["nowhere"]),
+        (["--dry-run", "--model", "some/model"], ["some/model", "hub"]),
+        (["--dry-run", "rollout.length=200"], [200, 128]),
     ],
 )
-def test_what_cannot_be_estimated_is_one_sentence(unmask, arguments: list[str], sentence: str) -> None:
+def test_what_cannot_be_estimated_is_one_sentence(unmask, arguments: list[str], names: list) -> None:
     code, out, err = unmask("train", *arguments)
-    assert code == 2 and not out and sentence in err and err.count("\n") == 1
+    assert code == 2 and not out and mentions(err, *names) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_encoders_are_counted_without_a_cache(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stated))
     plain = {"model": str(tmp_path), "device": "cpu"}
     assert estimate(parse_config(plain)).network.parameters == 149_655_232
-    with pytest.raises(ValueError, match="cannot be rolled out with a cache"):
+    with pytest.raises(ValueError, match="cache"):
         estimate(parse_config({**plain, "rollout": {"cache": "dual"}}))
-    with pytest.raises(ValueError, match="compile has been built for decoders"):
+    with pytest.raises(ValueError, match=naming("compile", "decoders")):
         estimate(parse_config({**plain, "compile": True}))

@@ -80,8 +80,11 @@ def test_the_method_of_ones_own_trains_from_python_and_from_the_command_line(mon
     assert kept.method == f"{OWN}:halves" and kept.build_method().name == "halves+dps+early"
     assert kept.dump()["halves"] == {"low": 0.1, "high": 0.2, "advantage": "leave_one_out", "normaliser": "token_mean"}
     assert kept.dump()["early"] == {"strength": 0.1}
-    assert read_config(folder / "config.yaml", method="diffu_grpo", **{"with": []}).dump().keys().isdisjoint(
-        {"halves", "early"}
+    assert (
+        read_config(folder / "config.yaml", method="diffu_grpo", **{"with": []})
+        .dump()
+        .keys()
+        .isdisjoint({"halves", "early"})
     )
 
 

@@ -17,6 +17,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
 from unmask.util.micro_batch import Rows
+from wording import mentions
 
 LINES = [
     {"generation": "\\boxed{18}", "ground_truth": 18.0, "id": "a"},
@@ -94,17 +95,17 @@ def test_points_are_pooled_and_rows_are_the_units() -> None:
 @pytest.mark.parametrize(
     ("task", "line", "told"),
     [
-        ("gsm8k", {"ground_truth": 1}, "line 3: 'generation' is missing"),
-        ("gsm8k", {"ground_truth": 1, "completion": 1}, "line 3: 'completion' is int, not str"),
-        ("gsm8k", {"generation": "x"}, "line 3: 'ground_truth' is missing"),
-        ("gsm8k", {"generation": "x", "ground_truth": None}, 'line 3: "ground_truth" must be'),
-        ("gsm8k", {"generation": "x", "ground_truth": "none"}, "line 3: .*number"),
-        ("math500", {"generation": "x", "ground_truth": 5}, 'line 3: "ground_truth" must be'),
-        ("countdown_text", {"generation": "x", "ground_truth": 5}, r"line 3: .*\[numbers, target\]"),
-        ("countdown_text", {"generation": "x", "ground_truth": [5, 5]}, "line 3: .*list"),
-        ("sudoku_text", {"generation": "x", "ground_truth": "1"}, "line 3: 'question' is missing"),
-        ("sudoku_text", {"generation": "x", "question": "?", "ground_truth": "1"}, 'line 3: there is no "puzzle"'),
-        ("sudoku", {"generation": "x"}, "line 3: 'puzzle' is missing"),
+        ("gsm8k", {"ground_truth": 1}, "generation"),
+        ("gsm8k", {"ground_truth": 1, "completion": 1}, "completion"),
+        ("gsm8k", {"generation": "x"}, "ground_truth"),
+        ("gsm8k", {"generation": "x", "ground_truth": None}, "ground_truth"),
+        ("gsm8k", {"generation": "x", "ground_truth": "none"}, "number"),
+        ("math500", {"generation": "x", "ground_truth": 5}, "ground_truth"),
+        ("countdown_text", {"generation": "x", "ground_truth": 5}, "[numbers, target]"),
+        ("countdown_text", {"generation": "x", "ground_truth": [5, 5]}, "list"),
+        ("sudoku_text", {"generation": "x", "ground_truth": "1"}, "question"),
+        ("sudoku_text", {"generation": "x", "question": "?", "ground_truth": "1"}, "puzzle"),
+        ("sudoku", {"generation": "x"}, "puzzle"),
     ],
 )
 def test_a_line_without_what_it_needs_is_named(unmask, task: str, line: dict, told: str, tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_line_without_what_it_needs_is_named(unmask, task: str, line: dict, to
     }[task]
     code, _, err = unmask("grade", "--task", task, written(tmp_path / "made.jsonl", [good, line]))
     assert code == 2
-    assert re.search(told, err), err
+    assert mentions(err, "made.jsonl:3", told), err
 
 
 def test_what_is_not_known_is_named(unmask, tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_task_of_ones_own(unmask, tmp_path: Path) -> None:
     fields = {"x": "generation", "y": "completion", "z": "generation"}
     file = written(tmp_path / "made.jsonl", [{"prompt": "?", fields[text]: text} for text in "xyz"])
     code, _, err = unmask("grade", "--task", "mine.py", file)
-    assert code == 2 and "line 5: the reward of task 'mine' failed" in err and "KeyError: 'z'" in err
+    assert code == 2 and mentions(err, "made.jsonl:5", "mine", "KeyError: 'z'")
     code, told, err = unmask("grade", "--task", "mine.py", file, "reward.on_error=zero", "--json")
     found = json.loads(told)
     assert code == 0 and (found["points"], found["rows"], found["errors"]) == (1, 3, 1)
@@ -195,7 +196,7 @@ def test_a_data_set_of_reasoning_gym(unmask, tmp_path: Path) -> None:
     assert code == 0 and json.loads(told)["score"] == 1.0, err
     file = written(tmp_path / "bare.jsonl", [{"generation": "<answer>1</answer>", "question": "?", "answer": "1"}])
     code, _, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum")
-    assert code == 2 and "line 1: 'metadata' is missing" in err
+    assert code == 2 and mentions(err, "bare.jsonl:1", "metadata")
 
 
 def test_lines_of_other_benchmarks_are_left_out_and_counted(unmask, tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_lines_of_other_benchmarks_are_left_out_and_counted(unmask, tmp_path: Pa
     code, told, _ = unmask("grade", "--task", "countdown_text", written(tmp_path / "two.jsonl", lines[:2]))
     assert code == 0 and "100.00 %" in told and "of other tasks: 1" in told
     code, _, err = unmask("grade", "--task", "sudoku_text", written(tmp_path / "two.jsonl", lines[:2]))
-    assert code == 2 and "no line is of sudoku_text; the first says that it is of gsm8k" in err
+    assert code == 2 and mentions(err, "sudoku_text", "gsm8k")
 
 
 def test_puzzles_and_cells_are_told_side_by_side(unmask, tmp_path: Path) -> None:

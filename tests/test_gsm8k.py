@@ -150,8 +150,29 @@ def test_any_text_has_a_grade(protocol: str, text: str) -> None:
 
 @pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)
 @pytest.mark.parametrize(
-    "piece", ["\\boxed{", "{", "}", "<answer>", "\\boxed{1", "9", "1,", "-", "\\frac{1}{", "\\text{", " ", "1/", ".",
-     " (", "1 ", "1 000 ", "**", "1^", "1e", "("]
+    "piece",
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "<answer>",
+        "\\boxed{1",
+        "9",
+        "1,",
+        "-",
+        "\\frac{1}{",
+        "\\text{",
+        " ",
+        "1/",
+        ".",
+        " (",
+        "1 ",
+        "1 000 ",
+        "**",
+        "1^",
+        "1e",
+        "(",
+    ],
 )
 def test_a_hostile_text_costs_little(protocol: str, piece: str) -> None:
     task, text = gsm8k.task(protocol=protocol), piece * (100_000 // len(piece))

@@ -270,9 +270,7 @@ def test_an_unknown_target_is_answered_with_the_names_there_are(target: str) -> 
     assert len(trainable(policy)) == len(list(policy.parameters()))  # and nothing was touched
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"rank": 0}, {"alpha": 0}, {"alpha": float("inf")}, {"targets": ()}, {"r": 8}]
-)
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0}, {"alpha": float("inf")}, {"targets": ()}, {"r": 8}])
 def test_options_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoraOptions(**wrong)

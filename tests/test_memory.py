@@ -23,7 +23,6 @@ SEED_B = row_seeds(3, len(PROMPTS))
 GROUP_B = torch.tensor([0, 0, 0, 1, 1, 1])
 
 
-
 class Cramped(Net):
     """No room for more than `most` canvases; the backward pass breaks off the `breaks`-th time."""
 

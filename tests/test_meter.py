@@ -157,8 +157,9 @@ def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
     policy_head = type(load_model(small)).head
     monkeypatch.setattr(
         "unmask.models.decoder.Decoder.head",
-        lambda policy, hidden_QD: policy_head(policy, hidden_QD)
-        - 1e4 * (torch.arange(policy.vocabulary) == policy.eos_id),
+        lambda policy, hidden_QD: (
+            policy_head(policy, hidden_QD) - 1e4 * (torch.arange(policy.vocabulary) == policy.eos_id)
+        ),
     )
     charged = trained(config, tmp_path / "run")[1]["cost/forwards"]
     assert charged == pytest.approx(cost_of(config).update, rel=1e-12)

@@ -22,9 +22,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 def finished(args: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """`python ARGS` in another process; fails with its output unless it exits with 0."""
-    done = subprocess.run(
-        [sys.executable, *args], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, *args], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
     assert done.returncode == 0, f"python {' '.join(args)}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -122,16 +122,19 @@ def test_a_verdict_for_every_test_and_the_reason():
 @needs_sandbox
 def test_all_kinds_of_values_go_through():
     value = "[1, (2.5, None, True), {'a': {3}, 4: b'5'}, frozenset({6}), 1j, 2**200, range(3), 'é\\ud800', {}, ()]"
-    assert passes(
-        "def same(x): return x\ndef kind(x): return type(x).__name__",
-        f"x = {value}\nassert same(x) == x and [type(a) for a in same(x)] == [type(a) for a in x]",
-        "from fractions import Fraction\nassert same(Fraction(1, 3)) == Fraction(1, 3)",
-        "from decimal import Decimal\nassert same([Decimal('0.1')]) == [Decimal('0.1')]",
-        "from collections import deque\nassert same(deque([1])) == deque([1]) and kind(deque()) == 'deque'",
-        "assert same(float('nan')) != same(float('nan'))",
-        "assert kind(True) == 'bool' and kind(1.0) == 'float' and same(int) is int",
-        "assert same(x=3) == 3",
-    ) == [True] * 7
+    assert (
+        passes(
+            "def same(x): return x\ndef kind(x): return type(x).__name__",
+            f"x = {value}\nassert same(x) == x and [type(a) for a in same(x)] == [type(a) for a in x]",
+            "from fractions import Fraction\nassert same(Fraction(1, 3)) == Fraction(1, 3)",
+            "from decimal import Decimal\nassert same([Decimal('0.1')]) == [Decimal('0.1')]",
+            "from collections import deque\nassert same(deque([1])) == deque([1]) and kind(deque()) == 'deque'",
+            "assert same(float('nan')) != same(float('nan'))",
+            "assert kind(True) == 'bool' and kind(1.0) == 'float' and same(int) is int",
+            "assert same(x=3) == 3",
+        )
+        == [True] * 7
+    )
 
 
 @needs_sandbox
@@ -155,16 +158,19 @@ def test_objects_of_the_program_can_be_used_but_not_compared():
         "items = [4, 5]\n"
         "class Bag:\n    def __len__(self): return 2\n    def __getitem__(self, i): return items[i]\n"
     )
-    assert passes(
-        program,
-        "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)\nassert depth(root) == 3 == root.left.data + 1",
-        "assert str(Node(7)) == '<7>' and Node(1)",
-        "assert list(count(3)) == [0, 1, 2] and next(count(2)) == 0 and sum(count(4)) == 6",
-        "assert items == [4, 5] and len(Bag()) == 2 and list(Bag()) == [4, 5] and Bag()[1] == 5",
-        "assert Node(1) == 5",
-        "assert count(2) == [0, 1]",
-        "assert {Node(1): 1}",
-    ) == [True] * 4 + [False] * 3
+    assert (
+        passes(
+            program,
+            "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)\nassert depth(root) == 3 == root.left.data + 1",
+            "assert str(Node(7)) == '<7>' and Node(1)",
+            "assert list(count(3)) == [0, 1, 2] and next(count(2)) == 0 and sum(count(4)) == 6",
+            "assert items == [4, 5] and len(Bag()) == 2 and list(Bag()) == [4, 5] and Bag()[1] == 5",
+            "assert Node(1) == 5",
+            "assert count(2) == [0, 1]",
+            "assert {Node(1): 1}",
+        )
+        == [True] * 4 + [False] * 3
+    )
 
 
 @needs_sandbox
@@ -234,7 +240,6 @@ def test_a_signal_to_all_of_a_job_is_no_verdict():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, number)
         assert [verdict.passed for verdict in judged.result(30)] == [True]
-
 
 
 @needs_sandbox

@@ -17,6 +17,7 @@ from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import Law
 from unmask.core.trace import everything, joined, selected, state_before, until_eos
 from unmask.rollout.sample import sample
+from wording import naming
 
 
 def ending_rollout(**settings):
@@ -114,22 +115,22 @@ def test_until_eos_of_a_branch_sees_an_end_token_that_its_state_already_held():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "settings", "sentence"),
+    ("prompts", "settings", "names"),
     [
-        ([], {}, "the list to sample from is empty"),
-        ([[3] * 19], {}, "the longest prompt has 19 tokens; with 6 more the model's limit of 24 is passed"),
-        ([[3]], {"block": 4}, "block=4 must divide the completion length 6"),
-        ([[3]], {"block": 0}, "block=0 must divide the completion length 6"),
-        ([[3]], {"length": 0}, "must divide the completion length 0"),
-        ([[3]], {"steps": 7}, r"steps=7 must be a multiple of the number of blocks \(1\) and at most the length 6"),
-        ([[3]], {"steps": 0}, "steps=0 must be a multiple"),
-        ([[3]], {"steps": 3, "block": 3}, r"steps=3 must be a multiple of the number of blocks \(2\)"),
-        ([[3]], {"seed_B": torch.arange(2)}, "1 prompts need as many row seeds, got 2"),
+        ([], {}, ["empty"]),
+        ([[3] * 19], {}, [19, 6, 24]),
+        ([[3]], {"block": 4}, ["block", 4, 6]),
+        ([[3]], {"block": 0}, ["block", 0, 6]),
+        ([[3]], {"length": 0}, ["length", 0]),
+        ([[3]], {"steps": 7}, ["steps", 7, 1, 6]),
+        ([[3]], {"steps": 0}, ["steps", 0]),
+        ([[3]], {"steps": 3, "block": 3}, ["steps", 3, 2]),
+        ([[3]], {"seed_B": torch.arange(2)}, ["seeds", 1, 2]),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(prompts, settings, sentence):
+def test_what_does_not_fit_is_refused_in_a_sentence(prompts, settings, names):
     given_here = {"seed_B": torch.arange(len(prompts)), "length": 6} | settings
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=naming(*names)):
         sample(Net(1), prompts, **given_here)
 
 
@@ -179,10 +180,13 @@ def test_selected_rows_are_the_rows_by_numbers_or_booleans():
 def test_joined_traces_are_their_rows_padded_to_the_widest():
     policy = Net(1)
     wide = recorded(0, slice(5, 9))  # the prompt of four tokens
-    narrow = replace(recorded(1, slice(0, 5)), **{
-        name: getattr(recorded(1, slice(0, 5)), name)[:, 2:]
-        for name in ("tokens_BL", "step_BL", "block_BL", "attended_BL", "counted_BL", "logp_BL")
-    })
+    narrow = replace(
+        recorded(1, slice(0, 5)),
+        **{
+            name: getattr(recorded(1, slice(0, 5)), name)[:, 2:]
+            for name in ("tokens_BL", "step_BL", "block_BL", "attended_BL", "counted_BL", "logp_BL")
+        },
+    )
     both = joined([narrow, wide])
     assert both.tokens_BL.shape == (9, 10)
     assert_same_rows(selected(both, torch.arange(5)), narrow, by=2)

@@ -16,6 +16,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade, Task
 from unmask.util.micro_batch import Rows
+from wording import mentions
 
 
 def written(path: Path, *rows: dict) -> Path:
@@ -40,15 +41,15 @@ def test_a_template_without_fields_is_its_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        ("{questoin}", "there is no field 'questoin'; the fields are question, answer"),
-        ("\\boxed{}", "{} is not the plain name of a field; write {{ and }} for braces"),
-        ("{question.__class__}", "{question.__class__} is not the plain name"),
-        ("{question[0]}", "{question[0]} is not the plain name"),
-        ("{question!r}", "{question!r} is not the plain name"),
-        ("{question:>{answer}}", "is not the plain name"),
-        ("{0}", "{0} is not the plain name"),
-        ("}", "write {{ and }} for braces"),
-        ("{question", "write {{ and }} for braces"),
+        ("{questoin}", "'questoin'"),
+        ("\\boxed{}", "{{ and }}"),
+        ("{question.__class__}", "{question.__class__}"),
+        ("{question[0]}", "{question[0]}"),
+        ("{question!r}", "{question!r}"),
+        ("{question:>{answer}}", "{question"),
+        ("{0}", "{0}"),
+        ("}", "{{ and }}"),
+        ("{question", "{{ and }}"),
     ],
 )
 def test_nothing_but_the_names_of_fields_is_understood(template: str, told: str) -> None:
@@ -156,14 +157,14 @@ def test_the_command_compares_wordings_on_the_same_problems(unmask, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "names"),
     [
-        ("Löse {puzzle}=", "row 2: The tiny model reads newline and printable ASCII only, not 'ö'"),
-        ("{puzzel}=", "row 2: there is no field 'puzzel'; the fields are"),
-        ("{own_prompt}" * 9, "row 2: the longest prompt has 153 tokens"),
+        ("Löse {puzzle}=", ["ASCII", "ö"]),
+        ("{puzzel}=", ["puzzel", "puzzle"]),
+        ("{own_prompt}" * 9, [153, "tokens"]),
     ],
 )
-def test_a_wording_that_cannot_be_asked_is_named_before_anything_is(unmask, tmp_path: Path, template, told) -> None:
+def test_a_wording_that_cannot_be_asked_is_named_before_anything_is(unmask, tmp_path: Path, template, names) -> None:
     file = written(tmp_path / "w.jsonl", {"template": "{puzzle}="}, {"template": template})
     code, said, error = unmask("eval", "tiny", "--task", "sudoku", "--problems", "4", "--paraphrase", str(file))
-    assert code == 2 and told in error and not said
+    assert code == 2 and mentions(error, "w.jsonl:2", *names) and not said

@@ -184,9 +184,7 @@ def _answers(policy: Policy, probes: Probes) -> Tensor:
     score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
     least_N, place_N = _least_kept(score_NL)
     row, column = passed_Q
-    log_f, _ = _in_pieces(
-        policy, _below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row]
-    )
+    log_f, _ = _in_pieces(policy, _below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
     return answer_NL.index_put(passed_Q, log_f)
 
 

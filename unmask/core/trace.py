@@ -81,13 +81,8 @@ def until_eos(trace: Trace) -> Tensor:
 
 def selected(trace: Trace, index: Tensor) -> Trace:
     """The traces at `index` (booleans or positions), everything that was recorded about them included."""
-    chosen = {
-        f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name.endswith(("_B", "_BL"))
-    }
-    seen = {
-        name: value[:, index] if name.startswith("step_") else value[index]
-        for name, value in trace.seen.items()
-    }
+    chosen = {f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name.endswith(("_B", "_BL"))}
+    seen = {name: value[:, index] if name.startswith("step_") else value[index] for name, value in trace.seen.items()}
     return replace(trace, **chosen, seen=seen)
 
 

@@ -211,9 +211,7 @@ def _sampled(bench: Bench, case: Case, prompts: list[list[int]]) -> tuple[dict[i
     return pass_shares(hits_P, bench.samples), failures
 
 
-def _traces(
-    bench: Bench, case: Case, prompts: list[list[int]], how: Decoding, seed_P: torch.Tensor
-) -> Iterator[Trace]:
+def _traces(bench: Bench, case: Case, prompts: list[list[int]], how: Decoding, seed_P: torch.Tensor) -> Iterator[Trace]:
     return complete(bench.policy, prompts, how, seed_P.to(bench.device), case.batch)
 
 

@@ -16,8 +16,7 @@ from unmask.methods.unigrpo import unigrpo
 from unmask.methods.wd1 import wd1
 
 BASES: dict[str, Callable[..., Method]] = {
-    f.__name__: f
-    for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo)
+    f.__name__: f for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo)
 }
 
 PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo)}

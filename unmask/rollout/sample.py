@@ -200,9 +200,7 @@ def _blank(
 class _Walk:
     """A trace on its way from masks to text. Rows that have ended stay marked until the batch is compacted."""
 
-    def __init__(
-        self, engine: Engine, seed_B: Tensor, order: Order, enough: float | None, notes: Notes
-    ) -> None:
+    def __init__(self, engine: Engine, seed_B: Tensor, order: Order, enough: float | None, notes: Notes) -> None:
         self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
         self.enough, self.notes = enough, notes
         self.live_R = torch.arange(len(seed_B), device=seed_B.device)

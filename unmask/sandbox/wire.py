@@ -125,9 +125,7 @@ def _unpack(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int)
     return SEQUENCES[letter](items), at
 
 
-def _several(
-    data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int, count: int
-) -> tuple[list[Any], int]:
+def _several(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int, count: int) -> tuple[list[Any], int]:
     items = []
     for _ in range(count):
         item, at = _unpack(data, at, opaque, depth - 1)

@@ -162,9 +162,7 @@ def merged(batches: list[Batch]) -> Batch:
     """Several batches as one, their groups and branch sources numbered apart."""
     groups = [sum(b.groups for b in batches[:i]) for i in range(len(batches))]
     sizes = [sum(len(b.trace) for b in batches[:i]) for i in range(len(batches))]
-    traces = [
-        replace(b.trace, group_B=b.trace.group_B + n) for b, n in zip(batches, groups, strict=True)
-    ]
+    traces = [replace(b.trace, group_B=b.trace.group_B + n) for b, n in zip(batches, groups, strict=True)]
     twigs = [
         replace(b.branches, group_B=b.branches.group_B + n)
         for b, n in zip(batches, sizes, strict=True)

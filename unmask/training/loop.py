@@ -1,8 +1,8 @@
 """The training loop: one line a stage, no method names in it.
 
-    prompts -> sample -> Trace -> (branch) -> reward -> advantage -> credit
-            -> probes -> ask the old and the reference policy once
-            -> for each inner update: ask the current policy -> objective -> backward -> step -> records
+prompts -> sample -> Trace -> (branch) -> reward -> advantage -> credit
+        -> probes -> ask the old and the reference policy once
+        -> for each inner update: ask the current policy -> objective -> backward -> step -> records
 """
 
 import math

@@ -1,7 +1,7 @@
 """From rewarded rollouts to the terms of the loss: what a trainer of one's own calls instead of putting Parts together.
 
-    for parts in parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng, turns=mu):
-        optimizer.zero_grad(); [accumulate(policy, part, rows) for part in parts]; optimizer.step()
+for parts in parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng, turns=mu):
+    optimizer.zero_grad(); [accumulate(policy, part, rows) for part in parts]; optimizer.step()
 """
 
 import torch

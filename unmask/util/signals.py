@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT as a wish: finish the update, keep its state, leave. What Slurm sends before it takes a node back.
 
-    with wishes() as wished:                  # a second signal ends the process at once
-        train(config, run_folder, stop=wished)
+with wishes() as wished:                  # a second signal ends the process at once
+    train(config, run_folder, stop=wished)
 """
 
 import signal

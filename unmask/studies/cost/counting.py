@@ -71,9 +71,7 @@ class Tally:
         found = self.times(factor)
         if not found.states:
             return found
-        return replace(
-            found, most=most, asked=round(self.asked * most / self.most), sizes={most: found.states / most}
-        )
+        return replace(found, most=most, asked=round(self.asked * most / self.most), sizes={most: found.states / most})
 
 
 class StandIn(nn.Module):

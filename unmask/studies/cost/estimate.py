@@ -76,9 +76,7 @@ def network_of(config: Config, found: Outline) -> Network:
     )
 
 
-def _adapter_weights(
-    config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]
-) -> tuple[int, int]:
+def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> tuple[int, int]:
     """Those of A and of B."""
     if found.adapter is None:
         paths, rank = _targeted(policy, config.lora.targets), config.lora.rank

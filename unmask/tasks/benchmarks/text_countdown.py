@@ -148,8 +148,6 @@ D1_INSTRUCTIONS = (
 )
 
 
-
-
 def d1_train_prompt(row: Row) -> str:
     """Ours: of the prompt that d1 trains with, it is known here that the answer is an expression in <answer>."""
     form = SKELETON.format(reasoning="your reasoning, step by step", answer="the expression alone")

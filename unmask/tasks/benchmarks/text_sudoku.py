@@ -168,9 +168,7 @@ def _rows_filled(puzzle: str, grid: str) -> str:
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
     "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade, manner=D1),
-    "spg_3shot": Protocol(
-        lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, manner=D1
-    ),
+    "spg_3shot": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, manner=D1),
     "agrpo": thinking(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
 }
 

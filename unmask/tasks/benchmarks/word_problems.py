@@ -31,8 +31,7 @@ def shared(name: str, thing: str, rng: random.Random) -> Told:
     given = min(given, boxes * each - 1)
     had = boxes * each
     return Told(
-        f"{name} has {boxes} boxes of {each} {thing} each and gives {given} {thing} away. "
-        f"How many {thing} are left?",
+        f"{name} has {boxes} boxes of {each} {thing} each and gives {given} {thing} away. How many {thing} are left?",
         (f"{boxes} * {each} = {had}", f"{had} - {given} = {had - given}"),
         had - given,
         (boxes, each, given),

@@ -206,5 +206,3 @@ def program_task(
         about=about,
     )
     return composite(task, standard(task, one_block), weights)
-
-

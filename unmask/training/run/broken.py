@@ -1,7 +1,7 @@
 """An update that could not be learnt from, kept for replay (`unmask.training.run.replay`): RUN/broken/STEP/.
 
-    tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
-    batch.json            the step and the turn, what was measured, and every completion with its problem and reward
+tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
+batch.json            the step and the turn, what was measured, and every completion with its problem and reward
 """
 
 import json

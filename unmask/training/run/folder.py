@@ -1,16 +1,16 @@
 """The run folder: what a run was, what it measured, what it said, and the weights it ended with.
 
-    config.yaml      the resolved configuration          versions.json   what it ran on
-    metrics.jsonl    one JSON object a line, the first before any update
-    samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
-    curves.png       reward and solve rates              (with matplotlib installed)
-    traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
-    errors.jsonl     completions whose reward failed     (where one did)
-    warnings.jsonl   signs that something goes wrong     (where one did; unmask.training.run.health)
-    broken/          updates that were not finite        (where they stopped the run; unmask.training.run.replay)
-    tracking.json    what trackers have been told        (with track, whose own files are in tensorboard/, wandb/)
-    checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
-    finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
+config.yaml      the resolved configuration          versions.json   what it ran on
+metrics.jsonl    one JSON object a line, the first before any update
+samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
+curves.png       reward and solve rates              (with matplotlib installed)
+traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
+errors.jsonl     completions whose reward failed     (where one did)
+warnings.jsonl   signs that something goes wrong     (where one did; unmask.training.run.health)
+broken/          updates that were not finite        (where they stopped the run; unmask.training.run.replay)
+tracking.json    what trackers have been told        (with track, whose own files are in tensorboard/, wandb/)
+checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
+finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
 """
 
 import errno
