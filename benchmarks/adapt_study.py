@@ -106,9 +106,9 @@ def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
 
     from unmask.sft.diffusion_loss import noised
     from unmask.sft.finetune import learn, trained_policy
-    from unmask.sft.packing import Batch
+    from unmask.sft.packing import PackedBatch
     from unmask.training.loop import optimizer_of
-    from unmask.util.micro_batch import Rows
+    from unmask.util.micro_batch import MicroBatch
 
     found, best = [], peak()
     width, canvas = (176, 48) if device() == "cuda" else (48, 16)
@@ -120,9 +120,9 @@ def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
             rows = tokens // width
             rng = torch.Generator().manual_seed(0)
             ids_BW = torch.randint(0, policy.mask_id, (rows, width), generator=rng)
-            batch = Batch(ids_BW, torch.full((rows,), width - canvas), rows)
+            batch = PackedBatch(ids_BW, torch.full((rows,), width - canvas), rows)
             noise = noised(batch, policy.mask_id, rng)
-            state = policy, optimizer, batch, noise, Rows(tokens), config, device()
+            state = policy, optimizer, batch, noise, MicroBatch(tokens), config, device()
             if device() == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             seconds = timed(lambda state=state: learn(*state), 5)
@@ -161,7 +161,7 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
     """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
     from unmask.sft.finetune import CONFIG, finetune, resume
-    from unmask.training.run.folder import FINISHED, Run
+    from unmask.training.run.folder import FINISHED, RunFolder
     from unmask.util.signals import Paused
 
     folder = arguments.work / "adapt"
@@ -178,7 +178,7 @@ def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: floa
             return folder
         updates = arguments.adapt_updates or max(10, int(60 * arguments.minutes * rate / arguments.tokens))
         config = sft_config(start, arguments, device() == "cuda", updates)
-        finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=lambda: time.time() > until)
+        finetune(config, lambda: RunFolder(folder, config.dump(), CONFIG), report, stop=lambda: time.time() > until)
     except Paused as paused:
         print(f"{paused}; run the same again to go on", flush=True)
         return None
@@ -193,7 +193,7 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
     from unmask.models import load_model
     from unmask.rollout.decoding import Decoding
     from unmask.tasks import TASKS
-    from unmask.util.micro_batch import Rows
+    from unmask.util.micro_batch import MicroBatch
 
     policy = load_model(model, dtype=torch.bfloat16 if device() == "cuda" else torch.float32, device=device())
     found: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
         for share in SHARES:
             how = Decoding(length, max(1, length // 2 // share), length)
             with torch.no_grad():
-                told = evaluate(policy, task, rows, how, samples, 0, device(), Rows(256))
+                told = evaluate(policy, task, rows, how, samples, 0, device(), MicroBatch(256))
             found.setdefault(name, {})[f"1/{share}"] = told.data()
             print(name, f"1/{share}", told.sampled, told.greedy, flush=True)
     return found

@@ -19,7 +19,7 @@ import torch
 
 from unmask.core.trace import Trace, state_before
 from unmask.evaluation.evaluate import evaluate
-from unmask.evaluation.prompt_variants import Wording, worded
+from unmask.evaluation.prompt_variants import PromptVariant, worded
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
@@ -27,18 +27,18 @@ from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import CELLS, UNITS
 from unmask.tasks.task import prompt_ids
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1
 OTHER = {"sudoku": "countdown", "countdown": "sudoku"}
 WORDINGS = ("Solve: {own_prompt}", "{own_prompt} {own_prompt}")
-ROWS = Rows(512)
+ROWS = MicroBatch(512)
 
 
 def solved(policy: Model, task_name: str, steps: int | None = None, template: str = "") -> dict[str, float]:
     task = TASKS[task_name]()
     if template:
-        task = worded(task, Wording("", template, ""))
+        task = worded(task, PromptVariant("", template, ""))
     decoding = Decoding(task.length, steps or task.length // 2, task.length)
     found = evaluate(policy, task, task.rows("test", PROBLEMS, 0), decoding, SAMPLES, SEED, "cpu", ROWS)
     return {"sampled": found.sampled.value, "greedy": found.greedy.value, "pass@4": found.passes[SAMPLES].value}

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from unmask import daca, dispo, load_model, parts_of, row_seeds, sample
+from unmask import daca, dispo, load_model, loss_terms, row_seeds, sample
 from unmask.core.method import Method
 from unmask.core.probes import Probes, ask
 from unmask.methods import BASES
@@ -45,7 +45,7 @@ def questions(policy: Model, method: Method, rollouts: Rollouts) -> list[tuple[P
     twigs = None if rollouts.branches is None else torch.arange(len(rollouts.branches)).double() % 2
     reference, rng = copy.deepcopy(policy), torch.Generator().manual_seed(5)
     with torch.no_grad():
-        (parts,) = parts_of(method, policy, reference, rollouts, torch.tensor(rewards), twigs, rng)
+        (parts,) = loss_terms(method, policy, reference, rollouts, torch.tensor(rewards), twigs, rng)
         found = []
         for probes in (part.probes for part in parts):
             mine_B = probes.trace.group_B == 0 if probes.trace is rollouts.branches else torch.arange(8) == 0

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from unmask.sandbox import Job, run_many
+from unmask.sandbox import ProgramJob, run_many
 from unmask.sandbox.tests import parsed
 from unmask.tasks.benchmarks import humaneval, mbpp
-from unmask.tasks.support.programs import Bench
+from unmask.tasks.support.programs import ProgramRunner
 from unmask.tasks.task import Row
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -56,7 +56,7 @@ def reference(row: Row) -> str:
     return row["code"] if "code" in row else row["prompt"] + row["canonical_solution"]
 
 
-def examine(title: str, rows: list[Row], bench: Bench, mutants: int) -> None:
+def examine(title: str, rows: list[Row], bench: ProgramRunner, mutants: int) -> None:
     start = time.perf_counter()
     verdicts = bench.verdicts(rows, [reference(row) for row in rows])
     spent = time.perf_counter() - start
@@ -81,7 +81,9 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=60)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds of a test; generous, on a busy machine")
     args = parser.parse_args()
-    jobs = [Job(f"def f(x): return x + {i}", [f"assert f({k}) == {i + k}" for k in range(3)]) for i in range(100)]
+    jobs = [
+        ProgramJob(f"def f(x): return x + {i}", [f"assert f({k}) == {i + k}" for k in range(3)]) for i in range(100)
+    ]
     start = time.perf_counter()
     run_many(jobs)
     print(f"trivial programs: {len(jobs) / (time.perf_counter() - start):.1f} a second")
@@ -91,7 +93,7 @@ def main() -> None:
         ("MBPP sanitized", "mbpp/sanitized_mbpp.jsonl", mbpp),
     ):
         rows = [json.loads(line) for line in (args.data / path).read_text().splitlines()]
-        bench = Bench(lambda row, program, task=task: task.job(row, program, args.timeout))
+        bench = ProgramRunner(lambda row, program, task=task: task.job(row, program, args.timeout))
         examine(title, rows, bench, args.mutants)
 
 

@@ -24,19 +24,19 @@ from adapt_study import LESSONS
 
 from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import evaluate, mean_share
-from unmask.evaluation.prompt_variants import Wording, worded
+from unmask.evaluation.evaluate import evaluate, mean_proportion
+from unmask.evaluation.prompt_variants import PromptVariant, worded
 from unmask.models import Model, load_model
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
-from unmask.tasks.scoring import judged
+from unmask.tasks.scoring import score
 from unmask.tasks.task import prompt_ids
 from unmask.training.mismatch import mismatch_metrics, random_share, replayed
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 SEED = -1
 SHARES = (1, 2, 4)
@@ -45,10 +45,10 @@ REPLAYED = 64
 FORM = "Answer like this: <reasoning>\n...\n</reasoning>\n<answer>\n\\boxed{{...}}\n</answer>"
 WORDINGS = {
     "countdown_text": [
-        Wording("polite", "Please solve this for me. Thank you!\n\n{own_prompt}", "polite"),
-        Wording("repeated", "{own_prompt}\n\nAgain: the target is {target}, the numbers {numbers}.", "repeated"),
-        Wording("short", "Reach {target} with {numbers}, each once, by + - * /. " + FORM, "short"),
-        Wording("bare", "{numbers} -> {target}", "bare"),
+        PromptVariant("polite", "Please solve this for me. Thank you!\n\n{own_prompt}", "polite"),
+        PromptVariant("repeated", "{own_prompt}\n\nAgain: the target is {target}, the numbers {numbers}.", "repeated"),
+        PromptVariant("short", "Reach {target} with {numbers}, each once, by + - * /. " + FORM, "short"),
+        PromptVariant("bare", "{numbers} -> {target}", "bare"),
     ]
 }
 """Other words for the prompt that a run was trained with: from nearly the same to hardly anything."""
@@ -86,7 +86,7 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
     """Of one way: `samples` completions of every problem, at once."""
     rows = [row for row in task.rows("test", given.problems, 0) for _ in range(given.samples)]
     prompts, seed_B = [prompt_ids(policy, task, row) for row in rows], row_seeds(SEED, len(rows)).to(given.device)
-    batch = Rows(given.rows)
+    batch = MicroBatch(given.rows)
     how.sample(policy, prompts[: given.rows], seed_B[: given.rows], batch)  # for nothing
     if given.device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -95,11 +95,11 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
     if given.device.startswith("cuda"):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - clock
-    solved_B = judged(task, rows, completions(policy, trace, how.length), device=given.device).solved_B
-    share = mean_share(solved_B.double().view(given.problems, given.samples).mean(-1).cpu())
+    solved_B = score(task, rows, completions(policy, trace, how.length), device=given.device).solved_B
+    share = mean_proportion(solved_B.double().view(given.problems, given.samples).mean(-1).cpu())
     found = {"solved": share.value, "low": share.low, "high": share.high, "seconds": seconds, "passes": passes(trace)}
     found["positions_per_s"] = len(rows) * how.length / seconds
-    if how.cache is not None and how.law.temperature:
+    if how.cache is not None and how.sampling.temperature:
         some = random_share(trace, min(1.0, REPLAYED / len(trace)), torch.Generator().manual_seed(0))
         apart = mismatch_metrics(some, replayed(policy, some, batch))
         found |= {"mismatch": apart["train/cache_mismatch"], "mismatch_max": apart["train/cache_mismatch_max"]}
@@ -129,7 +129,7 @@ def frontier(policy: Model, config: Config, given: argparse.Namespace) -> dict[s
     found = {}
     for share in SHARES:
         fewer = replace(how, steps=how.steps // share)
-        told = evaluate(policy, task, rows, fewer, given.samples, SEED, given.device, Rows(given.rows))
+        told = evaluate(policy, task, rows, fewer, given.samples, SEED, given.device, MicroBatch(given.rows))
         found[f"1/{share}"] = told.data()
     return found
 
@@ -145,7 +145,9 @@ def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[
     found = {}
     for name, (other, way) in asked.items():
         rows = other.rows("test", given.problems, 0)
-        found[name] = evaluate(policy, other, rows, way, given.samples, SEED, given.device, Rows(given.rows)).data()
+        found[name] = evaluate(
+            policy, other, rows, way, given.samples, SEED, given.device, MicroBatch(given.rows)
+        ).data()
     return found
 
 

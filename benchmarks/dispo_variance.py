@@ -23,7 +23,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.tasks.task import prompt_ids
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 SIZES = (2, 3, 4, 8)
 FILLINGS = 256
@@ -68,7 +68,7 @@ def main() -> None:
     rows = task.rows("train", given.puzzles, 0)
     prompts = [prompt_ids(policy, task, row) for row in rows]
     decoding = Decoding(task.length, task.length // 2, task.length)
-    trace = decoding.sample(policy, prompts, row_seeds(0, len(rows)), Rows(512)).trace
+    trace = decoding.sample(policy, prompts, row_seeds(0, len(rows)), MicroBatch(512)).trace
     results: dict[str, dict[str, object]] = {}
     for step in range(trace.steps):
         told, apart = {size: list[tuple[float, float]]() for size in SIZES}, []

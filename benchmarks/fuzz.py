@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.tasks.support.data import read_rows
     from unmask.tasks.support.programs import continuation, one_block, program_of
     from unmask.tasks.task import Task
-    from unmask.util.parsing import parsed_yaml
+    from unmask.util.parsing import parse_yaml
 
 GRADERS = {  # not those that run programs or ask math-verify, which have processes of their own
     (name, protocol): TASKS[name](**({"protocol": protocol} if protocol else {}))
@@ -55,7 +55,7 @@ def refusing(read: Callable[..., object], *arguments: object) -> None:
 
 def config(data: bytes) -> None:
     written = data.decode("utf-8", "surrogateescape")
-    refusing(parsed_yaml, written, "run.yaml")
+    refusing(parse_yaml, written, "run.yaml")
     if "own" not in written and ".py" not in written:  # a task of one's own is a program, and is run
         refusing(read_config, None, written.split("\n"))
 

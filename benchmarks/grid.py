@@ -36,13 +36,13 @@ def run_cell(data: dict[str, Any]) -> dict[str, Any]:
 
     from unmask.config.config import parse_config
     from unmask.training.loop import train
-    from unmask.training.run.folder import Run, read_metrics
+    from unmask.training.run.folder import RunFolder, read_metrics
 
     torch.set_num_threads(1)
     config = parse_config(data)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        train(config, lambda: Run(Path(folder) / "run", config.dump()))
+        train(config, lambda: RunFolder(Path(folder) / "run", config.dump()))
         rows = read_metrics(Path(folder) / "run")
     curve = [row for row in rows if "eval/solved_sampled" in row]
     last = [row for row in rows if "train/reward" in row][-20:]

@@ -65,7 +65,7 @@ def train(updates: int) -> dict[str, float]:
 
     from unmask.config.config import DEMO, read_config
     from unmask.training.loop import train as run_training
-    from unmask.training.run.folder import Run
+    from unmask.training.run.folder import RunFolder
 
     torch.set_num_threads(1)
     every = max(1, updates // 100)
@@ -79,7 +79,7 @@ def train(updates: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        run_training(config, lambda: Run(Path(folder) / "run", config.dump()), report)
+        run_training(config, lambda: RunFolder(Path(folder) / "run", config.dump()), report)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     warm = found[len(found) // 10 :]  # caches and the allocator fill first
     speed = [(b.update - a.update) / (b.seconds - a.seconds) for a, b in pairwise(warm)]
@@ -162,14 +162,14 @@ def viewed(lines: int) -> dict[str, float]:
     """The log of the demo's first updates over and over, and the page that shows it."""
     from unmask.config.config import DEMO, read_config
     from unmask.training.loop import train as run_training
-    from unmask.training.run.folder import Run
+    from unmask.training.run.folder import RunFolder
     from unmask.view.page import export
 
     few = ["updates=8", "prompts=2", "group=4", "eval.prompts=4", "eval.samples=1", "eval.every=2"]
     config = read_config(DEMO, few)
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "run"
-        run_training(config, lambda: Run(folder, config.dump()))
+        run_training(config, lambda: RunFolder(folder, config.dump()))
         log = folder / "metrics.jsonl"
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         with log.open("w") as file:

@@ -102,14 +102,14 @@ def matrix(most: int, seed: int) -> dict[str, float]:
     from unmask.models import save, tiny_policy
     from unmask.models.tiny import TinyShape
     from unmask.training.loop import resume, train
-    from unmask.training.run.folder import Run
+    from unmask.training.run.folder import RunFolder
 
     torch.set_num_threads(1)
-    Run.draw = lambda self: None  # type: ignore[assignment, method-assign, return-value]  # no picture of each run
+    RunFolder.draw = lambda self: None  # type: ignore[assignment, method-assign, return-value]  # no picture of each run
     luck, wrong, killed, begun = random.Random(seed), list[str](), 0, time.monotonic()
 
     def start(config: Config, folder: Path) -> None:
-        train(config, lambda: Run(folder, config.dump()))
+        train(config, lambda: RunFolder(folder, config.dump()))
 
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)

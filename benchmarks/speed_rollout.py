@@ -12,13 +12,13 @@ from speed_bench import Bench
 from torch import Tensor
 
 from unmask.core.schedule import even
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import _Walk
 from unmask.training.mismatch import mismatch_metrics, replayed
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 # --- the baseline
 
@@ -140,7 +140,7 @@ def rollout(bench: Bench) -> None:
     for kind, cache in (("prefix cache", Cache(suffix=False)), ("dual cache", Cache())):
         seconds = bench.seconds(lambda c=cache: bench.roll(small, cache=c), warm=False)
         bench.note("rollout", kind=kind, rows=small, seconds=seconds, speedup=plain / seconds)
-    apart = mismatch_metrics(trace, replayed(bench.policy, trace, Rows(32))) if bench.toy else {}
+    apart = mismatch_metrics(trace, replayed(bench.policy, trace, MicroBatch(32))) if bench.toy else {}
     bench.note("rollout", kind="mismatch of the dual cache", **apart)
     large = 8 if bench.toy else 128
     plain = plain_seconds(bench, large, 2)
@@ -168,7 +168,12 @@ def waiting(bench: Bench) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    for how in ({}, {"cache": Cache()}, {"law": Law(0.8, top_k=20)}, {"record": dps(diffu_grpo()).sampling["record"]}):
+    for how in (
+        {},
+        {"cache": Cache()},
+        {"law": TokenSampling(0.8, top_k=20)},
+        {"record": dps(diffu_grpo()).sampling["record"]},
+    ):
         bench.roll(4, **how)  # compiled by now, which does wait
         _Walk.step = watched
         with warnings.catch_warnings(record=True) as said:

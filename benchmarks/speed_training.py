@@ -9,27 +9,27 @@ from torch import Tensor
 
 from unmask.core.probes import ask
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
-from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
+from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts
-from unmask.training.loss_terms import parts_of
-from unmask.training.update import answers, update
-from unmask.util.micro_batch import Rows
+from unmask.training.loss_terms import loss_terms
+from unmask.training.update import logprobs, update
+from unmask.util.micro_batch import MicroBatch
 
 
 class Trainer:
     """One training step of a method on random rewards, with LoRA r128 on every linear layer of the blocks."""
 
     def __init__(self, bench: Bench, rows: int, checkpointing: bool = False) -> None:
-        self.bench, self.rows = bench, Rows(rows)
+        self.bench, self.rows = bench, MicroBatch(rows)
         bench.policy.checkpointing = checkpointing
-        if not trainable(bench.policy):
+        if not trainable_parameters(bench.policy):
             add_adapter(bench.policy, LoraOptions(rank=4 if bench.toy else 128), seed=0)
         for name, weight in bench.policy.named_parameters():
             if "lora_B" in name:
                 weight.data.zero_()  # fresh again: the reference of an adapter that has moved is a copy of all of it
-        self.optimizer = torch.optim.AdamW(trainable(bench.policy), lr=1e-6, fused=bench.device == "cuda")
-        self.reference = Unmoved(bench.policy, alike=bench.policy.compiled)
+        self.optimizer = torch.optim.AdamW(trainable_parameters(bench.policy), lr=1e-6, fused=bench.device == "cuda")
+        self.reference = ReferencePolicy(bench.policy, alike=bench.policy.compiled)
 
     def learn(self, method: Any, rollouts: Rollouts, right_or_wrong: bool = False) -> None:
         """Rewards are all different, so that nothing is idle; or 0 and 1 alike often."""
@@ -42,7 +42,7 @@ class Trainer:
         reward, twigs = rewards(len(rollouts.trace)), rollouts.branches
         branch_reward = None if twigs is None else rewards(len(twigs))
         reference = self.reference if method.needs_reference else None
-        turns = parts_of(method, self.bench.policy, reference, rollouts, reward, branch_reward, rng, rows=self.rows)
+        turns = loss_terms(method, self.bench.policy, reference, rollouts, reward, branch_reward, rng, rows=self.rows)
         for parts in turns:
             update(self.bench.policy, self.optimizer, parts, self.rows, 1.0)
 
@@ -85,7 +85,7 @@ def agreement(bench: Bench) -> None:
     (probes,) = diffu_grpo().probe(rollouts.trace, torch.Generator().manual_seed(0), 1)
     new_NL = ask(bench.policy, probes).detach()
     for name, policy in (("old", bench.policy), ("reference", trainer.reference)):
-        apart_NL = (answers(policy, probes, trainer.rows) - new_NL).abs()
+        apart_NL = (logprobs(policy, probes, trainer.rows) - new_NL).abs()
         bench.note("agreement", of=name, compiled=bench.policy.compiled, largest=float(apart_NL.max()))
 
 

@@ -39,7 +39,7 @@ for update in range(UPDATES):
     reward_B = rewards(rows, rollouts.trace)
     branch_reward_B = rewards([rows[i] for i in rollouts.branches.group_B.tolist()], rollouts.branches)
     # Advantage, credit (DPS), and where to ask (SML), with the old and the reference policy's answers: a part a term.
-    for parts in unmask.parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
+    for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
         optimizer.zero_grad()
         for part in parts:
             unmask.accumulate(policy, part, rows=256)  # adds to .grad, at most 256 states in memory

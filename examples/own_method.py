@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, leave_one_out
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import Normaliser, token_clip, token_mean
 from unmask.core.probes import Probes, views
 from unmask.core.trace import Trace
@@ -34,10 +34,10 @@ def halves(
     low: float = 0.2, high: float = 0.2, advantage: Advantage = leave_one_out, normaliser: Normaliser = token_mean
 ) -> Method:
     """A base: half of the completion masked at a time, token ratios."""
-    within(0, 1, low=low)
+    check_range(0, 1, low=low)
     return Method(
         name="halves",
-        probe=each_turn(halves_masked),
+        probe=each_inner_step(halves_masked),
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
     )
@@ -45,7 +45,7 @@ def halves(
 
 def early(base: Method, strength: float = 0.3) -> Method:
     """A plug-in: tokens written in the first half of the steps are worth more, those after it less."""
-    within(0, 1, strength=strength)
+    check_range(0, 1, strength=strength)
 
     def credit(trace: Trace) -> Tensor:
         late_BL = (trace.step_BL >= trace.steps / 2).to(trace.logp_BL.dtype)
@@ -59,12 +59,12 @@ def early(base: Method, strength: float = 0.3) -> Method:
 def main() -> None:
     from unmask.config.config import DEMO, read_config
     from unmask.training.loop import train
-    from unmask.training.run.folder import Run, fresh_folder
+    from unmask.training.run.folder import RunFolder, fresh_folder
 
     sizes = [f"updates={UPDATES}", f"prompts={PROMPTS}", f"group={GROUP}", f"eval.prompts={PROBLEMS}"]
     named = {"method": f"{__file__}:halves", "with": [f"{__file__}:early"]}
     config = read_config(DEMO, [*sizes, "early.strength=0.5"], **named)
-    result = train(config, lambda: Run(fresh_folder("own-method"), config.dump()))
+    result = train(config, lambda: RunFolder(fresh_folder("own-method"), config.dump()))
     print(f"{config.build_method().name}: solved {result.before.sampled} -> {result.after.sampled}")
 
 

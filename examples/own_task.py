@@ -27,11 +27,11 @@ def reward(completion):
 def main():
     from unmask.config.config import DEMO, read_config
     from unmask.training.loop import train
-    from unmask.training.run.folder import Run, fresh_folder
+    from unmask.training.run.folder import RunFolder, fresh_folder
 
     sizes = [f"updates={UPDATES}", f"prompts={PROMPTS}", f"group={GROUP}", f"eval.prompts={PROBLEMS}"]
     config = read_config(DEMO, [*sizes, "method=agrpo", "with=[]", "optimizer.lr=3e-3"], task=__file__)
-    result = train(config, lambda: Run(fresh_folder("own-task"), config.dump()))
+    result = train(config, lambda: RunFolder(fresh_folder("own-task"), config.dump()))
     print(f"reward {result.before.reward:.2f} -> {result.after.reward:.2f}")
     print(f"solved {result.before.sampled} -> {result.after.sampled}")
     print(f"{result.run.folder} has the weights and the log")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.trace import Rule, Trace, everything
+from unmask.core.trace import TokenRule, Trace, all_tokens
 from world import Paths, World, digits, number, traced
 
 
@@ -35,10 +35,10 @@ def fillings(world: World, state_C: Tensor, drawn_SCV: Tensor) -> tuple[Tensor, 
 
 
 def branch_traces(
-    world: World, state_BC: Tensor, tokens_BC: Tensor, group_B: Tensor, counted: Rule = everything
+    world: World, state_BC: Tensor, tokens_BC: Tensor, group_B: Tensor, counted: TokenRule = all_tokens
 ) -> Trace:
     """One-step traces that fill states, as `sample` makes them."""
     when_BC = torch.where(state_BC == world.policy.mask_id, 0, GIVEN)
     trace = traced(world, tokens_BC, when_BC, counted)
-    seen = {"kept": trace.seen["kept"]} if world.law.truncated else {}
+    seen = {"kept": trace.seen["kept"]} if world.sampling.truncated else {}
     return replace(trace, group_B=group_B, steps=1, seen=seen)

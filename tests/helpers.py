@@ -18,11 +18,11 @@ from unmask.core.order import Order, random
 from unmask.core.probes import Probes, ask, one_shot
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Rule, Trace, until_eos
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import TokenRule, Trace, until_eos
 from unmask.models.tiny import TinyShape
 from unmask.rollout.sample import Rollouts, sample
-from unmask.training.update import Part, part_loss
+from unmask.training.update import LossTerm, term_loss
 
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6]]  # of different lengths; one holds an end token
@@ -84,9 +84,9 @@ def rolled(
     length: int = 6,
     steps: int | None = None,
     block: int | None = None,
-    law: Law = Law(),
+    law: TokenSampling = TokenSampling(),
     order: Order = random,
-    counted: Rule = until_eos,
+    counted: TokenRule = until_eos,
     record: Record = Record(),
     branch: Branch | None = None,
     sizes: tuple[int, ...] = SIZES,
@@ -226,7 +226,7 @@ def parts_of(
     old: Net | None = None,
     reference: Net | None = None,
     change: Callable[[Probes], Probes] = lambda probes: probes,
-) -> list[Part]:
+) -> list[LossTerm]:
     """One inner update as the training loop puts it together: the base's part and, with branches, theirs."""
 
     @torch.no_grad()
@@ -235,10 +235,12 @@ def parts_of(
 
     def part(
         probes: Probes, reward_B: Tensor, term: object, credit_BL: Tensor, weight: float = 1.0, label: str = ""
-    ) -> Part:
+    ) -> LossTerm:
         advantage_B = term.advantage(reward_B, probes.trace.group_B)
         answers = known(old, probes), known(reference, probes) if term.kl else None
-        return Part(probes, advantage_B, credit_BL, term.objective, *answers, term.kl, term.divergence, weight, label)
+        return LossTerm(
+            probes, advantage_B, credit_BL, term.objective, *answers, term.kl, term.divergence, weight, label
+        )
 
     trace, branches = rollouts
     probes = change(method.probe(trace, rng, 1)[0])
@@ -254,9 +256,9 @@ def parts_of(
     return parts
 
 
-def slopes(policy: Net, parts: list[Part]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def slopes(policy: Net, parts: list[LossTerm]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The sum of the parts' losses and its gradient, parameter by parameter, in one pass."""
-    loss = sum(part_loss(part, ask(policy, part.probes))[0] for part in parts)
+    loss = sum(term_loss(part, ask(policy, part.probes))[0] for part in parts)
     return loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))
 
 

@@ -15,7 +15,7 @@ from helpers import assert_close
 from unmask.core.policy import Policy
 from unmask.core.schedule import even
 from unmask.core.shapes import NEVER
-from unmask.core.token_sampling import Law, uniforms
+from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import Trace
 from unmask.models.decoder import Decoder, Facts
 from unmask.rollout.sample import Rollouts
@@ -79,7 +79,7 @@ def by_hand(
     length: int,
     steps: int | None = None,
     block: int | None = None,
-    law: Law = Law(),
+    law: TokenSampling = TokenSampling(),
     schedule: Any = even,
     threshold: float | None = None,
 ) -> Row:
@@ -119,7 +119,7 @@ def guided(policy: Policy, canvas: list[int], first: int, guidance: float) -> Te
 
 
 def looked(
-    logits: list[float], mask: int, law: Law, order: str, column: int, uniform: float, noise: float
+    logits: list[float], mask: int, law: TokenSampling, order: str, column: int, uniform: float, noise: float
 ) -> tuple[int, float, float]:
     """A token, its log-probability and its score."""
     warm, words = law.temperature or 1.0, [v for v in range(len(logits)) if v != mask]
@@ -182,7 +182,7 @@ def assert_same(found: Rollouts, expected: Rollouts, tolerance: float = 1e-12) -
 
 def assert_same_trace(found: Trace, expected: Trace, tolerance: float) -> None:
     real_BL = expected.attended_BL
-    assert (found.law, found.steps, found.seen.keys()) == (expected.law, expected.steps, expected.seen.keys())
+    assert (found.sampling, found.steps, found.seen.keys()) == (expected.sampling, expected.steps, expected.seen.keys())
     for name in ("step_BL", "block_BL", "attended_BL", "counted_BL", "group_B"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert torch.equal(found.tokens_BL[real_BL], expected.tokens_BL[real_BL])

@@ -28,18 +28,18 @@ import unmask.training.setup
 import unmask.training.update
 from unmask.config.config import Config, parse_config
 from unmask.core.policy import Policy
-from unmask.core.probes import Probes, ask, fully_masked, speechless
+from unmask.core.probes import Probes, ask, empty, fully_masked
 from unmask.core.specs import Record
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Trace, joined, selected
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.processes import Ranks
-from unmask.distributed.sharding import shard, whole
+from unmask.distributed.sharding import shard, unsharded
 from unmask.models import load_model, save
-from unmask.models.lora import Unmoved, add_adapter, trainable
+from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
-from unmask.training.run.folder import Run, read_metrics
-from unmask.training.setup import prepared
+from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.training.setup import set_up
 
 PATIENCE = 120
 """Seconds for everything; twenty or so are enough on one core."""
@@ -70,10 +70,12 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     small = name if ranks.rank == ranks.size - 1 else ""
     unmask.training.update.ask = cramped if small == "lora-oom" else ask
     unmask.evaluation.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
-    unmask.training.update.speechless = lambda probes: silent.append(probes) or speechless(probes)
+    unmask.training.update.speechless = lambda probes: silent.append(probes) or empty(probes)
     try:
         out = folder / f"{name}-{ranks.size}-{ranks.rank}"
-        unmask.training.loop.train(config, lambda: Run(out, config.dump()), lambda step, found: reports.append(found))
+        unmask.training.loop.train(
+            config, lambda: RunFolder(out, config.dump()), lambda step, found: reports.append(found)
+        )
     finally:
         vars(unmask.training.loop).update(plain)
     kept = [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]
@@ -115,13 +117,13 @@ def check_gathered(ranks: Ranks, folder: Path) -> None:
         mine = ranks.share(count)
         number = torch.randint(-9, 9, (count, 4, 2), generator=rng)
         for value in (number, number > 0, number.double() / 7, number.float(), number[:, 0, 0], number[:, 0] > 0):
-            found = ranks.gathered(value[mine.start : mine.stop])
+            found = ranks.gather(value[mine.start : mine.stop])
             assert found.dtype == value.dtype and torch.equal(found, value)
             if value.dim() > 1:
                 turned = value.movedim(0, 1)
-                assert torch.equal(ranks.gathered(turned[:, mine.start : mine.stop], 1), turned)
-    assert ranks.largest(ranks.rank * 3, torch.device("cpu")) == 3 * (ranks.size - 1)
-    assert float(ranks.summed(torch.tensor(1.0 + ranks.rank))) == ranks.size * (ranks.size + 1) / 2
+                assert torch.equal(ranks.gather(turned[:, mine.start : mine.stop], 1), turned)
+    assert ranks.max(ranks.rank * 3, torch.device("cpu")) == 3 * (ranks.size - 1)
+    assert float(ranks.sum(torch.tensor(1.0 + ranks.rank))) == ranks.size * (ranks.size + 1) / 2
 
 
 def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
@@ -129,20 +131,20 @@ def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
     policy, parts = toy_model(), []
     for rank in range(ranks.size):
         prompts = [[5] * (1 + rank)] * (1 + 2 * rank)
-        how = {"length": 4, "law": Law(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
+        how = {"length": 4, "law": TokenSampling(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
         parts.append(sample(policy, prompts, row_seeds(rank, len(prompts)), **how).trace)
-    parts = [replace(part, law=parts[0].law) for part in parts]
+    parts = [replace(part, sampling=parts[0].sampling) for part in parts]
     assert ranks.size == 1 or len({part.seen["kept"].shape[-1] for part in parts}) > 1
     width = 4 + ranks.size
-    by_hand, found = joined(parts), ranks.gathered_trace(parts[ranks.rank], width)
+    by_hand, found = concat_traces(parts), ranks.gather_trace(parts[ranks.rank], width)
     for name in [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]:
         assert torch.equal(getattr(found, name), getattr(by_hand, name)), name
     assert found.seen.keys() == by_hand.seen.keys() == {"entropy", "kept", "step_top_id", "step_top_logp"}
     assert all(torch.equal(found.seen[name], by_hand.seen[name]) for name in found.seen)
     # Nobody on the first process, as where none of its rows branches.
-    some = selected(parts[ranks.rank], torch.arange(len(parts[ranks.rank]))[: 99 if ranks.rank else 0])
+    some = select_traces(parts[ranks.rank], torch.arange(len(parts[ranks.rank]))[: 99 if ranks.rank else 0])
     if ranks.size > 1:
-        assert torch.equal(ranks.gathered_trace(some, width).tokens_BL, by_hand.tokens_BL[1:])
+        assert torch.equal(ranks.gather_trace(some, width).tokens_BL, by_hand.tokens_BL[1:])
 
 
 def check_gradients(ranks: Ranks, folder: Path) -> None:
@@ -172,7 +174,7 @@ def check_whole(ranks: Ranks, folder: Path) -> None:
             b += by
             assert b.to_local().numel() < a.numel()
         answer_QV = plain(tokens_SL, None, at_Q)
-        with whole(policy, spread):
+        with unsharded(policy, spread):
             if ranks.first:  # alone, and the last process twice more
                 assert torch.allclose(policy.head(policy.hidden(tokens_SL, None, at_Q)), answer_QV, atol=1e-6)
             if ranks.rank == ranks.size - 1:
@@ -197,9 +199,9 @@ def check_reference(ranks: Ranks, folder: Path) -> None:
     for kind in (False, True):
         lora = {} if kind else {"lora": LORA}
         config = parse_config({**COMMON, "model": str(folder / "model"), "full": kind, **lora})
-        with prepared(config, needs_reference=True) as setup, torch.no_grad():
+        with set_up(config, needs_reference=True) as setup, torch.no_grad():
             assert setup.ranks.sharded == (kind and ranks.size > 1)
-            for weight in trainable(setup.policy):
+            for weight in trainable_parameters(setup.policy):
                 weight += 0.1
             asked = ask(base, probes)
             assert (ask(setup.policy, probes) - asked).abs().max() > 0.01
@@ -209,7 +211,7 @@ def check_reference(ranks: Ranks, folder: Path) -> None:
                 first = zip(setup.reference.parameters(), base.parameters(), strict=True)
                 assert all(torch.equal(full(mine), theirs) for mine, theirs in first)
             else:
-                assert torch.equal(found, asked) and isinstance(setup.reference, Unmoved)
+                assert torch.equal(found, asked) and isinstance(setup.reference, ReferencePolicy)
 
 
 def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
@@ -217,7 +219,7 @@ def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
     config = parse_config({**COMMON, "model": str(folder / "model"), "prompts": 1, "group": 2, "updates": 1})
     out = folder / f"two-{ranks.size}-{ranks.rank}"
     try:
-        unmask.training.loop.train(config, lambda: Run(out, config.dump()))
+        unmask.training.loop.train(config, lambda: RunFolder(out, config.dump()))
     except ValueError as error:
         assert str(error) == "prompts x group: 2 rollouts cannot be shared among 3 processes; raise one of them"
         assert ranks.size == 3
@@ -231,7 +233,7 @@ def check_compile(ranks: Ranks, folder: Path) -> None:
         return
     config = parse_config({**COMMON, "model": str(folder / "model"), "full": True, "compile": True})
     try:
-        with prepared(config, needs_reference=False):
+        with set_up(config, needs_reference=False):
             raise AssertionError("not refused")
     except ValueError as error:
         assert "compile: not with full training in several processes" in str(error)
@@ -249,10 +251,10 @@ def check_resume(ranks: Ranks, folder: Path) -> None:
     for more in ({"lora": LORA, "full": False, "with": ["dispo"]}, {"full": True, "method": "agrpo"}):
         config = parse_config({**COMMON, **more, "model": str(folder / "model"), "updates": 3})
         runs = [folder / f"{name}-{'full' if more['full'] else 'lora'}-{ranks.size}" for name in ("whole", "cut")]
-        unmask.training.loop.train(config, lambda out=runs[0], c=config: Run(out, c.dump()))
+        unmask.training.loop.train(config, lambda out=runs[0], c=config: RunFolder(out, c.dump()))
         unmask.training.loop.collect = cut
         try:
-            unmask.training.loop.train(config, lambda out=runs[1], c=config: Run(out, c.dump()))
+            unmask.training.loop.train(config, lambda out=runs[1], c=config: RunFolder(out, c.dump()))
             raise AssertionError("not cut off")
         except KeyboardInterrupt:
             unmask.training.loop.collect = plain
@@ -283,7 +285,7 @@ def check_skips(ranks: Ranks, folder: Path) -> None:
         config = parse_config({**COMMON, **how, "model": str(folder / "model")})
         out = folder / f"skips-{ranks.size}-{kind}"
         try:
-            unmask.training.loop.train(config, lambda out=out, c=config: Run(out, c.dump()))
+            unmask.training.loop.train(config, lambda out=out, c=config: RunFolder(out, c.dump()))
             raise AssertionError("not stopped")
         except ValueError as error:
             assert "2 updates in a row were skipped, the last because the gradient is not finite" in str(error)
@@ -349,7 +351,7 @@ def launched(name: str, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     TASKS["toy"] = toy_task
-    Run.draw = lambda self: None
+    RunFolder.draw = lambda self: None
     save(toy_model(), folder / "model")
     add_adapter(toy_model(), case_config("lora-few", "tiny").lora, 0)  # imports peft
     jobs: list[tuple[Any, ...]] = [(work, rank, size, folder) for size in SIZES for rank in range(size)]

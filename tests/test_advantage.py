@@ -4,9 +4,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import assert_close, generator
 from unmask.core.advantage import (

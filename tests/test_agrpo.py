@@ -4,25 +4,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
 from unmask.core.order import surest_position
 from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
-from unmask.core.trace import Trace, everything
+from unmask.core.trace import Trace, all_tokens
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.rollout.sample import Rollouts, sample
-from unmask.training.update import part_loss
+from unmask.training.update import term_loss
 
 
 def rollout(ends=1.0, **settings):
     policy = Net(1, ends=ends)
-    return policy, rolled(policy, steps=6, block=3, record=Record(entropy=True), counted=everything, **settings)
+    return policy, rolled(policy, steps=6, block=3, record=Record(entropy=True), counted=all_tokens, **settings)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=7), st.floats(0, 1, exclude_max=True))
@@ -82,7 +80,7 @@ def test_a_row_that_wrote_nothing_is_asked_nothing_and_disturbs_no_other(law, tr
     assert torch.equal(probes.asked_NL, whole.asked_NL[kept_N])
     assert torch.equal(probes.weight_M[probes.unit_N], whole.weight_M[whole.unit_N[kept_N]])
     (part,) = parts_of(agrpo(**settings), Rollouts(trace, None), generator(), moved(policy))
-    assert part_loss(part, ask(policy, part.probes))[0].isfinite()
+    assert term_loss(part, ask(policy, part.probes))[0].isfinite()
 
 
 @pytest.mark.parametrize("truncate", [False, True])
@@ -91,7 +89,7 @@ def test_no_draw_is_spent_on_an_empty_step_and_no_row_is_asked_more_often_than_i
     """By threshold a row leaves most steps empty; one that has no more than are drawn is asked at each of them once."""
     policy, seed_B = Net(1, ends=0.5), torch.arange(12)
     shape = {"length": 8, "block": 4, "order": surest_position, "threshold": 0.5}
-    trace = sample(policy, [[3, 4], [5], [6, 6]] * 4, seed_B, counted=everything, **shape).trace
+    trace = sample(policy, [[3, 4], [5], [6, 6]] * 4, seed_B, counted=all_tokens, **shape).trace
     probes, drawn = sampled_steps(trace, generator(), draws, truncate=truncate), []
     for b, row in enumerate(trace.step_BL.tolist()):
         reach = int(last_word(trace)[b]) if truncate else trace.steps
@@ -182,7 +180,7 @@ def test_t_spread_uniform_draws_are_all_steps_exactly(choice):
     loss, _ = part.objective(
         ask(policy, all_steps), ask(moved(policy), all_steps), all_steps, part.advantage_B, part.credit_BL
     )
-    assert torch.equal(part_loss(part, ask(policy, part.probes))[0], loss)
+    assert torch.equal(term_loss(part, ask(policy, part.probes))[0], loss)
 
 
 def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_their_tokens():
@@ -196,4 +194,4 @@ def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_thei
         sides.add((a > 0, clip < ratio * a))
         total -= probes.weight_M[probes.unit_N[n]].item() * clip / len(rollouts.trace)
     assert len(sides) == 4
-    assert_close(part_loss(part, logp_NL)[0], torch.tensor(total, dtype=torch.float64))
+    assert_close(term_loss(part, logp_NL)[0], torch.tensor(total, dtype=torch.float64))

@@ -13,7 +13,7 @@ from torch import Tensor
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.probes import ask
-from unmask.core.trace import Trace, selected
+from unmask.core.trace import Trace, select_traces
 from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
 from unmask.methods.agrpo import entropy_steps
 from unmask.studies.audit.audit import (
@@ -26,18 +26,18 @@ from unmask.studies.audit.audit import (
     truth_of,
     value_of,
 )
-from unmask.training.update import answers
-from unmask.util.micro_batch import Rows
+from unmask.training.update import logprobs
+from unmask.util.micro_batch import MicroBatch
 from world import NetPolicy, World, cosine, enumerated, noise, relative_error, reward_of, value_gradient
 
-ROWS = Rows(10_000)
+ROWS = MicroBatch(10_000)
 
 
 def drawn(world: World, method: Method, trace: Trace, draws: int, label: str = "") -> Tensor:
     """So many estimates of every trace, (D, B), as one batch."""
-    many = selected(trace, torch.arange(len(trace)).repeat(draws))
+    many = select_traces(trace, torch.arange(len(trace)).repeat(draws))
     probes = method.probe(many, torch.Generator().manual_seed(1), 1)[0]
-    return likelihoods(method, probes, answers(world.policy, probes, ROWS))[label].view(draws, len(trace))
+    return likelihoods(method, probes, logprobs(world.policy, probes, ROWS))[label].view(draws, len(trace))
 
 
 def strata(count: int) -> Method:
@@ -157,7 +157,7 @@ def test_both_bounds_of_spg_by_hand() -> None:
 def test_the_variance_of_independent_steps_falls_as_one_over_their_number(draws: int, steps: object) -> None:
     """Var = (sum_t p_t (x_t / p_t)^2 - (sum_t x_t)^2) / k, and the expectation is the trajectory's."""
     world, many = World(NetPolicy(2, 4, seed=4)), 300
-    trace = selected(enumerated(world).trace, torch.tensor([3, 40, 77]))
+    trace = select_traces(enumerated(world).trace, torch.tensor([3, 40, 77]))
     law_BT = torch.ones(3, 4, dtype=torch.float64) if steps is None else entropy_steps(trace)
     law_BT = law_BT / law_BT.sum(-1, keepdim=True)
     step_BT = torch.zeros(3, 4, dtype=torch.float64).scatter_add(1, trace.step_BL, trace.logp_BL)
@@ -230,7 +230,7 @@ def test_the_reference_is_the_gradient_of_what_the_sampler_earns(order: str) -> 
 def test_all_steps_are_the_reference_and_the_choice_belongs_to_them(order: str) -> None:
     world = World(NetPolicy(2, 4, seed=11), order, steps=2)
     trace = enumerated(world).trace
-    trace = selected(trace, torch.arange(0, len(trace), 3))
+    trace = select_traces(trace, torch.arange(0, len(trace), 3))
     trace = replace(trace, group_B=torch.arange(len(trace)) % 3)
     methods = {"tokens": agrpo(draws=2), "some": agrpo(draws=1), "field": strata(1)}
     if order == "low_confidence":
@@ -250,7 +250,7 @@ def test_all_steps_are_the_reference_and_the_choice_belongs_to_them(order: str) 
 
 def test_where_there_is_one_order_the_sum_over_orders_is_the_reference() -> None:
     world = World(NetPolicy(2, 4, seed=11), "left_to_right", steps=2)
-    trace = selected(enumerated(world).trace, torch.arange(0, 16, 3))
+    trace = select_traces(enumerated(world).trace, torch.arange(0, 16, 3))
     run = partial(audit, world.policy, trace, reward_of(world, trace), decoding_of(world), {"a": strata(1)}, 2)
     summed = run(torch.Generator(), ROWS, 10**6).marginal
     assert summed is not None and summed.slopes[0] is not None
@@ -268,7 +268,7 @@ def test_the_sum_over_orders_is_as_unbiased_as_the_reference_and_below_one(order
     decoding = decoding_of(world)
     found_P, _ = marginal_gradient(world.policy, paths.trace, batch * weight_B, decoding, ROWS)
     assert relative_error(-found_P, value_gradient(world, paths)) < 1e-4  # what is not followed
-    few = selected(paths.trace, torch.arange(0, batch, 5))
+    few = select_traces(paths.trace, torch.arange(0, batch, 5))
     summed = audit(
         world.policy, few, reward_of(world, few), decoding, {"a": strata(1)}, 2, torch.Generator(), ROWS, 10**6
     ).marginal
@@ -280,7 +280,7 @@ def test_the_sum_over_orders_is_as_unbiased_as_the_reference_and_below_one(order
 def test_mean_and_noise_of_gradients_are_those_of_their_list() -> None:
     """The audit's running figures against the gradients themselves, drawn again with the same numbers."""
     world = World(NetPolicy(2, 4, seed=11))
-    trace = selected(enumerated(world).trace, torch.arange(8) * 40)
+    trace = select_traces(enumerated(world).trace, torch.arange(8) * 40)
     reward_B, method, draws = reward_of(world, trace), strata(2), 7
     found = audit(
         world.policy, trace, reward_B, decoding_of(world), {"sml": method}, draws, torch.Generator(), ROWS, 10**6
@@ -310,7 +310,7 @@ def test_mean_and_noise_of_gradients_are_those_of_their_list() -> None:
 
 def test_a_group_whose_rewards_are_alike_has_no_gradient() -> None:
     world = World(NetPolicy(2, 4, seed=11))
-    trace = selected(enumerated(world).trace, torch.arange(6) * 40)
+    trace = select_traces(enumerated(world).trace, torch.arange(6) * 40)
     trace = replace(trace, group_B=torch.tensor([0, 0, 0, 1, 1, 1]))
     reward_B = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     found = audit(

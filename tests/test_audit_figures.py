@@ -8,8 +8,8 @@ import torch
 from unmask.studies.audit.figures import (
     MOST_LEFT,
     Audit,
-    Estimator,
-    Shares,
+    EstimatorFigures,
+    ShareEstimates,
     Slope,
     Value,
     budget_cosine,
@@ -67,7 +67,7 @@ def test_averaging_draws_thins_the_noise_as_the_budget_says() -> None:
     draw_DP = expected_P + level * noise(2, 20_000, 60)
     foretold = cosine(
         [
-            Shares(
+            ShareEstimates(
                 float(expected_P @ reference_P)
                 / math.sqrt(float(reference_P @ reference_P) * (float(expected_P @ expected_P) + 60 * level**2)),
                 float(expected_P @ expected_P) / (float(expected_P @ expected_P) + 60 * level**2),
@@ -90,10 +90,13 @@ def test_values_that_do_not_vary_and_gradients_that_vanish_have_no_say() -> None
 
 def test_problems_without_a_signal_do_not_narrow_an_interval() -> None:
     rows = [slope(0.9, 0.5), slope(0.4, 1.0), slope(0.7, 0.1)]
-    one = Audit("", "", [Estimator("a", 1.0, {}, [*rows])], 16)
-    other = Audit("", "", [Estimator("a", 1.0, {}, [rows[0], None, None, rows[1], None, rows[2]])], 16)
+    one = Audit("", "", [EstimatorFigures("a", 1.0, {}, [*rows])], 16)
+    other = Audit("", "", [EstimatorFigures("a", 1.0, {}, [rows[0], None, None, rows[1], None, rows[2]])], 16)
     assert slope_rows(one, 4.0) == slope_rows(other, 4.0)
-    assert defined([None, Shares(1, 1, 0), Shares(1, 1, 0)], [Shares(1, 1, 0), None, Shares(1, 1, 0)]) == [2]
+    assert defined(
+        [None, ShareEstimates(1, 1, 0), ShareEstimates(1, 1, 0)],
+        [ShareEstimates(1, 1, 0), None, ShareEstimates(1, 1, 0)],
+    ) == [2]
 
 
 def test_an_expectation_lost_in_noise_has_no_cosine() -> None:
@@ -157,7 +160,7 @@ def test_beyond_the_bound_nothing_is_told_and_more_draws_help() -> None:
     shares = slope_shares([slope(0.9, 2.1), slope(0.8, 2.1)])
     assert mean_cosine(shares, 16)(range(2)) is None
     assert mean_cosine(shares, 17)(range(2)) == pytest.approx(0.85)
-    rows = Audit("", "", [Estimator("a", 1.0, {}, [slope(0.9, 2.1)])], 16), 4.0
+    rows = Audit("", "", [EstimatorFigures("a", 1.0, {}, [slope(0.9, 2.1)])], 16), 4.0
     assert slope_rows(*rows)[0][3:5] == ("-", "2.1")
 
 
@@ -180,7 +183,7 @@ def test_a_comparison_is_paired() -> None:
     """Without noise every figure is a mean over problems: Student's interval of the differences."""
     ours, theirs = [0.9, 0.5, 0.7, 0.3], [0.6, 0.4, 0.5, 0.1]
     one, other = (
-        Estimator(name, 2.0, {"": [value(r, bias=-r) for r in rs]}, [None, *(slope(r, 0.0) for r in rs)])
+        EstimatorFigures(name, 2.0, {"": [value(r, bias=-r) for r in rs]}, [None, *(slope(r, 0.0) for r in rs)])
         for name, rs in (("a", ours), ("b", theirs))
     )
     found = {row.figure: row for row in compared(Audit("", "", [one, other], 16), one, other, 4.0)}
@@ -195,7 +198,7 @@ def test_variances_are_compared_by_their_ratio() -> None:
     """Half the noise on every problem is half the variance, with nothing to doubt however the problems differ."""
     noises = [1.0, 3.0, 0.2]
     one, other = (
-        Estimator("", 1.0, {"": [value(0.5, part * n) for n in noises]}, [slope(0.5, part * 3) for _ in noises])
+        EstimatorFigures("", 1.0, {"": [value(0.5, part * n) for n in noises]}, [slope(0.5, part * 3) for _ in noises])
         for part in (0.5, 1.0)
     )
     found = {row.figure: row for row in compared(Audit("", "", [one, other], 64), one, other, 4.0)}
@@ -206,8 +209,10 @@ def test_variances_are_compared_by_their_ratio() -> None:
 
 def test_readings_are_compared_with_their_likes_and_problems_without_a_say_are_left_out() -> None:
     rows = [value(0.5), value(0.8), value(0.2)]
-    plain = Estimator("a", 1.0, {"": rows}, [slope(0.9, 0.0), None, slope(0.7, 0.0)])
-    split = Estimator("b", 1.0, {"A > 0": rows, "A < 0": rows}, [slope(0.4, 0.0), slope(0.0, 0.0), slope(0.2, 0.0)])
+    plain = EstimatorFigures("a", 1.0, {"": rows}, [slope(0.9, 0.0), None, slope(0.7, 0.0)])
+    split = EstimatorFigures(
+        "b", 1.0, {"A > 0": rows, "A < 0": rows}, [slope(0.4, 0.0), slope(0.0, 0.0), slope(0.2, 0.0)]
+    )
     found = compared(Audit("", "", [plain, split], 16), plain, split, 4.0)
     assert [row.figure for row in found] == ["cosine", "cosine of mean", "rel. variance", "cosine at 4"]
     assert found[0].change == pytest.approx((0.5, 0.5, 0.5)) and found[0].other == pytest.approx(0.3)

@@ -11,7 +11,7 @@ from test_audit_figures import slope, value
 from unmask.config.method_names import Candidate, candidate, candidates, every_estimator, split_overrides
 from unmask.studies.audit.figures import (
     Audit,
-    Estimator,
+    EstimatorFigures,
     Slope,
     Value,
     compared,
@@ -26,7 +26,7 @@ from unmask.util.statistics import t_interval
 
 def found(rs: dict[str, list[float]], forwards: float = 2.0) -> Audit:
     made = [
-        Estimator(name, forwards, {"": [value(r) for r in some]}, [slope(r, 0.0) for r in some])
+        EstimatorFigures(name, forwards, {"": [value(r) for r in some]}, [slope(r, 0.0) for r in some])
         for name, some in rs.items()
     ]
     return Audit("the truth", "the reference", made, 16)
@@ -37,7 +37,7 @@ def found(rs: dict[str, list[float]], forwards: float = 2.0) -> Audit:
 
 def test_the_tables_hold_the_figures() -> None:
     rows = [value(0.5, relative=1.0, bias=-2.0), value(0.7, relative=3.0, bias=-4.0)]
-    one = Estimator("a", 2.0, {"A > 0": rows, "A < 0": rows}, [slope(0.6, 1.0), None])
+    one = EstimatorFigures("a", 2.0, {"A > 0": rows, "A < 0": rows}, [slope(0.6, 1.0), None])
     audit = Audit("the truth", "the reference", [one], 16)
     first, second = value_rows(audit, budget=4.0)
     assert (first[0], second[0]) == ("a (A > 0)", "a (A < 0)") and first[1:] == second[1:]
@@ -47,14 +47,14 @@ def test_the_tables_hold_the_figures() -> None:
     assert line == ("a", "2", f"{0.6 / math.sqrt(2):.2f}", "0.60", "1", "2", f"{0.6 / math.sqrt(1.5):.2f}")
     assert slope_rows(audit, budget=1.0)[0][-1] == "-" == value_rows(audit, budget=1.0)[0][-1]
     assert [table.row_count for table in tables(audit, 4.0)] == [2, 1]
-    summed = replace(audit, marginal=Estimator("sum over orders", 9.0, {}, [slope(0.8, 0.0), None]))
+    summed = replace(audit, marginal=EstimatorFigures("sum over orders", 9.0, {}, [slope(0.8, 0.0), None]))
     assert slope_rows(summed, 4.0) == [("sum over orders", "9", "0.80", "0.80", "0", "0", "-"), line]
     assert conclusion(summed, 9.0) == conclusion(audit, 9.0)  # it is no method
 
 
 def test_an_expectation_is_not_cut_at_one() -> None:
     """The noise that was taken off may have been too much, which the reader should see."""
-    audit = Audit("", "", [Estimator("a", 1.0, {}, [slope(1.05, 0.2), slope(1.01, 0.2)])], 16)
+    audit = Audit("", "", [EstimatorFigures("a", 1.0, {}, [slope(1.05, 0.2), slope(1.01, 0.2)])], 16)
     assert slope_rows(audit, 4.0)[0][3].startswith("1.03 [")
 
 
@@ -62,10 +62,12 @@ def test_few_draws_and_problems_promise_no_correlation_above_one() -> None:
     """A budget of eight draws after four, of which half of what is left was noise; and two problems that differ."""
     lost, sure = Slope(0.85, 1.0, 0.3, 2.0), slope(0.5, 0.0)
     short = Value(-1.0, 2.0, 0.4, 0.4, 0.85, 0.3, 1.0, 8.0)
-    audit = Audit("", "", [Estimator("a", 0.5, {"": [short] * 2}, [lost, lost])], 4)
+    audit = Audit("", "", [EstimatorFigures("a", 0.5, {"": [short] * 2}, [lost, lost])], 4)
     assert value_rows(audit, 4.0)[0][-1] == slope_rows(audit, 4.0)[0][-1] == "-"
     assert conclusion(audit, 4.0).count("the draws are too few") == 2
-    apart = Audit("", "", [Estimator(name, 1.0, {}, [slope(r, 0.0), sure]) for name, r in (("a", -0.9), ("b", 0.4))], 4)
+    apart = Audit(
+        "", "", [EstimatorFigures(name, 1.0, {}, [slope(r, 0.0), sure]) for name, r in (("a", -0.9), ("b", 0.4))], 4
+    )
     assert [row[3] for row in slope_rows(apart, 4.0)] == ["-0.20 [-1.00, 1.00]", "0.45 [-0.19, 1.00]"]
     assert "0.65 [-2.00, 2.00] above a" in conclusion(apart, 4.0)
     change = {row.figure: row.change for row in compared(apart, *apart.estimators, 4.0)}["cosine"]

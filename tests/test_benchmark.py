@@ -14,7 +14,7 @@ from naive import by_hand
 from unmask import sandbox
 from unmask.config.config import read_config
 from unmask.core.schedule import timestep
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.evaluation.benchmark import (
     Bench,
     Case,
@@ -26,7 +26,7 @@ from unmask.evaluation.benchmark import (
     passes_made,
     tokens_said,
 )
-from unmask.evaluation.evaluate import evaluate, wilson
+from unmask.evaluation.evaluate import evaluate, wilson_interval
 from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import sample
@@ -34,7 +34,7 @@ from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k
 from unmask.tasks.support.manner import D1, FIELD, JUSTGRPO
 from unmask.tasks.task import Grade, Task, prompt_ids
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 PROBLEMS = [{"question": f"What is {n}?", "answer": f"It is {n}. #### {n}"} for n in range(40)]
 
@@ -73,7 +73,7 @@ def letter_task() -> Task:
 def test_decodings_are_those_of_their_protocols() -> None:
     def told(manner, length):
         how = decoding_by(manner, length)
-        assert how.law.temperature == 0.0
+        assert how.sampling.temperature == 0.0
         return how.steps, how.block, how.attend_padding, how.stops
 
     assert [told(FIELD, n) for n in (128, 256, 512)] == [(n // 2, 32, False, True) for n in (128, 256, 512)]
@@ -85,17 +85,17 @@ def test_decodings_are_those_of_their_protocols() -> None:
 
 def test_batches_are_the_protocols_where_it_says_so() -> None:
     d1, ours = gsm8k.task(protocol="d1"), gsm8k.task()
-    assert [case.batch.most for case in cases_by_length(d1, [128, 512], None, Rows(32))] == [8, 4]
-    assert [case.batch.most for case in cases_by_length(ours, [128, 512], None, Rows(32))] == [32, 32]
+    assert [case.batch.most for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
+    assert [case.batch.most for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
 
 
 def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
     policy, task = load_model("tiny"), letter_task()
     bench = Bench(policy, task.rows("test", 6, 0))
-    case = Case(task, decoding_by(FIELD, 16), Rows(4))
+    case = Case(task, decoding_by(FIELD, 16), MicroBatch(4))
     line = measure(bench, case)
     prompts = [prompt_ids(policy, task, row) for row in bench.rows]
-    trace = case.how.sample(policy, prompts, torch.zeros(6, dtype=torch.long), Rows(64)).trace
+    trace = case.how.sample(policy, prompts, torch.zeros(6, dtype=torch.long), MicroBatch(64)).trace
     texts = [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -16:].tolist()]
     assert list(line.texts) == texts  # greedy: noise and batch do not matter
     points = sum(min(2, text.count("31")) for text in texts)
@@ -108,7 +108,7 @@ def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
 def test_pass_at_k_of_a_table_is_that_of_an_evaluation() -> None:
     policy, task = load_model("tiny"), TASKS["sudoku"]()
     rows, how = task.rows("test", 12, 0), Decoding(16, 8, 16)
-    line = measure(Bench(policy, rows, samples=4, law=how.law, seed=5), Case(task, how, Rows(5)))
+    line = measure(Bench(policy, rows, samples=4, sampling=how.sampling, seed=5), Case(task, how, MicroBatch(5)))
     expected = evaluate(policy, task, rows, how, samples=4, seed=5)
     assert line.sampled == expected.passes and 0 < line.sampled[1].value < line.sampled[4].value
     assert line.score == expected.greedy
@@ -119,14 +119,14 @@ def test_pass_at_k_of_a_table_is_that_of_an_evaluation() -> None:
 
 def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() -> None:
     policy, task = load_model("tiny"), TASKS["sudoku"]()
-    rows, law = task.rows("test", 6, 0), Law(0.7, top_k=3, top_p=0.9, guidance=1.0)
-    bench = Bench(policy, rows, samples=2, law=law, seed=1234567)
-    line = measure(bench, Case(task, decoding_by(FIELD, 16), Rows(8)))
+    rows, law = task.rows("test", 6, 0), TokenSampling(0.7, top_k=3, top_p=0.9, guidance=1.0)
+    bench = Bench(policy, rows, samples=2, sampling=law, seed=1234567)
+    line = measure(bench, Case(task, decoding_by(FIELD, 16), MicroBatch(8)))
     told = "2 at temperature 0.7, top_k 3, top_p 0.9, guidance 0.0, seed 1234567"
     assert (line.card["sampled"], line.card["guidance"]) == (told, 0)  # a protocol's line is not guided
-    how = replace(decoding_by(FIELD, 16), law=replace(law, guidance=0.0))
+    how = replace(decoding_by(FIELD, 16), sampling=replace(law, guidance=0.0))
     assert line.sampled == evaluate(policy, task, rows, how, 2, seed=1234567).passes
-    guided = card(bench, Case(task, Decoding(16, 8, 16, law=law), Rows(8)))
+    guided = card(bench, Case(task, Decoding(16, 8, 16, sampling=law), MicroBatch(8)))
     assert (guided["sampled"], guided["guidance"]) == (told.replace("guidance 0", "guidance 1"), 1)
 
 
@@ -137,15 +137,15 @@ def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() ->
         {"steps": 8, "block": 3},
         {"threshold": 0.4},
         {"schedule": timestep, "steps": 9},
-        {"steps": 6, "block": 4, "law": Law(0.0, guidance=1.0)},
+        {"steps": 6, "block": 4, "law": TokenSampling(0.0, guidance=1.0)},
     ],
 )
 def test_the_passes_counted_are_those_that_a_row_makes_alone(how: dict) -> None:
     policy = Net(ends=1.0)
-    how = {"length": 12, "law": Law(0.0), **how}
+    how = {"length": 12, "law": TokenSampling(0.0), **how}
     prompts = [[3, 4], [5], [3, 1, 6, 4], [6, 6]]
     trace = sample(policy, prompts, torch.arange(4), **how).trace
-    each = 2 if trace.law.guidance else 1
+    each = 2 if trace.sampling.guidance else 1
     expected = [each * by_hand(policy, p, i, order="low_confidence", **how).forwards for i, p in enumerate(prompts)]
     assert passes_made(trace) == expected and len(set(expected)) > 1
     for i, prompt in enumerate(prompts):
@@ -161,7 +161,7 @@ def test_the_card_changes_with_what_changes_a_number() -> None:
     rows, how = task.rows("test", 4, 0), decoding_by(FIELD, 16)
 
     def told(rows=rows, task=task, batch=4, **changes) -> dict:
-        return card(Bench(policy, rows), Case(task, replace(how, **changes), Rows(batch)))
+        return card(Bench(policy, rows), Case(task, replace(how, **changes), MicroBatch(batch)))
 
     first = told()
     assert first["model"] == "tiny" and first["dtype"] == "float32" and first["problems"] == 4
@@ -187,7 +187,7 @@ def test_the_command_prints_the_table_and_writes_scores_cards_and_answers(unmask
     (line,) = json.loads(out.read_text())
     task = TASKS["sudoku"]()
     solved = sum(task.solved(r, t) for r, t in zip(task.rows("test", 8, 0), line["answers"], strict=True))
-    assert (line["score"], line["low"], line["high"]) == pytest.approx(tuple(wilson(solved, 8)))
+    assert (line["score"], line["low"], line["high"]) == pytest.approx(tuple(wilson_interval(solved, 8)))
     assert line["card"]["protocol"] == "unmask" and f"{100 * line['score']:.1f} %" in said
     assert said.splitlines()[1].split() == ["length", "score", "pass@1", "pass@2", "passes", "tokens", "seconds"]
     assert f" {100 * line['pass@2']['value']:.1f} %" in said.splitlines()[2]
@@ -243,7 +243,9 @@ def test_the_card_tells_chat_templates_apart(bytes_llada: Path) -> None:
     policy, other = load_model(bytes_llada), load_model(bytes_llada)
     other.tokenizer.fast.chat_template = LLADA_TEMPLATE.replace("user", "human") + " "
     task = gsm8k.task()
-    one, two = (card(Bench(each, PROBLEMS[:2]), Case(task, decoding_by(FIELD, 8), Rows(2))) for each in (policy, other))
+    one, two = (
+        card(Bench(each, PROBLEMS[:2]), Case(task, decoding_by(FIELD, 8), MicroBatch(2))) for each in (policy, other)
+    )
     assert one["template"] == hashed(prompt_ids(policy, task, task.about.example)) != two["template"]
     assert {**one, "template": ""} == {**two, "template": ""}
 

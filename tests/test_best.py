@@ -11,13 +11,13 @@ from ranks_cases import toy_model, toy_task
 import unmask.training.run.training_run
 from unmask.config.config import Config, parse_config
 from unmask.config.sections import EvalConfig
-from unmask.evaluation.evaluate import Evaluation, Share
+from unmask.evaluation.evaluate import Evaluation, Proportion
 from unmask.models import load_model, save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
-from unmask.training.run.folder import Run, read_metrics
-from unmask.training.run.progress import Best, Progress, Skips, ending, progress_of
-from unmask.training.run.training_run import Result
+from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.training.run.progress import Best, RunProgress, Skips, ending, progress_of
+from unmask.training.run.training_run import TrainingResult
 
 
 class Cut(BaseException):
@@ -25,13 +25,13 @@ class Cut(BaseException):
 
 
 def evaluation(solved: float) -> Evaluation:
-    share = Share(solved, solved, solved)
+    share = Proportion(solved, solved, solved)
     return Evaluation(share, share, {1: share}, reward=solved, problems=2, samples=1)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     monkeypatch.setitem(TASKS, "toy", toy_task)
 
 
@@ -71,8 +71,8 @@ def alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def run(config: Config, folder: Path) -> Result:
-    return train(config, lambda: Run(folder, config.dump()))
+def run(config: Config, folder: Path) -> TrainingResult:
+    return train(config, lambda: RunFolder(folder, config.dump()))
 
 
 def test_the_best_weights_are_kept_beside_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_when_a_run_ends() -> None:
 
 
 def test_what_is_remembered_survives_json() -> None:
-    found = Progress(evaluation(0.1), Best(4, evaluation(0.5), since=3), 6, Skips(5, 2))
+    found = RunProgress(evaluation(0.1), Best(4, evaluation(0.5), since=3), 6, Skips(5, 2))
     assert progress_of(json.loads(json.dumps(found.data()))) == found
 
 

@@ -21,18 +21,18 @@ from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
 from unmask.training.loop import optimizer_of, resume, train
 from unmask.training.run.broken import FACTS, read
-from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
 from unmask.training.run.replay import replay
 from unmask.training.run.state import newest
-from unmask.training.update import NotFinite, Part, update
+from unmask.training.update import LossTerm, NotFinite, update
 from wording import mentions, naming
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
 
 
 def config_for(model: str, patience: int = 5, **more: object) -> Config:
@@ -42,7 +42,7 @@ def config_for(model: str, patience: int = 5, **more: object) -> Config:
 
 
 def run(config: Config, folder: Path) -> Path:
-    train(config, lambda: Run(folder, config.dump()))
+    train(config, lambda: RunFolder(folder, config.dump()))
     return folder
 
 
@@ -145,7 +145,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_goes_on(model: str, tmp
     config = config_for(model, patience=2, updates=6)
     with pytest.raises(ValueError, match=naming("2 updates", "skipped", "gradient")) as told:
         run(config, tmp_path / "run")
-    assert f"It is in {tmp_path / 'run' / 'broken' / '4'}; unmask.training.run.replay does it again" in str(told.value)
+    assert mentions(str(told.value), tmp_path / "run" / "broken" / "4", "replay")
     assert [row["step"] for row in strict(tmp_path / "run")] == [0, 1, 2, 3, 4]
     state, _ = newest(tmp_path / "run" / "state")
     assert state.step == 4 and state.facts["skips"] == [3, 2]
@@ -234,7 +234,7 @@ def test_the_library_raises_before_the_step(what: str) -> None:
         total = (logp_NL * probes.asked_NL).sum()
         return (total + worth if what == "loss" else total * worth), {}
 
-    part = Part(probes, torch.ones(2), torch.ones_like(probes.trace.logp_BL), objective)
+    part = LossTerm(probes, torch.ones(2), torch.ones_like(probes.trace.logp_BL), objective)
     before = [weight.clone() for weight in policy.parameters()]
     with pytest.raises(NotFinite, match=f"the {what} is not finite \\(loss {worth}, grad_norm ") as told:
         update(policy, optimizer, [part], 8, 1.0)

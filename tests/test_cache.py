@@ -13,14 +13,14 @@ from unmask.core.order import ORDERS, left_to_right, low_confidence, random
 from unmask.core.policy import Memory
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Trace, selected
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, select_traces
 from unmask.models.decoder import Decoder
 from unmask.rollout.cache import Cache, cache_of
 from unmask.rollout.engine import Engine, aligned
 from unmask.rollout.sample import row_seeds, sample
 from unmask.training.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = {
     "aligned": [[3, 4, 5, 6], [5] * 8, [3, 1, 6, 4], [9, 8, 7, 6, 5, 4, 3, 2]],
@@ -66,7 +66,7 @@ def rolled(policy: Decoder, prompts: list[list[int]], cached: Cache | None, seed
 
 ENDS = {"llama": 20, "qwen3": 22}
 LENGTHS = {4: 12, 8: 16, 2: 8, 6: 12}  # by block
-CAUSAL = {"law": Law(0.9, top_k=8), "record": Record(3, True)}
+CAUSAL = {"law": TokenSampling(0.9, top_k=8), "record": Record(3, True)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -89,8 +89,8 @@ def test_a_block_causal_model_is_rolled_out_with_a_cache_as_without_one(kind, pr
     "settings",
     [
         {"threshold": 0.3, "order": low_confidence},
-        {"law": Law(guidance=0.5)},
-        {"law": Law(0.0), "order": ORDERS["margin"]},
+        {"law": TokenSampling(guidance=0.5)},
+        {"law": TokenSampling(0.0), "order": ORDERS["margin"]},
         {"branch": Branch(2, 0.0)},
     ],
 )
@@ -145,7 +145,7 @@ WINDOWS = {  # completion: columns 4 .. 15 of 16; two steps a block
 def test_which_columns_are_computed(kind, refresh, guidance):
     policy = policy_of("llama", eos_id=-1)
     policy.passes.clear()
-    settings = {"length": 12, "block": 4, "steps": 6, "law": Law(guidance=guidance)}
+    settings = {"length": 12, "block": 4, "steps": 6, "law": TokenSampling(guidance=guidance)}
     rolled(policy, PROMPTS["one length"], cache_of(kind, refresh), **settings)
     wanted = [(one, 3) if isinstance(one, str) else one for one in WINDOWS[kind, refresh]]
     assert policy.passes == [one for one in wanted for _ in range(2 if guidance else 1)]
@@ -162,7 +162,7 @@ CASES = [(cached, facts, 0.0) for cached in CACHES for facts in FACTS] + [(Cache
 def test_a_row_that_waits_for_the_others_of_its_batch_is_what_it_is_alone(cached, facts, guidance):
     """It has finished a block early, and comes to the next with what is remembered of it."""
     policy = policy_of("llama", dtype=torch.float64, eos_id=ENDS["llama"], **facts)
-    prompts, law = PROMPTS["aligned"] + PROMPTS["misaligned"], Law(0.7, top_k=6, guidance=guidance)
+    prompts, law = PROMPTS["aligned"] + PROMPTS["misaligned"], TokenSampling(0.7, top_k=6, guidance=guidance)
     settings = {"length": 16, "block": 4, "threshold": 0.3, "law": law, "cache": cached, "branch": Branch(2, 0.0)}
     seed_B = row_seeds(5, len(prompts))
     trace, branches = sample(policy, prompts, seed_B, **settings)
@@ -170,7 +170,10 @@ def test_a_row_that_waits_for_the_others_of_its_batch_is_what_it_is_alone(cached
     assert len({len({*steps}) for row in steps_BKW.tolist() for steps in row if NEVER not in steps}) >= 3
     for b, prompt in enumerate(prompts):
         alone = sample(policy, [prompt], seed_B[[b]], **settings)
-        for row, own in ((selected(trace, [b]), alone.trace), (selected(branches, branches.group_B == b), alone[1])):
+        for row, own in (
+            (select_traces(trace, [b]), alone.trace),
+            (select_traces(branches, branches.group_B == b), alone[1]),
+        ):
             assert torch.equal(row.tokens_BL[:, -16:], own.tokens_BL[:, -16:])
             assert torch.equal(row.step_BL[:, -16:], own.step_BL[:, -16:])
             assert_close(row.logp_BL[:, -16:], own.logp_BL[:, -16:], 1e-12)
@@ -259,15 +262,17 @@ def mixed_pass(policy: Decoder, old_L: Tensor, new_L: Tensor, inside_L: Tensor) 
 # The mismatch
 
 
-CUTS = [Law(), Law(0.8), Law(1.3, top_k=5, top_p=0.9)]
+CUTS = [TokenSampling(), TokenSampling(0.8), TokenSampling(1.3, top_k=5, top_p=0.9)]
 
 
 @pytest.mark.parametrize("law", CUTS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_without_a_cache_a_replay_gives_the_log_probabilities_themselves(order, law):
     policy = policy_of("llama")
-    trace = rolled(policy, PROMPTS["misaligned"], None, length=8, block=4, steps=6, law=law, order=ORDERS[order]).trace
-    exact_BL = replayed(policy, trace, Rows(7))
+    trace = rolled(
+        policy, PROMPTS["misaligned"], None, length=8, block=4, steps=6, sampling=law, order=ORDERS[order]
+    ).trace
+    exact_BL = replayed(policy, trace, MicroBatch(7))
     assert_close(exact_BL, trace.logp_BL, 2e-6)
     metrics = mismatch_metrics(trace, exact_BL)
     assert 0 <= metrics["train/cache_mismatch"] <= metrics["train/cache_mismatch_max"] < 2e-6
@@ -284,8 +289,8 @@ def log_probability(policy: Decoder, trace: Trace, row: int, column: int) -> flo
     ][first:]
     logits_V = policy(torch.tensor([state]), None, torch.tensor([column - first]))[0].double()
     logits_V[MASK] = -torch.inf
-    logq_V = (logits_V / trace.law.temperature).log_softmax(-1)
-    if trace.law.truncated:
+    logq_V = (logits_V / trace.sampling.temperature).log_softmax(-1)
+    if trace.sampling.truncated:
         kept = trace.seen["kept"][row, column - trace.tokens_BL.shape[1]]
         logq_V = logq_V - logq_V[kept[kept >= 0]].logsumexp(0)
     return float(logq_V[trace.tokens_BL[row, column]])
@@ -295,8 +300,8 @@ def log_probability(policy: Decoder, trace: Trace, row: int, column: int) -> flo
 @pytest.mark.parametrize("cached", [Cache(True), Cache(False, 2)])
 def test_the_mismatch_of_a_cached_rollout_is_what_a_loop_finds(cached, law):
     policy = policy_of("llama")
-    trace = rolled(policy, PROMPTS["misaligned"], cached, length=8, block=4, steps=6, law=law).trace
-    exact_BL, apart = replayed(policy, trace, Rows(5)), []
+    trace = rolled(policy, PROMPTS["misaligned"], cached, length=8, block=4, steps=6, sampling=law).trace
+    exact_BL, apart = replayed(policy, trace, MicroBatch(5)), []
     weight_BL, whole_BL = truncated_weights(trace, exact_BL, 1.05), truncated_weights(trace, exact_BL, torch.inf)
     for row, column in trace.filled_BL.nonzero().tolist():
         exact, sampled = log_probability(policy, trace, row, column), float(trace.logp_BL[row, column])
@@ -317,9 +322,9 @@ def test_weighted_by_the_ratio_what_a_cache_draws_is_what_the_policy_would(cache
     """Two positions, five words, from left to right. The first step is a full pass. At the second every word is drawn
     by some row, so its recorded probabilities are all of the cached law; weighted, they add up to the policy's own."""
     policy = decoder(vocabulary=6, mask_id=5, eos_id=-1, seed=2)
-    law, value = Law(2.0), torch.rand(5, 5, generator=generator(), dtype=torch.float64).tolist()
-    trace = rolled(policy, [[3, 4, 2]] * 3000, cached, length=2, order=left_to_right, law=law).trace
-    weight_BL = truncated_weights(trace, replayed(policy, trace, Rows(6000)), torch.inf)
+    law, value = TokenSampling(2.0), torch.rand(5, 5, generator=generator(), dtype=torch.float64).tolist()
+    trace = rolled(policy, [[3, 4, 2]] * 3000, cached, length=2, order=left_to_right, sampling=law).trace
+    weight_BL = truncated_weights(trace, replayed(policy, trace, MicroBatch(6000)), torch.inf)
     cached_of, weight_of = {}, {}
     for row in range(len(trace)):
         pair = tuple(trace.tokens_BL[row, 3:].tolist())

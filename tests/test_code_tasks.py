@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from unmask import sandbox
 from unmask.tasks.benchmarks import humaneval, mbpp
@@ -192,7 +191,7 @@ def test_many_completions_are_judged_together_and_once(monkeypatch):
     counted = []
     real = sandbox.run_many
     monkeypatch.setattr(sandbox, "run_many", lambda jobs: counted.append(len(jobs)) or real(jobs))
-    bench = programs.Bench(lambda row, program: mbpp.job(row, program, 5.0))
+    bench = programs.ProgramRunner(lambda row, program: mbpp.job(row, program, 5.0))
     texts = [SUM["code"], "def sum(a, b): return 3", SUM["code"]]
     assert [[v.passed for v in each] for each in bench.verdicts([SUM] * 3, texts)] == [
         [True] * 3,
@@ -282,7 +281,7 @@ def test_references_pass_and_mutants_fail(task, path, always):
     rng = random.Random(1)
     rows = lines(path)
     chosen = [row for row in rows if row["task_id"] in always] + rng.sample(rows, 30)
-    bench = programs.Bench(lambda row, program: task.job(row, program, 30.0))
+    bench = programs.ProgramRunner(lambda row, program: task.job(row, program, 30.0))
     solution = task.PROTOCOLS["unmask"].solution
     completed = [task.PROTOCOLS["unmask"].program(row, solution(row)) for row in chosen]
     for row, verdicts in zip(chosen, bench.verdicts(chosen, completed), strict=True):

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from unmask.config.config import Config, parse_config
-from unmask.studies.compare import compare as compare_module
-from unmask.studies.compare import report as compare_report
-from unmask.studies.compare import worker as compare_worker
+from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
 from unmask.studies.compare.cells import (
     Settings,
     Variant,
@@ -25,7 +23,7 @@ from unmask.studies.compare.cells import (
     write_json,
 )
 from unmask.studies.compare.compare import SWEEP_SEEDS, compare
-from unmask.studies.compare.pool import Event, Job
+from unmask.studies.compare.pool import CellJob, Event
 from unmask.studies.compare.worker import result_of
 from unmask.training.run import training_run as keeper
 from wording import mentions
@@ -83,11 +81,11 @@ class MadeUp:
     """In the place of run_jobs: writes what a run would, from its configuration alone."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trained: list[Job] = []
+        self.trained: list[CellJob] = []
         monkeypatch.setattr(compare_module, "run_jobs", self.run)
         monkeypatch.setattr(compare_report, "draw", lambda *_: None)  # which takes longer than the tests
 
-    def run(self, jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
+    def run(self, jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Event]:
         for job in jobs:
             self.trained.append(job)
             shutil.rmtree(job.folder, ignore_errors=True)

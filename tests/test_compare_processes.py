@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 from test_compare import DIES, SHORT
 
-from unmask.studies.compare import compare as compare_module
-from unmask.studies.compare import pool as compare_pool
-from unmask.studies.compare import report as compare_report
+from unmask.studies.compare import compare as compare_module, pool as compare_pool, report as compare_report
 from unmask.studies.compare.cells import Settings, Variant
 from unmask.studies.compare.compare import compare
-from unmask.studies.compare.pool import Job, run_jobs, threads_of
+from unmask.studies.compare.pool import CellJob, run_jobs, threads_of
 from unmask.studies.compare.report import markdown, redraw
 
 GRID = {"methods": ["wd1"], "plugins": ["none", f"dps:{DIES}"]}
@@ -98,7 +96,7 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     assert logs[0] == logs[1] == logs[2] and len(logs[0]) == 3 + 4  # updates; evaluations before, between and after
 
     # Cells of both, put together by copying, are a whole grid: nothing is left to run but what failed.
-    merged, wanted = tmp_path / "merged", list[Job]()
+    merged, wanted = tmp_path / "merged", list[CellJob]()
     for number, folder in enumerate(sorted(cells.iterdir())):
         shutil.copytree((killed if number % 2 else whole) / "cells" / folder.name, merged / "cells" / folder.name)
     monkeypatch.setattr(compare_module, "run_jobs", lambda jobs, workers, keep: iter(wanted.extend(jobs) or ()))
@@ -128,7 +126,7 @@ for line in sys.stdin:
         return plain([sys.executable, "-c", dies_at_2], **how)
 
     monkeypatch.setattr(compare_pool.subprocess, "Popen", started)
-    jobs = [Job("x", seed, tmp_path / str(seed), {"seed": seed}, 1.0) for seed in range(5)]
+    jobs = [CellJob("x", seed, tmp_path / str(seed), {"seed": seed}, 1.0) for seed in range(5)]
     events = list(run_jobs(jobs, 1, keep=False))
     ends = {event.job.seed: event.error for event in events if event.share == 1.0}
     assert ends.pop(2).startswith("its process ended with code 7") and "code 7" in jobs[2].result()["error"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask.models import load_model
-from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
+from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
 
 compilable = shutil.which("c++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 pytestmark = [
@@ -29,7 +29,7 @@ def test_old_answers_the_reference_and_new_answers_are_bit_for_bit_those_of_the_
     policy, plain = (load_model("tiny", dtype=torch.bfloat16) for _ in range(2))
     for each in (policy, plain):
         add_adapter(each, LoraOptions(rank=4), seed=0)
-    reference = Unmoved(policy, alike=True)
+    reference = ReferencePolicy(policy, alike=True)
     policy.compile_layers()
     new_QV = policy(*asked(policy))
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_the_layers_as_written() -> None:
         if compiled and not policy.compiled:
             policy.compile_layers()
         policy(*asked(policy)).log_softmax(-1)[:, 7].sum().backward()
-        found.append(torch.cat([weight.grad.flatten() for weight in trainable(policy)]))
+        found.append(torch.cat([weight.grad.flatten() for weight in trainable_parameters(policy)]))
         policy.zero_grad()
     scale = found[0].abs().max()
     assert all((other - found[0]).abs().max() < 1e-5 * scale for other in found[1:])

@@ -6,9 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import (
     MASK,
@@ -31,8 +29,8 @@ from unmask.core.probes import ask, fully_masked, unit_likelihood
 from unmask.core.schedule import timestep
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
-from unmask.core.token_sampling import plain_law
-from unmask.core.trace import everything, state_before
+from unmask.core.token_sampling import token_logprobs
+from unmask.core.trace import all_tokens, state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, sml
 from unmask.methods.daca import (
     LAYOUTS,
@@ -158,7 +156,7 @@ def test_sml_keeps_the_base_but_for_its_estimator_and_a_trust_region():
 
 
 def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
-    policy, rollouts = rollout(counted=everything)
+    policy, rollouts = rollout(counted=all_tokens)
     with pytest.raises(ValueError, match="agrpo is defined by the states it asks at, and SML would replace them"):
         sml(agrpo())
     both, half = (parts_of(method, rollouts, generator(), moved(policy)) for method in (daca(agrpo()), dps(agrpo())))
@@ -355,7 +353,9 @@ def test_own_progress_counts_from_the_first_state_also_where_steps_commit_nothin
     for b, i in trace.filled_BL.nonzero().tolist():
         at = torch.tensor([b * trace.tokens_BL.shape[1] + i])
         said = [
-            plain_law(policy(state_before(trace, step), trace.attended_BL, at), trace.mask_id)[0, trace.tokens_BL[b, i]]
+            token_logprobs(policy(state_before(trace, step), trace.attended_BL, at), trace.mask_id)[
+                0, trace.tokens_BL[b, i]
+            ]
             for step in (int(trace.step_BL[b, i]), 0)
         ]
         assert_close(score_BL[b, i], said[0] - said[1], 1e-9)

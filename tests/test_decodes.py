@@ -20,13 +20,13 @@ from unmask.core.order import ORDERS, low_confidence, surest_position
 from unmask.core.probes import ask, every_step
 from unmask.core.schedule import even, timestep
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, state_before
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import row_seeds, sample
-from unmask.util.metering import Meter, metered
+from unmask.util.metering import Meter, count_passes
 from wording import naming
 
 PARITY = Path(__file__).parents[2] / "shared/data/parity"
@@ -56,9 +56,9 @@ def settings_of(theirs: dict, prompt: int) -> dict:
     if "gen_length" in theirs:
         assert theirs["remasking"] == "low_confidence"
         shape = {"length": theirs["gen_length"], "block": theirs["block_length"], "order": low_confidence}
-        return shape | {"steps": theirs["steps"], "law": Law(0.0, guidance=theirs["cfg_scale"])}
+        return shape | {"steps": theirs["steps"], "law": TokenSampling(0.0, guidance=theirs["cfg_scale"])}
     assert theirs["alg_temp"] == 0 and theirs["eps"] == 1e-3
-    law = Law(0.0, top_k=theirs["top_k"] or 0, top_p=theirs["top_p"] or 1.0)
+    law = TokenSampling(0.0, top_k=theirs["top_k"] or 0, top_p=theirs["top_p"] or 1.0)
     shape = {"length": theirs["max_length"] - prompt, "steps": theirs["steps"], "schedule": timestep}
     return shape | {"law": law, "order": ORDERS[DREAMS[theirs["alg"]]]}
 
@@ -176,7 +176,7 @@ def small(name: str):
     return {"decoder": decoder, "net": lambda: Net(1, ends=1.0)}[name]()
 
 
-@pytest.mark.parametrize("law", [Law(), Law(0.8, top_k=4), Law(0.0)])
+@pytest.mark.parametrize("law", [TokenSampling(), TokenSampling(0.8, top_k=4), TokenSampling(0.0)])
 @pytest.mark.parametrize("block", [3, 6])
 @pytest.mark.parametrize("order", LEVELS)
 @pytest.mark.parametrize(("name", "tolerance"), [("decoder", 1e-6), ("net", 1e-12)])
@@ -186,7 +186,7 @@ def test_decoding_by_threshold_is_the_plain_loop(name, tolerance, order, block, 
     trace = sample(policy, PROMPTS, SEED_B, order=ORDERS[order], **shape).trace
     assert_by_hand(trace, rows, tolerance)
     assert trace.steps == 6
-    if law == Law() and name == "decoder":
+    if law == TokenSampling() and name == "decoder":
         at_once = [row.steps.count(step) for row in rows for step in set(row.steps) - {NEVER}]
         assert 1 in at_once and max(at_once) > 1  # some steps commit the surest alone, some more
 
@@ -232,7 +232,7 @@ def written(trace: Trace) -> list[tuple[int, int]]:
 def test_a_row_goes_through_the_model_at_the_steps_that_write_something_of_it_and_at_no_other(block, threshold, cached):
     """Counted by the meter. With a cache the first pass of a block is whole, the others are as wide as the block."""
     shape = {"length": 12, "block": block, "order": surest_position, "threshold": threshold, "cache": cached}
-    with metered(meter := Meter()):
+    with count_passes(meter := Meter()):
         trace = sample(small("decoder"), PROMPTS * 3, row_seeds(11, 15), **shape).trace
     found = written(trace)
     needed = Counter((b, step // block) for b, step in found)
@@ -280,30 +280,32 @@ def test_thresholds_that_mean_nothing_are_refused(order, threshold, limits):
 
 
 @pytest.mark.parametrize("shape", [{"length": 6, "block": 3}, {"length": 5, "steps": 2}])
-@pytest.mark.parametrize("law", [Law(guidance=0.5), Law(0.7, top_p=0.8, guidance=2.0), Law(0.0, guidance=1.0)])
+@pytest.mark.parametrize(
+    "law", [TokenSampling(guidance=0.5), TokenSampling(0.7, top_p=0.8, guidance=2.0), TokenSampling(0.0, guidance=1.0)]
+)
 @pytest.mark.parametrize(("name", "tolerance"), [("decoder", 3e-6), ("net", 1e-12)])
 def test_guidance_is_two_passes_put_together(name, tolerance, law, shape):
     policy = small(name)
     rows = [
-        by_hand(policy, p, seed, order="low_confidence", law=law, **shape)
+        by_hand(policy, p, seed, order="low_confidence", sampling=law, **shape)
         for p, seed in zip(PROMPTS, SEED_B.tolist(), strict=True)
     ]
-    assert_by_hand(sample(policy, PROMPTS, SEED_B, law=law, **shape).trace, rows, tolerance)
+    assert_by_hand(sample(policy, PROMPTS, SEED_B, sampling=law, **shape).trace, rows, tolerance)
 
 
 def test_guidance_takes_two_passes_and_none_takes_one():
     counts = []
     for guidance in (0.0, 1e-9):
         policy = Net(1, ends=-50.0)
-        trace = sample(policy, PROMPTS, SEED_B, length=4, law=Law(guidance=guidance)).trace
+        trace = sample(policy, PROMPTS, SEED_B, length=4, sampling=TokenSampling(guidance=guidance)).trace
         counts.append((len(policy.calls), trace.tokens_BL.tolist()))
     assert [count for count, _ in counts] == [4, 8] and counts[0][1] == counts[1][1]
 
 
 def test_a_guided_trace_is_not_asked_about():
     policy = small("net")
-    trace = sample(policy, PROMPTS, SEED_B, length=4, law=Law(guidance=0.5)).trace
+    trace = sample(policy, PROMPTS, SEED_B, length=4, sampling=TokenSampling(guidance=0.5)).trace
     with pytest.raises(ValueError, match=naming("guided", "likelihood")):
         ask(policy, every_step(trace, torch.Generator()))
     with pytest.raises(ValueError, match=naming("guidance", -1)):
-        Law(guidance=-1)
+        TokenSampling(guidance=-1)

@@ -34,7 +34,7 @@ from unmask.methods import (
     unigrpo,
     wd1,
 )
-from unmask.training.update import Part
+from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
     TablePolicy,
@@ -92,11 +92,11 @@ class Uphill:
             ]
         )
 
-    def _part(self, method: Method, probes: Probes, advantage_B: Tensor, credit_BL: Tensor) -> Part:
+    def _part(self, method: Method, probes: Probes, advantage_B: Tensor, credit_BL: Tensor) -> LossTerm:
         with torch.no_grad():
             reference_NL = ask(self.world.policy, probes) if method.kl else None
         kl = (reference_NL, method.kl, method.divergence)
-        return Part(probes, advantage_B * self.weight_B, credit_BL, method.objective, None, *kl)
+        return LossTerm(probes, advantage_B * self.weight_B, credit_BL, method.objective, None, *kl)
 
     def of_branches(self, method: Method) -> Tensor:
         branches, weight_B, _ = every_branch(self.world, self.paths, method.branch.branch)

@@ -16,7 +16,7 @@ from unmask.models import load_model, save, tiny_policy
 from unmask.models.checkpoint import SUMS
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter
 from unmask.training.loop import resume
-from unmask.training.run.folder import Run
+from unmask.training.run.folder import RunFolder
 from unmask.training.run.state import newest, write
 from unmask.util.files import write_whole
 
@@ -38,9 +38,9 @@ def test_a_run_folder_has_its_whole_configuration_or_none(model: str, tmp_path: 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
         with pytest.raises(OSError, match="No space left"):
-            Run(tmp_path / "run", config_for(model).dump())
+            RunFolder(tmp_path / "run", config_for(model).dump())
     assert list((tmp_path / "run").iterdir()) == []
-    Run(tmp_path / "run", config_for(model).dump())  # once there is room
+    RunFolder(tmp_path / "run", config_for(model).dump())  # once there is room
 
 
 def altered(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
@@ -135,16 +135,16 @@ def test_another_number_of_threads_is_told(model: str, tmp_path: Path, monkeypat
 
 
 def test_what_a_killed_process_had_begun_to_write_is_cleared_away(model: str, tmp_path: Path) -> None:
-    folder = Run(tmp_path / "run", config_for(model).dump()).folder
+    folder = RunFolder(tmp_path / "run", config_for(model).dump()).folder
     before = sorted(folder.iterdir())
     (folder / ".finished.json.77.partial").touch()
     (folder / ".checkpoint.partial").mkdir()
-    Run.reopened(folder, {})
+    RunFolder.reopened(folder, {})
     assert sorted(folder.iterdir()) == before
 
 
 def test_a_folder_named_stop_is_no_wish(model: str, tmp_path: Path) -> None:
-    made = Run(tmp_path / "run", config_for(model).dump())
+    made = RunFolder(tmp_path / "run", config_for(model).dump())
     (tmp_path / "run" / "stop").mkdir()
     assert not made.wished_to_stop()
     (tmp_path / "run" / "stop").rmdir()

@@ -24,7 +24,7 @@ from unmask.core.specs import Branch, Record
 from unmask.core.trace import state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.rollout.sample import sample
-from unmask.training.update import part_loss
+from unmask.training.update import term_loss
 
 
 def rollout(method, ends=1.0, **settings):
@@ -62,7 +62,7 @@ def test_the_branch_term_is_its_loop_over_states_fillings_and_newly_filled_token
                     term = term + kl * (d.exp() - d - 1)
                 loss = loss + 0.7 * term / (len(states) * branches * 6)
     assert len(states) > 4 and len(cases) == 4
-    found = part_loss(part, logp_NL)[0]
+    found = term_loss(part, logp_NL)[0]
     assert_close(loss_and_slope(found, logp_NL, part.probes), loss_and_slope(loss, logp_NL, part.probes))
 
 
@@ -135,7 +135,7 @@ def test_daca_and_dispo_commute(name):
 
 @pytest.mark.parametrize("lateness", [-4.0, 0.0, 1.0, 4.0])
 def test_a_branch_step_is_drawn_in_proportion_to_a_power_of_its_place(lateness):
-    law_T, weight = Branch(2, lateness).step_law(5), [((t + 1) / 5) ** lateness for t in range(5)]
+    law_T, weight = Branch(2, lateness).step_probabilities(5), [((t + 1) / 5) ** lateness for t in range(5)]
     assert law_T.tolist() == pytest.approx([w / sum(weight) for w in weight])
     rows, never_ends = 3000, Net(1, ends=-99.0)
     _, twigs = sample(never_ends, [[3]] * rows, torch.arange(rows), length=5, branch=Branch(2, lateness))

@@ -24,7 +24,7 @@ import typer
 
 from unmask.cli.main import UsageError, app, main
 from unmask.config.config import read_config
-from unmask.training.run.folder import Run
+from unmask.training.run.folder import RunFolder
 
 UNMASK: Any = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
@@ -180,7 +180,7 @@ def ours(words: list[str], folder: Path) -> None:
     for word in rest:
         run = Path(word).parent if word.endswith("/config.yaml") else Path(word)
         if run.parts[:1] == ("runs",) and not run.suffix and str(run) not in written and not run.exists():
-            Run(run, read_config(None, ["task=sudoku"]).dump())
+            RunFolder(run, read_config(None, ["task=sudoku"]).dump())
     with suppress(Closed, typer.Exit):
         UNMASK.main(words, prog_name="unmask", standalone_mode=False)
 

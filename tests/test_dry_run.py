@@ -26,7 +26,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("safetensors.safe_open", "safetensors.torch.load_file", "unmask.models.load.fill",
                  "unmask.models.tiny.fill", "torch.cuda.is_available", "torch._C._cuda_init",
-                 "socket.socket.connect", "unmask.training.run.folder.Run.__init__"):  # fmt: skip
+                 "socket.socket.connect", "unmask.training.run.folder.RunFolder.__init__"):  # fmt: skip
         monkeypatch.setattr(name, forbidden, raising=False)
 
 

@@ -18,24 +18,24 @@ from unmask.core.probes import ask, every_step, one_shot
 from unmask.core.schedule import timestep
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law, uniforms
+from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import state_before
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts, _Walk, in_batches, row_seeds, sample
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
 SEED_B = row_seeds(3, len(PROMPTS))
 SHAPES = {
     "one a step": {"length": 6},
-    "all at once": {"length": 5, "steps": 1, "law": Law(1.3)},
-    "remainder": {"length": 8, "steps": 3, "law": Law(0.7)},
-    "blocks": {"length": 8, "steps": 4, "block": 4, "law": Law(0.8, top_p=0.7)},
-    "blocks with a remainder": {"length": 10, "steps": 4, "block": 5, "law": Law(1.5, top_k=4)},
-    "blocks of one": {"length": 4, "steps": 4, "block": 1, "law": Law(1.2, top_k=5, top_p=0.6)},
+    "all at once": {"length": 5, "steps": 1, "law": TokenSampling(1.3)},
+    "remainder": {"length": 8, "steps": 3, "law": TokenSampling(0.7)},
+    "blocks": {"length": 8, "steps": 4, "block": 4, "law": TokenSampling(0.8, top_p=0.7)},
+    "blocks with a remainder": {"length": 10, "steps": 4, "block": 5, "law": TokenSampling(1.5, top_k=4)},
+    "blocks of one": {"length": 4, "steps": 4, "block": 1, "law": TokenSampling(1.2, top_k=5, top_p=0.6)},
     "by timestep": {"length": 8, "steps": 5, "schedule": timestep},
-    "greedy": {"length": 8, "steps": 6, "block": 4, "law": Law(0.0)},
-    "greedy, cut": {"length": 6, "steps": 4, "law": Law(0.0, top_k=4, top_p=0.8)},
+    "greedy": {"length": 8, "steps": 6, "block": 4, "law": TokenSampling(0.0)},
+    "greedy, cut": {"length": 6, "steps": 4, "law": TokenSampling(0.0, top_k=4, top_p=0.8)},
 }
 
 
@@ -65,7 +65,10 @@ def test_among_those_rows_some_retire_and_some_do_not(name):
     assert 10 < retired_B.sum() < len(retired_B) - 10
 
 
-@pytest.mark.parametrize("law", [Law(), Law(1.2, top_k=9, top_p=0.9), Law(0.9, guidance=0.5), Law(0.0)])
+@pytest.mark.parametrize(
+    "law",
+    [TokenSampling(), TokenSampling(1.2, top_k=9, top_p=0.9), TokenSampling(0.9, guidance=0.5), TokenSampling(0.0)],
+)
 @pytest.mark.parametrize("lateness", [0.0, 2.0])
 def test_branches_are_visited_states_filled_in_by_a_plain_loop(law, lateness):
     """The step is drawn in proportion to ((t + 1) / T) ** lateness; rows that have ended by then have no branches."""
@@ -99,7 +102,7 @@ FULL = {
     "length": 8,
     "steps": 6,
     "block": 4,
-    "law": Law(1.2, top_k=9, top_p=0.9),
+    "law": TokenSampling(1.2, top_k=9, top_p=0.9),
     "order": low_confidence,
     "record": Record(top=4, entropy=True),
     "branch": Branch(3, 1.0),
@@ -116,12 +119,12 @@ def exact():
 def test_the_number_of_rows_at_a_time_changes_nothing(exact, rows):
     group_B = torch.tensor([4, 4, 4, 9, 9, 9])
     whole = sample(exact, PROMPTS, SEED_B, group_B=group_B, **FULL)
-    found = in_batches(partial(sample, exact, **FULL), PROMPTS, SEED_B, group_B, Rows(rows))
+    found = in_batches(partial(sample, exact, **FULL), PROMPTS, SEED_B, group_B, MicroBatch(rows))
     assert_same(found, whole)
     assert {1, 4, 5} <= set(found.branches.group_B.tolist())
 
 
-@pytest.mark.parametrize("law", [Law(), FULL["law"], Law(0.0, top_k=3)])
+@pytest.mark.parametrize("law", [TokenSampling(), FULL["law"], TokenSampling(0.0, top_k=3)])
 @pytest.mark.parametrize("fitting", [1, 2, 3])
 def test_the_number_of_positions_whose_logits_fit_changes_nothing(exact, monkeypatch, law, fitting):
     settings = FULL | {"law": law}
@@ -144,7 +147,7 @@ def test_the_number_of_positions_whose_logits_fit_changes_nothing(exact, monkeyp
         assert (piece - value).norm() <= 1e-12 * value.norm()
 
 
-@pytest.mark.parametrize("law", [Law(), FULL["law"]])
+@pytest.mark.parametrize("law", [TokenSampling(), FULL["law"]])
 @pytest.mark.parametrize("cached", [None, Cache(True), Cache(False), Cache(True, 2)])
 @pytest.mark.parametrize("threshold", [None, 0.3])
 def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, cached, threshold):
@@ -246,16 +249,22 @@ def waits(monkeypatch, policy, **settings) -> list[str]:
     return noted
 
 
-LAWS = [Law(0.7), Law(0.0), Law(top_k=3), Law(0.0, top_k=99), Law(guidance=0.5)]
+LAWS = [
+    TokenSampling(0.7),
+    TokenSampling(0.0),
+    TokenSampling(top_k=3),
+    TokenSampling(0.0, top_k=99),
+    TokenSampling(guidance=0.5),
+]
 
 
 @pytest.mark.parametrize(
-    ("order", "law"), [(order, Law()) for order in ORDERS] + [("low_confidence", law) for law in LAWS]
+    ("order", "law"), [(order, TokenSampling()) for order in ORDERS] + [("low_confidence", law) for law in LAWS]
 )
 def test_no_step_waits_for_the_device(monkeypatch, order, law):
     policy = policy_of("decoder")
-    assert waits(monkeypatch, policy, law=law, order=ORDERS[order]) == []
-    assert waits(monkeypatch, policy, law=law, order=ORDERS[order], cache=Cache(refresh=2)) == []
+    assert waits(monkeypatch, policy, sampling=law, order=ORDERS[order]) == []
+    assert waits(monkeypatch, policy, sampling=law, order=ORDERS[order], cache=Cache(refresh=2)) == []
 
 
 def test_no_cached_step_of_a_block_causal_model_waits_for_the_device(monkeypatch):
@@ -282,7 +291,7 @@ def test_by_threshold_the_device_is_asked_once_before_a_step_while_something_is_
 
 def test_waiting_would_be_noticed(monkeypatch):
     policy = policy_of("decoder")
-    assert {"_local_scalar_dense"} <= set(waits(monkeypatch, policy, law=Law(top_p=0.5)))
+    assert {"_local_scalar_dense"} <= set(waits(monkeypatch, policy, sampling=TokenSampling(top_p=0.5)))
     for order, name in (
         (lambda look: torch.tensor(look.noise_Q.tolist()), "tolist"),
         (lambda look: look.noise_Q if look.noise_Q.sum() >= 0 else look.column_Q, "_local_scalar_dense"),
@@ -291,7 +300,7 @@ def test_waiting_would_be_noticed(monkeypatch):
         assert name in waits(monkeypatch, policy, order=order)
 
 
-@pytest.mark.parametrize("law", [Law(), FULL["law"]])
+@pytest.mark.parametrize("law", [TokenSampling(), FULL["law"]])
 def test_logits_exist_for_a_piece_of_the_positions_only_and_noise_for_none_of_the_words(monkeypatch, law):
     """In a rollout with branches, and in going back through what it and they are asked."""
     policy = decoder()

@@ -12,14 +12,13 @@ from unmask.config.config import Config, parse_config
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.decoder import Decoder
 from unmask.models.load import KNOWN, outline
-from unmask.models.lora import LoraOptions, add_adapter, save_adapter, trainable
+from unmask.models.lora import LoraOptions, add_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import TinyShape
 from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import estimate, network_of
-from unmask.tasks.scoring import Judged
-from unmask.training import batch as batch_module
-from unmask.training import loop as train_module
-from unmask.training.run.folder import Run
+from unmask.tasks.scoring import Scores
+from unmask.training import batch as batch_module, loop as train_module
+from unmask.training.run.folder import RunFolder
 
 # --- passes ---------------------------------------------------------------------------------------------------------
 
@@ -71,10 +70,10 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         logits_QV = plain["head"](policy, hidden_QD)
         return logits_QV - 1e4 * (torch.arange(logits_QV.shape[1]) == policy.eos_id)
 
-    def judged(task: Any, rows: Any, texts: Any, *_: Any) -> Judged:
+    def judged(task: Any, rows: Any, texts: Any, *_: Any) -> Scores:
         rng = torch.Generator().manual_seed(len(rows))
         reward_B = torch.rand(len(rows), dtype=torch.float64, generator=rng)
-        return Judged(reward_B, torch.zeros(len(rows), dtype=torch.bool), {}, [])
+        return Scores(reward_B, torch.zeros(len(rows), dtype=torch.bool), {}, [])
 
     for name, function in (("hidden", whole("hidden")), ("remember", whole("remember"))):
         monkeypatch.setattr(Decoder, name, function)
@@ -86,8 +85,8 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(train_module, name, within(called, getattr(train_module, name)))
     monkeypatch.setattr("unmask.training.setup.load_model", within("loading", load_model))  # which asks a few positions
     monkeypatch.setattr(train_module, "scorer_gap", lambda *_: 0.0)  # eight states, which a dry run does not count
-    monkeypatch.setattr(Run, "draw", lambda run: None)
-    train_module.train(config, lambda: Run(folder, config.dump()))
+    monkeypatch.setattr(RunFolder, "draw", lambda run: None)
+    train_module.train(config, lambda: RunFolder(folder, config.dump()))
     noted.pop("loading", None)
     return noted
 
@@ -158,7 +157,7 @@ def test_weights_are_counted_as_in_the_real_model(small: str, tmp_path: Path) ->
         policy, found = load_model(name), estimate(parse_config({"model": name, "device": "cpu"}))
         assert found.network.parameters == found.network.trained == sum(w.numel() for w in policy.parameters())
     add_adapter(policy, LoraOptions(rank=3, targets=("q_proj", "down_proj")), seed=0)
-    count = sum(weight.numel() for weight in trainable(policy))
+    count = sum(weight.numel() for weight in trainable_parameters(policy))
     options = {"rank": 3, "targets": ["q_proj", "down_proj"]}
     with pytest.raises(ValueError, match="lora: has options, but no new adapter"):
         estimate(parse_config({"model": small, "lora": options, "device": "cpu"}))

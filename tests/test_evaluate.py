@@ -7,19 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluation.evaluate import evaluate, mean_share, mixed_at, pass_at, wilson
+from unmask.evaluation.evaluate import evaluate, mean_proportion, mixed_at_k, pass_at_k, wilson_interval
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS, Task
-from unmask.tasks.scoring import judged
+from unmask.tasks.scoring import score
 
 
 def test_wilson_holds_the_shares_that_a_score_test_does_not_reject() -> None:
     hits, total, z = 7, 20, 1.959963984540054
-    share = wilson(hits, total)
+    share = wilson_interval(hits, total)
     for edge in (share.low, share.high):
         assert abs(hits / total - edge) == pytest.approx(z * math.sqrt(edge * (1 - edge) / total), rel=1e-9)
-    assert wilson(0, 10).low == pytest.approx(0, abs=1e-12) and wilson(10, 10).high == pytest.approx(1)
+    assert wilson_interval(0, 10).low == pytest.approx(0, abs=1e-12) and wilson_interval(10, 10).high == pytest.approx(
+        1
+    )
 
 
 def test_pass_and_mixed_at_k_are_shares_of_k_subsets() -> None:
@@ -28,29 +30,31 @@ def test_pass_and_mixed_at_k_are_shares_of_k_subsets() -> None:
         outcomes = [i < hits for i in range(samples)]
         subsets = list(itertools.combinations(outcomes, k))
         expected = sum(any(subset) for subset in subsets) / len(subsets)
-        assert float(pass_at(k, torch.tensor([hits]), samples)) == pytest.approx(expected, abs=1e-12)
+        assert float(pass_at_k(k, torch.tensor([hits]), samples)) == pytest.approx(expected, abs=1e-12)
         both = sum(any(subset) and not all(subset) for subset in subsets) / len(subsets)
-        assert float(mixed_at(k, torch.tensor([hits]), samples)) == pytest.approx(both, abs=1e-12)
+        assert float(mixed_at_k(k, torch.tensor([hits]), samples)) == pytest.approx(both, abs=1e-12)
     with pytest.raises(ValueError, match="pass@7 needs at least 7 samples"):
-        pass_at(7, torch.tensor([1]), samples)
+        pass_at_k(7, torch.tensor([1]), samples)
 
 
 def test_the_interval_of_a_mean_counts_problems_not_samples() -> None:
     value_P, z = torch.tensor([0.0, 0.5, 1.0, 0.5, 0.25]), 1.959963984540054
-    share = mean_share(value_P)
+    share = mean_proportion(value_P)
     # The normal score test, whose variance at another mean is scaled as that of a share is.
     scale = float(value_P.var(correction=0)) / (0.45 * 0.55) / 5
     for edge in share[1:]:
         assert abs(share.value - edge) == pytest.approx(z * math.sqrt(scale * edge * (1 - edge)), rel=1e-6)
-    flat = mean_share(torch.ones(10))
+    flat = mean_proportion(torch.ones(10))
     assert flat.high == pytest.approx(1) and 0.6 < flat.low < 0.8  # ten of ten does not prove certainty
 
 
 @pytest.mark.parametrize(("hits", "total"), [(0, 1), (1, 1), (1, 2), (1, 50), (7, 20), (19, 20)])
 def test_one_sample_a_problem_has_the_interval_of_a_share(hits: int, total: int) -> None:
-    assert mean_share(torch.tensor([1.0] * hits + [0.0] * (total - hits))) == pytest.approx(wilson(hits, total))
+    assert mean_proportion(torch.tensor([1.0] * hits + [0.0] * (total - hits))) == pytest.approx(
+        wilson_interval(hits, total)
+    )
     alike_P = torch.full((9,), 1 / 3, dtype=torch.float64)  # neither right nor wrong
-    assert mean_share(alike_P) == pytest.approx(wilson(3, 9))
+    assert mean_proportion(alike_P) == pytest.approx(wilson_interval(3, 9))
 
 
 def _letter_task(letter: str) -> Task:
@@ -116,8 +120,8 @@ def test_no_problems_is_an_error() -> None:
 def test_work_that_can_be_done_ahead_is_done_once_for_all_completions() -> None:
     called, task = [], replace(_letter_task("q"), ahead=lambda rows, texts: called.append((rows, texts)))
     rows = task.rows("test", 3, 0)
-    found = judged(task, rows, ["q", "x", "q"])
+    found = score(task, rows, ["q", "x", "q"])
     assert called == [(rows, ["q", "x", "q"])]
-    plain = judged(replace(task, ahead=None), rows, ["q", "x", "q"])
+    plain = score(replace(task, ahead=None), rows, ["q", "x", "q"])
     assert found.reward_B.tolist() == plain.reward_B.tolist() == [1.0, 0.0, 1.0]
     assert torch.equal(found.solved_B, plain.solved_B)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from unmask.core.order import ORDERS
 from unmask.core.schedule import timestep
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.rollout.decoding import Decoding
 from unmask.studies.audit.exact import TooMany, summable, summed_orders
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from world import NetPolicy, Paths, TablePolicy, World, enumerated, gradient, noise, number, relative_error
 
 EVERYTHING = 1e-300
@@ -20,7 +20,7 @@ EVERYTHING = 1e-300
 
 def decoding_of(world: World) -> Decoding:
     steps, block = world.steps or world.length, world.block or world.length
-    return Decoding(world.length, steps, block, world.law, ORDERS[world.order])
+    return Decoding(world.length, steps, block, world.sampling, ORDERS[world.order])
 
 
 def by_canvas(world: World, paths: Paths) -> Tensor:
@@ -36,8 +36,8 @@ WORLDS = [
     *[World(NetPolicy(3, 4, seed=6), order, steps=2) for order in ORDERS],
     *[World(NetPolicy(2, 4, seed=7), order, steps=2, block=2) for order in ORDERS],
     World(NetPolicy(2, 4, seed=7), "low_confidence", steps=3, prompt=(1, 0)),
-    World(NetPolicy(3, 4, seed=8), "low_confidence", law=Law(temperature=0.6, top_k=2)),
-    World(NetPolicy(3, 4, seed=8), "drawn_confidence", law=Law(temperature=1.7, top_p=0.8)),
+    World(NetPolicy(3, 4, seed=8), "low_confidence", sampling=TokenSampling(temperature=0.6, top_k=2)),
+    World(NetPolicy(3, 4, seed=8), "drawn_confidence", sampling=TokenSampling(temperature=1.7, top_p=0.8)),
     World(TablePolicy(2, 4, scale=0.0), "low_confidence", steps=2),  # nothing but ties
     *[World(NetPolicy(3, 4, seed=9, eos=2), order) for order in ("random", "low_confidence", "left_to_right")],
     World(NetPolicy(3, 4, seed=9, eos=0), "low_confidence", steps=2),
@@ -49,7 +49,7 @@ WORLDS = [
 @pytest.mark.parametrize("world", WORLDS, ids=lambda w: f"{w.order}-{w.steps}-{w.block}-{w.policy.eos_id}")
 def test_the_sum_over_orders_is_the_enumeration(world: World) -> None:
     paths = enumerated(world)
-    found = summed_orders(world.policy, paths.trace, decoding_of(world), Rows(7), tolerance=EVERYTHING)
+    found = summed_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(7), tolerance=EVERYTHING)
     exact_B = by_canvas(world, paths)
     assert found.logp_B.detach() == pytest.approx(exact_B.detach(), abs=1e-10)
     assert found.path_B == pytest.approx(paths.probability_B.detach().log(), abs=1e-10)
@@ -63,7 +63,7 @@ def test_the_canvases_have_probability_one_together() -> None:
     world = World(NetPolicy(3, 4, seed=9, eos=2), "low_confidence", steps=2)
     paths = enumerated(world)
     with torch.no_grad():
-        found = summed_orders(world.policy, paths.trace, decoding_of(world), Rows(512), tolerance=EVERYTHING)
+        found = summed_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
     canvas_B = number(paths.trace.tokens_BL, 4).tolist()
     assert math.fsum(dict(zip(canvas_B, found.logp_B.exp().tolist(), strict=True)).values()) == pytest.approx(1)
 
@@ -82,8 +82,8 @@ def test_steps_that_commit_nothing_change_nothing() -> None:
     kept = replace(trace, step_BL=when[order_BC], steps=len(sizes))
     index = torch.tensor([sum(1 for size in sizes[:step] if size) for step in when.tolist()])
     close = replace(trace, step_BL=index[order_BC], steps=sum(1 for size in sizes if size))
-    one = summed_orders(world.policy, kept, gappy, Rows(64), tolerance=EVERYTHING)
-    other = summed_orders(world.policy, close, dense, Rows(64), tolerance=EVERYTHING)
+    one = summed_orders(world.policy, kept, gappy, MicroBatch(64), tolerance=EVERYTHING)
+    other = summed_orders(world.policy, close, dense, MicroBatch(64), tolerance=EVERYTHING)
     assert torch.equal(one.logp_B, other.logp_B) and torch.equal(one.path_B, other.path_B)
 
 
@@ -91,8 +91,8 @@ def test_steps_that_commit_nothing_change_nothing() -> None:
 def test_what_is_not_followed_is_bounded() -> None:
     world = World(NetPolicy(2, 4, seed=36, scale=3.0), "low_confidence")
     trace, whole_B = (paths := enumerated(world)).trace, by_canvas(world, paths)
-    everything = summed_orders(world.policy, trace, decoding_of(world), Rows(512), tolerance=EVERYTHING)
-    pruned = summed_orders(world.policy, trace, decoding_of(world), Rows(512), tolerance=0.5)
+    everything = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
+    pruned = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=0.5)
     assert pruned.states < everything.states
     assert (pruned.logp_B <= whole_B + 1e-12).all() and (whole_B <= pruned.logp_B + pruned.slack + 1e-12).all()
     assert float((whole_B - pruned.logp_B).max()) > 1e-3  # something was lost, so the bound was put to the test
@@ -102,10 +102,10 @@ def test_what_is_not_followed_is_bounded() -> None:
 def test_no_more_states_than_allowed() -> None:
     world = World(NetPolicy(2, 4, seed=5))
     trace = enumerated(world).trace
-    needed = summed_orders(world.policy, trace, decoding_of(world), Rows(512)).states
-    assert summed_orders(world.policy, trace, decoding_of(world), Rows(512), most=needed).states == needed
+    needed = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512)).states
+    assert summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed).states == needed
     with pytest.raises(TooMany):
-        summed_orders(world.policy, trace, decoding_of(world), Rows(512), most=needed - 1)
+        summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed - 1)
 
 
 def test_what_cannot_be_listed_is_not_tried() -> None:

@@ -18,10 +18,10 @@ from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip, token_clip, trace_sum
 from unmask.core.probes import Probes, every_step, left_to_right_views, visited
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Trace, selected
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, select_traces
 from unmask.methods.agrpo import STEP_LAWS, StepLaw, agrpo, entropy_steps, last_word, uniform_steps, weighted_steps
-from unmask.training.update import Part
+from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
     Paths,
@@ -46,11 +46,13 @@ WORLDS = {
     "two a step": World(NetPolicy(2, 4, seed=2), steps=2),
     "a remainder": World(NetPolicy(2, 3, seed=2), steps=2),
     "blocks": World(NetPolicy(2, 4, seed=3), steps=4, block=2),
-    "tempered": World(NetPolicy(2, 3, seed=4), law=Law(temperature=0.6)),
-    "top k": World(NetPolicy(3, 3, seed=5), law=Law(temperature=1.3, top_k=2)),
-    "top p, blocks, two a step": World(NetPolicy(3, 4, seed=6), steps=2, block=2, law=Law(top_p=0.8)),
+    "tempered": World(NetPolicy(2, 3, seed=4), sampling=TokenSampling(temperature=0.6)),
+    "top k": World(NetPolicy(3, 3, seed=5), sampling=TokenSampling(temperature=1.3, top_k=2)),
+    "top p, blocks, two a step": World(NetPolicy(3, 4, seed=6), steps=2, block=2, sampling=TokenSampling(top_p=0.8)),
     "end tokens": World(NetPolicy(3, 3, seed=7, eos=0)),
-    "end tokens, blocks": World(NetPolicy(2, 4, seed=18, eos=1), steps=4, block=2, law=Law(temperature=0.7)),
+    "end tokens, blocks": World(
+        NetPolicy(2, 4, seed=18, eos=1), steps=4, block=2, sampling=TokenSampling(temperature=0.7)
+    ),
     "a table": World(TablePolicy(3, 3, seed=9)),
     "a prompt": World(NetPolicy(2, 3, seed=10), prompt=(1, 0)),
 }
@@ -85,7 +87,8 @@ def expected_update(world: World, paths: Paths, probed, objective=TOKENS, advant
     advantage_B = expected_advantage(advantage, reward_of(world, trace), probability_B)
     weight_B = probability_B * len(trace)  # the objective averages over traces
     parts = [
-        Part(probes, advantage_B * weight_B * chance_B, uniform_credit(trace), objective) for probes, chance_B in probed
+        LossTerm(probes, advantage_B * weight_B * chance_B, uniform_credit(trace), objective)
+        for probes, chance_B in probed
     ]
     return step_of(world.policy, parts)
 
@@ -199,7 +202,7 @@ def test_any_number_of_draws_is_exact_and_t_spread_draws_are_all_steps(draws):
 
 @pytest.mark.parametrize("eos", [-7, 1])
 def test_left_to_right_views_are_exact_when_the_rollout_went_left_to_right_one_token_a_step(eos):
-    for shape in ({}, {"steps": 4, "block": 2}, {"law": Law(temperature=0.5)}):
+    for shape in ({}, {"steps": 4, "block": 2}, {"law": TokenSampling(temperature=0.5)}):
         world = World(NetPolicy(2, 4, seed=11, eos=eos), "left_to_right", **shape)
         assert _error_of_left_to_right_views(world) < TOLERANCE
 
@@ -208,7 +211,7 @@ def test_left_to_right_views_are_not_exact_for_two_tokens_a_step_random_order_or
     policy = NetPolicy(3, 4, seed=11)
     assert _error_of_left_to_right_views(World(policy, "left_to_right", steps=2)) > 0.1
     assert _error_of_left_to_right_views(World(NetPolicy(2, 3, seed=11))) > 0.1
-    assert _error_of_left_to_right_views(World(policy, "left_to_right", law=Law(top_k=2))) > 0.1
+    assert _error_of_left_to_right_views(World(policy, "left_to_right", sampling=TokenSampling(top_k=2))) > 0.1
 
 
 def _error_of_left_to_right_views(world: World) -> float:
@@ -229,7 +232,7 @@ def test_groups_of_two_and_three_enumerated_whole_through_the_method_give_the_sa
         parts = []
         for level_BK, chance_B in level_cells(entropy_steps(groups), 2, True):
             probes = visited(groups, *weighted_steps(groups, level_BK, entropy_steps))
-            parts.append(Part(probes, advantage_B * weight_B * chance_B, method.credit(groups), method.objective))
+            parts.append(LossTerm(probes, advantage_B * weight_B * chance_B, method.credit(groups), method.objective))
         assert relative_error(step_of(world.policy, parts), (size - 1) / size * truth) < TOLERANCE
 
 
@@ -240,13 +243,13 @@ def test_a_weighted_batch_of_groups_is_the_expectation_over_batches_of_one_group
     groups, weight_B = grouped(paths.trace, paths.probability_B, 2)
     method, rng = agrpo(), torch.Generator()
 
-    def part(trace, weight_B) -> Part:
+    def part(trace, weight_B) -> LossTerm:
         advantage_B = method.advantage(reward_of(world, trace), trace.group_B) * weight_B
-        return Part(every_step(trace, rng), advantage_B, method.credit(trace), method.objective)
+        return LossTerm(every_step(trace, rng), advantage_B, method.credit(trace), method.objective)
 
     whole = step_of(world.policy, [part(groups, weight_B)])
     count = len(groups) // 2
-    pairs = [selected(groups, groups.group_B == number) for number in range(count)]
+    pairs = [select_traces(groups, groups.group_B == number) for number in range(count)]
     one_by_one = step_of(world.policy, [part(p, weight_B[2 * i] / count) for i, p in enumerate(pairs)])
     assert relative_error(whole, one_by_one) < TOLERANCE
 
@@ -256,14 +259,14 @@ def test_the_draws_of_the_method_itself_average_to_the_exact_gradient():
     world = World(NetPolicy(2, 3, seed=13, eos=0))
     paths = enumerated(world)
     truth = value_gradient(world, paths) / (2 * 3)
-    trace = selected(paths.trace, torch.arange(len(paths.trace)).repeat(40))
+    trace = select_traces(paths.trace, torch.arange(len(paths.trace)).repeat(40))
     advantage_B = expected_advantage(group_mean, reward_of(world, paths.trace), paths.probability_B)
     advantage_B = (advantage_B * paths.probability_B.detach() * len(paths.trace)).repeat(40)
     for method in (agrpo(draws=2), agrpo(draws=2, spread=False), agrpo(draws=2, steps=entropy_steps)):
         rng, along = torch.Generator().manual_seed(0), []
         for _ in range(20):
             probes = method.probe(trace, rng, 1)[0]
-            found = step_of(world.policy, [Part(probes, advantage_B, method.credit(trace), method.objective)])
+            found = step_of(world.policy, [LossTerm(probes, advantage_B, method.credit(trace), method.objective)])
             along.append(found @ truth / truth.norm() ** 2)
         error = torch.stack(along).std() / 20**0.5
         assert abs(torch.stack(along).mean() - 1) < 4 * error and error < 0.02

@@ -17,11 +17,11 @@ from unmask.core.method import Method, uniform_credit
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, one_shot
 from unmask.core.specs import Branch
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Trace, everything, selected, state_before, until_eos
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, all_tokens, select_traces, state_before, until_eos
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.rollout.sample import Rollouts, sample
-from unmask.training.update import Part
+from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
     Paths,
@@ -41,7 +41,7 @@ from world import (
 TOLERANCE = 1e-9
 
 
-def every_branch(world: World, paths: Paths, branch: Branch, counted=everything) -> tuple[Trace, Tensor, Tensor]:
+def every_branch(world: World, paths: Paths, branch: Branch, counted=all_tokens) -> tuple[Trace, Tensor, Tensor]:
     """Every Z-tuple of fillings of every visited state, its weight (as in `grouped`), and J_step.
 
     J_step is the mean over branches that exist: a row that has retired before its branch step has none.
@@ -49,7 +49,7 @@ def every_branch(world: World, paths: Paths, branch: Branch, counted=everything)
     _, drawn_SCV = laws(world)
     states, tokens, weights, value, alive = [], [], [], 0.0, 0.0
     for step, state_SC, mass_S in visits(world, paths):
-        for state_C, mass in zip(state_SC, mass_S * branch.step_law(paths.trace.steps)[step], strict=True):
+        for state_C, mass in zip(state_SC, mass_S * branch.step_probabilities(paths.trace.steps)[step], strict=True):
             tokens_AC, probability_A = fillings(world, state_C, drawn_SCV)
             trace = branch_traces(world, state_C.expand_as(tokens_AC), tokens_AC, torch.arange(len(tokens_AC)))
             value = value + mass * (probability_A * reward_of(world, trace)).sum()
@@ -64,10 +64,10 @@ def every_branch(world: World, paths: Paths, branch: Branch, counted=everything)
     return trace, (weight_P * len(weight_P))[group_B], value / alive
 
 
-def branch_part(method: Method, world: World, trace: Trace, weight_B: Tensor | float) -> Part:
+def branch_part(method: Method, world: World, trace: Trace, weight_B: Tensor | float) -> LossTerm:
     term = method.branch
     advantage_B = term.advantage(reward_of(world, trace), trace.group_B) * weight_B
-    return Part(one_shot(trace), advantage_B, uniform_credit(trace), term.objective, weight=term.weight)
+    return LossTerm(one_shot(trace), advantage_B, uniform_credit(trace), term.objective, weight=term.weight)
 
 
 WORLDS = {
@@ -75,8 +75,8 @@ WORLDS = {
     "three words": World(NetPolicy(3, 2, seed=2)),
     "two a step": World(NetPolicy(2, 3, seed=3), steps=2),
     "blocks": World(NetPolicy(2, 4, seed=4), steps=4, block=2),
-    "tempered": World(NetPolicy(2, 3, seed=5), law=Law(temperature=0.6)),
-    "top k": World(NetPolicy(3, 2, seed=6), law=Law(temperature=1.3, top_k=2)),
+    "tempered": World(NetPolicy(2, 3, seed=5), sampling=TokenSampling(temperature=0.6)),
+    "top k": World(NetPolicy(3, 2, seed=6), sampling=TokenSampling(temperature=1.3, top_k=2)),
     "end tokens": World(NetPolicy(3, 2, seed=7, eos=0)),
     "a table": World(TablePolicy(2, 3, seed=8)),
     "a prompt": World(NetPolicy(2, 3, seed=9), prompt=(1, 0)),
@@ -129,7 +129,7 @@ def test_with_a_base_the_expectations_add_up_by_weight():
         truth = gradient(world.policy, value) / 2 + weight * gradient(world.policy, step_value) / (2 * 3)
         advantage_B = expected_advantage(method.advantage, reward_of(world, paths.trace), paths.probability_B)
         advantage_B = advantage_B * paths.probability_B.detach() * len(paths.trace)
-        base = Part(
+        base = LossTerm(
             every_step(paths.trace, torch.Generator()), advantage_B, method.credit(paths.trace), method.objective
         )
         found = step_of(world.policy, [base, branch_part(method, world, branches, weight_B)])
@@ -138,7 +138,7 @@ def test_with_a_base_the_expectations_add_up_by_weight():
 
 def rolled(world: World, rows: int, branch: Branch, **more) -> Rollouts:
     prompts, seed_B = [list(world.prompt)] * rows, torch.arange(rows)
-    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.law}
+    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.sampling}
     order = ORDERS[world.order]
     return sample(world.policy, prompts, seed_B, length=world.length, order=order, branch=branch, **shape, **more)
 
@@ -180,7 +180,7 @@ def test_daca_and_dispo_commute(base):
         )
         probes = method.probe(trace, torch.Generator().manual_seed(0), 1)[0]
         advantage_B = method.advantage(reward_of(world, trace), trace.group_B)
-        part = Part(probes, advantage_B, method.credit(trace), method.objective)
+        part = LossTerm(probes, advantage_B, method.credit(trace), method.objective)
         found.append(step_of(world.policy, [part, branch_part(method, world, branches, 1.0)]))
     assert found[0].norm() > 1e-3 and torch.equal(*found)
 
@@ -191,20 +191,23 @@ def test_daca_and_dispo_commute(base):
 @pytest.mark.parametrize("lateness", [-4.0, 0.0, 4.0])
 def test_the_branch_step_law_is_the_polynomial_it_says(lateness):
     weight = [((t + 1) / 5) ** lateness for t in range(5)]
-    assert Branch(2, lateness).step_law(5).tolist() == pytest.approx([w / sum(weight) for w in weight])
+    assert Branch(2, lateness).step_probabilities(5).tolist() == pytest.approx([w / sum(weight) for w in weight])
 
 
 @pytest.mark.parametrize("order", ["random", "low_confidence"])
-@pytest.mark.parametrize("law", [Law(), Law(temperature=1.4, top_k=2)], ids=["plain", "tempered top k"])
+@pytest.mark.parametrize(
+    "law", [TokenSampling(), TokenSampling(temperature=1.4, top_k=2)], ids=["plain", "tempered top k"]
+)
 def test_the_sampler_fills_visited_states_with_their_probabilities(order, law):
     """(state, first filling, second filling) jointly, with end tokens: a retired row has no branch."""
-    world = World(NetPolicy(3, 2, seed=15, eos=0), order, law=law)
+    world = World(NetPolicy(3, 2, seed=15, eos=0), order, sampling=law)
     branch, rows = Branch(2, 1.0), 30_000
     branches = rolled(world, rows, branch).branches
     paths = enumerated(world)
     truth, weight_B, _ = every_branch(world, paths, branch)
     alive = sum(
-        float(mass_S.sum() * branch.step_law(paths.trace.steps)[step]) for step, _, mass_S in visits(world, paths)
+        float(mass_S.sum() * branch.step_probabilities(paths.trace.steps)[step])
+        for step, _, mass_S in visits(world, paths)
     )
     assert 0.2 < alive < 0.99
 
@@ -222,9 +225,9 @@ def test_the_sampler_fills_visited_states_with_their_probabilities(order, law):
     assert chance_of_worse(count_X, probability_X) > 1e-4
 
 
-@pytest.mark.parametrize("law", [Law(), Law(temperature=1.4, top_k=2), Law(top_p=0.7)])
+@pytest.mark.parametrize("law", [TokenSampling(), TokenSampling(temperature=1.4, top_k=2), TokenSampling(top_p=0.7)])
 def test_the_recorded_log_probabilities_of_a_branch_are_what_it_is_asked_for(law):
-    world = World(NetPolicy(3, 4, seed=17), "low_confidence", steps=4, block=2, law=law, prompt=(1,))
+    world = World(NetPolicy(3, 4, seed=17), "low_confidence", steps=4, block=2, sampling=law, prompt=(1,))
     branches = rolled(world, 40, Branch(3, 1.0)).branches
     assert (ask(world.policy, one_shot(branches)) - branches.logp_BL).abs().max() < 1e-12
     truth = branch_traces(world, state_before(branches, 0)[:, 1:], branches.tokens_BL[:, 1:], branches.group_B)
@@ -236,7 +239,7 @@ def test_a_branch_starts_at_a_state_its_own_row_visited_and_is_dropped_once_the_
     trace, branches = rolled(world, 400, Branch(2, 0.0))
     source_B = branches.group_B
     step_B = world.length - branches.filled_BL.sum(-1)  # one token a step
-    assert torch.equal(state_before(branches, 0), state_before(selected(trace, source_B), step_B))
+    assert torch.equal(state_before(branches, 0), state_before(select_traces(trace, source_B), step_B))
     live_B = ((trace.step_BL[source_B] >= step_B[:, None]) & trace.filled_BL[source_B]).any(-1)
     assert live_B.all() and 0 < len(branches) < 2 * len(trace)
     assert set(step_B.tolist()) == {0, 1, 2, 3}

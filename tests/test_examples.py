@@ -14,7 +14,7 @@ from helpers import assert_identical
 from unmask.config.config import read_config
 from unmask.core.probes import ask
 from unmask.models import TinyShape, tiny_policy
-from unmask.training.update import Part, part_loss
+from unmask.training.update import LossTerm, term_loss
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = EXAMPLES / "own_method.py"
@@ -98,7 +98,7 @@ def trace():
 def loss_and_slope(policy, method, trace):
     (probes,) = method.probe(trace, torch.Generator().manual_seed(0), 1)
     advantage_B = method.advantage(torch.tensor([1.0, 0, 0, 2]), trace.group_B)
-    loss, _ = part_loss(Part(probes, advantage_B, method.credit(trace), method.objective), ask(policy, probes))
+    loss, _ = term_loss(LossTerm(probes, advantage_B, method.credit(trace), method.objective), ask(policy, probes))
     return loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))
 
 

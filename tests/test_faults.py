@@ -18,7 +18,7 @@ from unmask.config.config import parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import train
-from unmask.training.run.folder import Run, check_folder, claimed, read_metrics
+from unmask.training.run.folder import RunFolder, check_folder, lock_run, read_metrics
 from unmask.training.run.state import newest, write
 
 
@@ -70,7 +70,7 @@ def test_a_kill_while_weights_are_saved_leaves_nothing_lying_about(tmp_path: Pat
     }.items():  # fmt: skip
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    Run.reopened(tmp_path, {})
+    RunFolder.reopened(tmp_path, {})
     there = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("a")}
     assert there == {"checkpoint/a": "last", "checkpoint-best/a": "best"} and len(list(tmp_path.iterdir())) == 2
 
@@ -81,25 +81,25 @@ def test_a_disk_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatc
     def none(file: object, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with claimed(tmp_path):
+    with lock_run(tmp_path):
         with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path))} is being trained by another process"):
-            with claimed(tmp_path):
+            with lock_run(tmp_path):
                 pass
         monkeypatch.setattr("fcntl.flock", none)
-        with claimed(tmp_path):
+        with lock_run(tmp_path):
             pass
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are differences of a clock that only goes forwards; no name and no order comes from the time of day."""
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     base = {"model": str(tmp_path / "model"), "task": "toy", "updates": 3, "prompts": 2, "group": 3, "save_every": 1}
     config = parse_config({**base, "eval": {"prompts": 2, "samples": 1}})
     logs = []
     for name in ("forwards", "backwards"):
-        result = train(config, lambda name=name: Run(tmp_path / name, config.dump()))
+        result = train(config, lambda name=name: RunFolder(tmp_path / name, config.dump()))
         rows = read_metrics(tmp_path / name)
         assert result.seconds > 0 and all(v > 0 for row in rows for k, v in row.items() if k.startswith("time/"))
         logs.append([{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows])

@@ -10,12 +10,12 @@ from unmask.evaluation.benchmark import Case
 from unmask.evaluation.step_sweep import cases_by_steps, plot_place
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from wording import naming
 
 
 def case(*shape: int, **how) -> Case:
-    return Case(TASKS["sudoku"](), Decoding(*shape, **how), Rows(8))
+    return Case(TASKS["sudoku"](), Decoding(*shape, **how), MicroBatch(8))
 
 
 def test_only_the_steps_differ() -> None:

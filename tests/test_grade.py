@@ -3,20 +3,19 @@
 import gzip
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unmask.evaluation.benchmark import Bench, Case, measured
-from unmask.evaluation.evaluate import wilson
+from unmask.evaluation.evaluate import wilson_interval
 from unmask.evaluation.grade import graded, score
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from wording import mentions
 
 LINES = [
@@ -35,7 +34,7 @@ def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
     file, out = written(tmp_path / "made.jsonl", LINES), tmp_path / "verdicts.jsonl"
     code, told, _ = unmask("grade", "--task", "gsm8k", file, "--json", "--out", str(out))
     assert code == 0
-    share = wilson(2, 3)
+    share = wilson_interval(2, 3)
     assert json.loads(told) == {
         "task": "gsm8k",
         "protocol": None,
@@ -233,7 +232,7 @@ def test_a_table_tells_both_scores_and_the_facts(capsys: pytest.CaptureFixture[s
     task = TASKS["sudoku"]()
     task = replace(task, beside={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
     bench = Bench(tiny_policy(), task.rows("test", 3, 0))
-    (line,) = measured(bench, [Case(task, Decoding(16, 4, 16), Rows(8))], "steps", quiet=False)
+    (line,) = measured(bench, [Case(task, Decoding(16, 4, 16), MicroBatch(8))], "steps", quiet=False)
     assert line.data()["half"]["value"] == 0.5 and line.card["seen"] == 3
     header, told = capsys.readouterr().out.splitlines()[1:3]
     assert header.split()[1:3] == ["score", "half"] and "50.0 %" in told

@@ -8,8 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import gsm8k
 from unmask.tasks.support.answers import LONGEST, closing_braces, in_form, last_boxed, last_number, spoken

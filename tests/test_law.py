@@ -5,24 +5,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 from torch import Tensor
 
 from helpers import generator
 from unmask.core.token_sampling import (
-    Law,
-    drawn,
+    TokenSampling,
+    draw_tokens,
     entropy,
     kept_ids,
     kept_tokens,
-    law_of,
-    plain_law,
-    restricted,
-    tempered,
+    pad_ids,
+    restricted_logprobs,
+    sampling_logprobs,
+    tempered_logprobs,
+    token_logprobs,
     uniforms,
-    widened,
 )
 
 MASK = 2
@@ -30,7 +28,7 @@ LAST = 1 - 2**-24
 LOGITS = st.lists(st.integers(-240, 240).map(lambda n: n / 8), min_size=4, max_size=9)  # ties, but no near-ties
 
 
-def law_by_loop(logits: list[float], law: Law) -> list[float]:
+def law_by_loop(logits: list[float], law: TokenSampling) -> list[float]:
     """Probabilities of every token: MASK out, tempered, cut to top_k and to the smallest set of mass top_p."""
     words = [v for v in range(len(logits)) if v != MASK]
     top = max(logits[v] for v in words)
@@ -50,15 +48,15 @@ def law_by_loop(logits: list[float], law: Law) -> list[float]:
     return [raw[v] / kept_total if v in kept else 0.0 for v in range(len(logits))]
 
 
-def probabilities(logits: list[float], law: Law) -> tuple[Tensor, Tensor | None]:
-    logq_QV, kept_QV = law_of(plain_law(torch.tensor([logits], dtype=torch.float64), MASK), law)
+def probabilities(logits: list[float], law: TokenSampling) -> tuple[Tensor, Tensor | None]:
+    logq_QV, kept_QV = sampling_logprobs(token_logprobs(torch.tensor([logits], dtype=torch.float64), MASK), law)
     return logq_QV[0].exp(), kept_QV
 
 
 @given(LOGITS, st.sampled_from([0.0, 0.3, 1.0, 2.5]), st.integers(0, 5), st.sampled_from([1e-6, 0.31, 0.77, 1.0]))
 @bounded(max_examples=150)
 def test_every_law_is_the_loop_over_its_vocabulary(logits, temperature, top_k, top_p):
-    law = Law(temperature, top_k, top_p)
+    law = TokenSampling(temperature, top_k, top_p)
     found_V, kept_QV = probabilities(logits, law)
     expected_V = torch.tensor(law_by_loop(logits, law), dtype=torch.float64)
     torch.testing.assert_close(found_V, expected_V, rtol=1e-9, atol=1e-12)
@@ -69,7 +67,7 @@ def test_every_law_is_the_loop_over_its_vocabulary(logits, temperature, top_k, t
 def test_the_kept_set_of_top_p_is_the_smallest_that_reaches_it():
     logq_QV = torch.randn(50, 9, generator=generator(), dtype=torch.float64).log_softmax(-1)
     for top_p in (0.2, 0.5, 0.9):
-        kept_QV = kept_tokens(logq_QV, Law(top_p=top_p))
+        kept_QV = kept_tokens(logq_QV, TokenSampling(top_p=top_p))
         p_QV = logq_QV.exp() * kept_QV
         assert (p_QV.sum(-1) >= top_p).all()
         least_Q = p_QV.masked_fill(~kept_QV, 2.0).min(-1).values
@@ -79,47 +77,47 @@ def test_the_kept_set_of_top_p_is_the_smallest_that_reaches_it():
 
 def test_top_p_one_cuts_nothing_beside_top_k():
     """Rounding lifts the mass of the surest tokens to 1; the others of the top k stay."""
-    plain_QV = plain_law(torch.tensor([[0.0, -50.0, 0.0, -60.0, -70.0]]), MASK)
-    assert kept_tokens(plain_QV, Law(top_k=3)).tolist() == [[True, True, False, True, False]]
+    plain_QV = token_logprobs(torch.tensor([[0.0, -50.0, 0.0, -60.0, -70.0]]), MASK)
+    assert kept_tokens(plain_QV, TokenSampling(top_k=3)).tolist() == [[True, True, False, True, False]]
 
 
 def test_ties_go_to_the_smaller_id():
-    plain_QV = plain_law(torch.zeros(1, 6), MASK)
-    assert kept_tokens(plain_QV, Law(top_k=3)).tolist() == [[True, True, False, True, False, False]]
-    assert tempered(plain_QV, 0).argmax() == 0
+    plain_QV = token_logprobs(torch.zeros(1, 6), MASK)
+    assert kept_tokens(plain_QV, TokenSampling(top_k=3)).tolist() == [[True, True, False, True, False, False]]
+    assert tempered_logprobs(plain_QV, 0).argmax() == 0
 
 
 def test_plain_law_is_fp32_of_half_precision_and_leaves_float64():
     half_QV = torch.randn(3, 7, generator=generator()).bfloat16()
-    assert plain_law(half_QV, MASK).dtype == torch.float32
-    assert torch.equal(plain_law(half_QV, MASK), plain_law(half_QV.float(), MASK))
-    assert plain_law(half_QV.double(), MASK).dtype == torch.float64
-    assert (plain_law(half_QV, MASK)[:, MASK] == -torch.inf).all()
+    assert token_logprobs(half_QV, MASK).dtype == torch.float32
+    assert torch.equal(token_logprobs(half_QV, MASK), token_logprobs(half_QV.float(), MASK))
+    assert token_logprobs(half_QV.double(), MASK).dtype == torch.float64
+    assert (token_logprobs(half_QV, MASK)[:, MASK] == -torch.inf).all()
 
 
 def test_temperature_one_is_the_very_same_tensor_of_numbers():
-    plain_QV = plain_law(torch.randn(3, 7, generator=generator()), MASK)
-    assert torch.equal(tempered(plain_QV, 1.0), plain_QV)
+    plain_QV = token_logprobs(torch.randn(3, 7, generator=generator()), MASK)
+    assert torch.equal(tempered_logprobs(plain_QV, 1.0), plain_QV)
 
 
 def test_temperature_zero_draws_the_likeliest_whatever_the_uniform():
-    plain_QV = plain_law(torch.randn(40, 7, generator=generator()), MASK)
+    plain_QV = token_logprobs(torch.randn(40, 7, generator=generator()), MASK)
     for u in (0.0, 0.5, LAST):
-        assert torch.equal(drawn(tempered(plain_QV, 0), torch.full((40,), u)), plain_QV.argmax(-1))
+        assert torch.equal(draw_tokens(tempered_logprobs(plain_QV, 0), torch.full((40,), u)), plain_QV.argmax(-1))
 
 
 @given(LOGITS, st.floats(0, LAST, width=32))
 @bounded(max_examples=100)
 def test_drawn_is_numpys_inverse_cdf(logits, u):
-    logq_QV = plain_law(torch.tensor([logits], dtype=torch.float64), MASK)
+    logq_QV = token_logprobs(torch.tensor([logits], dtype=torch.float64), MASK)
     cumulative_V = np.cumsum(logq_QV[0].exp().numpy())
     expected = np.searchsorted(cumulative_V, u * cumulative_V[-1], side="right")
-    assert drawn(logq_QV, torch.tensor([u])).item() == min(int(expected), len(logits) - 1)
+    assert draw_tokens(logq_QV, torch.tensor([u])).item() == min(int(expected), len(logits) - 1)
 
 
 def test_an_even_grid_of_uniforms_draws_every_token_in_proportion():
-    logq_V, n = plain_law(torch.randn(7, generator=generator(3), dtype=torch.float64), MASK), 4096
-    token_n = drawn(logq_V.expand(n, -1), (torch.arange(n) + 0.5) / n)
+    logq_V, n = token_logprobs(torch.randn(7, generator=generator(3), dtype=torch.float64), MASK), 4096
+    token_n = draw_tokens(logq_V.expand(n, -1), (torch.arange(n) + 0.5) / n)
     count_V = torch.bincount(token_n, minlength=7)
     assert ((count_V - n * logq_V.exp()).abs() <= 1).all()
 
@@ -131,9 +129,9 @@ def test_a_token_without_probability_is_never_drawn(seed, dtype):
     logits_QV = 20 * torch.randn(64, 23, generator=rng, dtype=dtype)
     logits_QV[torch.rand(64, 23, generator=rng) < 0.5] = -torch.inf
     logits_QV[:, 7] = 0.0
-    logq_QV, _ = law_of(plain_law(logits_QV, MASK), Law(0.9, top_k=5, top_p=0.95))
+    logq_QV, _ = sampling_logprobs(token_logprobs(logits_QV, MASK), TokenSampling(0.9, top_k=5, top_p=0.95))
     for u in (0.0, 2**-24, 0.5, LAST):
-        token_Q = drawn(logq_QV, torch.full((64,), u))
+        token_Q = draw_tokens(logq_QV, torch.full((64,), u))
         assert (logq_QV.gather(1, token_Q[:, None]) > -torch.inf).all()
         assert (token_Q != MASK).all()
 
@@ -146,7 +144,7 @@ def test_restricted_is_the_law_given_the_kept():
         mass = sum(logq_QV[q, v].exp().item() for v in range(6) if kept_QV[q, v])
         for v in range(6):
             expected = logq_QV[q, v].exp().item() / mass if kept_QV[q, v] else 0.0
-            assert restricted(logq_QV, kept_QV)[q, v].exp().item() == pytest.approx(expected, abs=1e-12)
+            assert restricted_logprobs(logq_QV, kept_QV)[q, v].exp().item() == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6))
@@ -154,7 +152,7 @@ def test_restricted_is_the_law_given_the_kept():
 def test_kept_ids_say_which_tokens_were_kept(rows, words, seed):
     kept_QV = torch.rand(rows, words, generator=generator(seed)) < 0.5
     id_QK = kept_ids(kept_QV)
-    wide_QK = widened(id_QK, id_QK.shape[1] + 2)
+    wide_QK = pad_ids(id_QK, id_QK.shape[1] + 2)
     assert id_QK.shape[1] == kept_QV.sum(-1).max()
     for ids, kept_V in zip(wide_QK.tolist(), kept_QV.tolist(), strict=True):
         assert sorted(i for i in ids if i >= 0) == [v for v in range(words) if kept_V[v]]
@@ -162,11 +160,13 @@ def test_kept_ids_say_which_tokens_were_kept(rows, words, seed):
 
 
 def test_entropy_is_the_sum_over_possible_tokens():
-    logq_QV, _ = law_of(plain_law(torch.randn(6, 7, generator=generator(), dtype=torch.float64), MASK), Law(top_k=4))
+    logq_QV, _ = sampling_logprobs(
+        token_logprobs(torch.randn(6, 7, generator=generator(), dtype=torch.float64), MASK), TokenSampling(top_k=4)
+    )
     for q in range(6):
         expected = -sum(p * math.log(p) for p in logq_QV[q].exp().tolist() if p > 0)
         assert entropy(logq_QV)[q].item() == pytest.approx(expected, abs=1e-12)
-    assert entropy(tempered(logq_QV, 0)).tolist() == [0.0] * 6
+    assert entropy(tempered_logprobs(logq_QV, 0)).tolist() == [0.0] * 6
 
 
 # Noise
@@ -227,4 +227,4 @@ def test_uniforms_lie_below_one_fill_the_range_and_depend_on_nothing_else():
 )
 def test_a_law_that_cannot_be_is_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Law(**settings)
+        TokenSampling(**settings)

@@ -14,7 +14,15 @@ from adapters import FACTS, NATIVE, OPTIONS, OWN, Small, adapted, canvas, dense,
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import Origin
 from unmask.models.encoder import Bert
-from unmask.models.lora import LoraOptions, Unmoved, adapter_disabled, add_adapter, merge, save_adapter, trainable
+from unmask.models.lora import (
+    LoraOptions,
+    ReferencePolicy,
+    adapter_disabled,
+    add_adapter,
+    merge,
+    save_adapter,
+    trainable_parameters,
+)
 
 # --- the adapted policy -------------------------------------------------------------------------------------
 
@@ -39,7 +47,7 @@ def test_initial_weights_follow_from_the_seed_alone_and_the_global_random_state_
     torch.rand(5)
     add_adapter(policies[1], OPTIONS, seed=1)
     add_adapter(policies[2], OPTIONS, seed=2)
-    first, again, other = ([w for w in trainable(p) if w.shape[0] == 4] for p in policies)
+    first, again, other = ([w for w in trainable_parameters(p) if w.shape[0] == 4] for p in policies)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not any(torch.equal(x, y) for x, y in zip(first, other, strict=True))
     down = layers_of(policies[0])["lm.model.layers.0.mlp.down_proj"].lora_A["default"].weight
@@ -64,7 +72,7 @@ def test_gradients_are_those_of_the_dense_weights_and_only_the_adapter_has_them(
     for model in (policy, full):
         (model(*canvas()).log_softmax(-1) * want_QV).sum().backward()
 
-    assert {id(w) for w in trainable(policy)} == {id(w) for w in policy.parameters() if w.grad is not None}
+    assert {id(w) for w in trainable_parameters(policy)} == {id(w) for w in policy.parameters() if w.grad is not None}
     assert all(("lora_" in name) == (weight.grad is not None) for name, weight in policy.named_parameters())
     for path, layer in layers_of(policy.lm).items():
         by_W = full.lm.get_submodule(path).weight.grad
@@ -79,7 +87,7 @@ def test_a_bf16_policy_keeps_bf16_activations_and_fp32_adapter_weights() -> None
     add_adapter(policy, OPTIONS, seed=0)
     assert torch.equal(policy(*canvas()), base(*canvas()))
     move(policy)
-    assert {w.dtype for w in trainable(policy)} == {torch.float32}
+    assert {w.dtype for w in trainable_parameters(policy)} == {torch.float32}
     layer = policy.lm.model.layers[0].mlp.down_proj
     x = torch.randn(6, 48, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     saved = []
@@ -93,7 +101,7 @@ def test_a_bf16_policy_keeps_bf16_activations_and_fp32_adapter_weights() -> None
     hidden_QD = policy.hidden(*canvas())
     assert hidden_QD.dtype == torch.bfloat16
     policy.head(hidden_QD).logsumexp(-1).sum().backward()
-    assert {w.grad.dtype for w in trainable(policy) if w.grad is not None} == {torch.float32}
+    assert {w.grad.dtype for w in trainable_parameters(policy) if w.grad is not None} == {torch.float32}
 
 
 def test_a_step_of_three_millionths_is_kept_in_fp32_and_lost_in_bf16() -> None:
@@ -148,9 +156,9 @@ def test_a_copy_of_an_adapted_policy_is_one_of_its_own() -> None:
 def test_the_reference_stays_the_base_while_training_moves_the_adapter() -> None:
     policy, base = small(), small()
     add_adapter(policy, OPTIONS, seed=0)
-    reference = Unmoved(policy)
+    reference = ReferencePolicy(policy)
     assert isinstance(reference, Policy)
-    optimizer = torch.optim.AdamW(trainable(policy), lr=0.05)
+    optimizer = torch.optim.AdamW(trainable_parameters(policy), lr=0.05)
     for _ in range(3):
         policy(*canvas()).log_softmax(-1)[:, 5].sum().backward()
         optimizer.step()
@@ -165,22 +173,22 @@ def test_the_reference_stays_the_base_while_training_moves_the_adapter() -> None
 
 def test_the_reference_of_an_adapter_that_is_trained_further_is_the_policy_as_it_was() -> None:
     policy, twin = adapted(), adapted()
-    reference = Unmoved(policy)
+    reference = ReferencePolicy(policy)
     assert torch.equal(reference(*canvas()), twin(*canvas()))
     move(policy, seed=8)
-    moved_QV, kept = policy(*canvas()), [weight.detach().clone() for weight in trainable(policy)]
+    moved_QV, kept = policy(*canvas()), [weight.detach().clone() for weight in trainable_parameters(policy)]
     assert not torch.allclose(moved_QV, twin(*canvas()), atol=1e-3)
     assert torch.equal(reference(*canvas()), twin(*canvas()))
     assert torch.equal(reference.head(reference.hidden(*canvas())), twin(*canvas()))
     assert torch.equal(policy(*canvas()), moved_QV)  # and the policy is where it was
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(trainable(policy), kept, strict=True))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(trainable_parameters(policy), kept, strict=True))
 
 
 def test_switching_off_nests_survives_an_error_and_leaves_gradients_as_they_were() -> None:
     policy, base = adapted(), small()
     frozen = policy.lm.model.layers[1].mlp.up_proj.lora_A["default"].weight.requires_grad_(False)
     on_QV, off_QV = policy(*canvas()), base(*canvas())
-    count = len(trainable(policy))
+    count = len(trainable_parameters(policy))
     with adapter_disabled(policy):
         with adapter_disabled(policy):
             assert torch.equal(policy(*canvas()), off_QV)
@@ -189,7 +197,7 @@ def test_switching_off_nests_survives_an_error_and_leaves_gradients_as_they_were
     with pytest.raises(RuntimeError, match="inside"), adapter_disabled(policy):
         raise RuntimeError("inside")
     assert torch.equal(policy(*canvas()), on_QV)
-    assert len(trainable(policy)) == count and not frozen.requires_grad
+    assert len(trainable_parameters(policy)) == count and not frozen.requires_grad
 
 
 def test_the_reference_may_be_asked_between_a_forward_pass_and_its_backward_pass() -> None:
@@ -199,9 +207,9 @@ def test_the_reference_may_be_asked_between_a_forward_pass_and_its_backward_pass
         policy.checkpointing = True
         loss = policy(*canvas()).logsumexp(-1).sum()
         if asked:
-            Unmoved(policy)(*canvas())
+            ReferencePolicy(policy)(*canvas())
         loss.backward()
-        gradients.append([w.grad for w in trainable(policy)])
+        gradients.append([w.grad for w in trainable_parameters(policy)])
     assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
 
 
@@ -219,7 +227,7 @@ def test_merging_keeps_the_function_and_restores_the_modules(kind: str) -> None:
         assert torch.equal(policy.lm.get_submodule(path).weight, weight)
     assert [(n, type(m)) for n, m in policy.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
     assert policy.state_dict().keys() == plain.state_dict().keys()
-    assert len(trainable(policy)) == len(list(policy.parameters()))
+    assert len(trainable_parameters(policy)) == len(list(policy.parameters()))
     add_adapter(policy, OPTIONS, seed=1)  # and it takes another one
     torch.testing.assert_close(policy(*canvas()), before_QV, rtol=0, atol=1e-5)
 
@@ -267,7 +275,7 @@ def test_an_unknown_target_is_answered_with_the_names_there_are(target: str) -> 
     said = "q_proj, k_proj, v_proj, attn_out, o_proj, ff_proj, gate_proj, up_proj, down_proj, ff_out"
     with pytest.raises(ValueError, match=f"{target!r} is no linear layer of this model's blocks: {said}$"):
         add_adapter(policy, LoraOptions(targets=("q_proj", target)), seed=0)
-    assert len(trainable(policy)) == len(list(policy.parameters()))  # and nothing was touched
+    assert len(trainable_parameters(policy)) == len(list(policy.parameters()))  # and nothing was touched
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0}, {"alpha": float("inf")}, {"targets": ()}, {"r": 8}])
@@ -288,13 +296,18 @@ def test_the_number_of_weights_on_llada_8b() -> None:
             policy = Small(LlamaForCausalLM(config), FACTS, tokenizer=None)
         assert sum(weight.numel() for weight in policy.parameters()) == 8_015_581_184
         add_adapter(policy, LoraOptions(rank=128, targets=targets), seed=0)
-        counted[targets] = sum(weight.numel() for weight in trainable(policy))
+        counted[targets] = sum(weight.numel() for weight in trainable_parameters(policy))
     assert list(counted.values()) == [335_544_320, 167_772_160]
 
 
 def test_one_adapter_at_a_time_and_none_where_there_is_none() -> None:
     policy = small()
-    for asks in (Unmoved, merge, lambda p: save_adapter(p, "x", "y"), lambda p: adapter_disabled(p).__enter__()):
+    for asks in (
+        ReferencePolicy,
+        merge,
+        lambda p: save_adapter(p, "x", "y"),
+        lambda p: adapter_disabled(p).__enter__(),
+    ):
         with pytest.raises(ValueError, match="This policy has no adapter"):
             asks(policy)
     add_adapter(policy, OPTIONS, seed=0)

@@ -22,7 +22,7 @@ from unmask.models.lora import (
     load_adapter,
     merge,
     save_adapter,
-    trainable,
+    trainable_parameters,
     unfreeze_adapter,
 )
 from unmask.models.names import LLADA, SAME, Names
@@ -72,29 +72,29 @@ def test_what_is_saved_is_loaded_bit_for_bit(names: Names, tmp_path: Path) -> No
         "adapter_model.safetensors",
     ]
     load_adapter(other, tmp_path / "a", trainable=True)
-    for mine, theirs in zip(trainable(policy), trainable(other), strict=True):
+    for mine, theirs in zip(trainable_parameters(policy), trainable_parameters(other), strict=True):
         assert torch.equal(mine, theirs)
     assert torch.equal(policy(*canvas()), other(*canvas()))
     still = small(names=names)
     load_adapter(still, tmp_path / "a")
-    assert not trainable(still) and torch.equal(policy(*canvas()), still(*canvas()))
+    assert not trainable_parameters(still) and torch.equal(policy(*canvas()), still(*canvas()))
     with adapter_disabled(still):
         assert torch.equal(still(*canvas()), small()(*canvas()))
-    assert not trainable(still)
+    assert not trainable_parameters(still)
 
 
 def test_a_loaded_adapter_can_be_made_trainable(tmp_path: Path) -> None:
     policy, other = adapted(), small()
     save_adapter(policy, tmp_path, base="b")
-    assert lora.adapted(policy) and not lora.adapted(other)
+    assert lora.has_adapter(policy) and not lora.has_adapter(other)
     load_adapter(other, tmp_path)
-    assert lora.adapted(other) and not trainable(other)
+    assert lora.has_adapter(other) and not trainable_parameters(other)
     unfreeze_adapter(other)
     assert [n for n, w in other.named_parameters() if w.requires_grad] == [
         n for n, _ in other.named_parameters() if "lora_" in n
     ]
     merge(other)
-    assert not lora.adapted(other)
+    assert not lora.has_adapter(other)
 
 
 def test_the_loaded_weights_do_not_follow_the_file(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_an_adapter_of_peft_on_transformers_names_is_read(names: Names, dtype: t
     donor, policy = small(), small(names=names)
     theirs = peft.get_peft_model(donor.lm, peft.LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"]))
     move(theirs)
-    for weight in trainable(donor):
+    for weight in trainable_parameters(donor):
         weight.data = weight.data.to(dtype).float()
     theirs.save_pretrained(tmp_path)
     file = tmp_path / "adapter_model.safetensors"
@@ -244,7 +244,7 @@ def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], names: list,
     policy = small()
     with pytest.raises(ValueError, match=naming(file, *names)):
         load_adapter(policy, tmp_path)
-    assert not layers_of(policy) and len(trainable(policy)) == len(list(policy.parameters()))
+    assert not layers_of(policy) and len(trainable_parameters(policy)) == len(list(policy.parameters()))
 
 
 KEY = "base_model.model.model.transformer.blocks.1.attn_out.lora_B.weight"
@@ -270,7 +270,7 @@ def test_tensors_have_to_be_the_ones_that_are_meant(change: dict[str, Any], name
     policy = small()
     with pytest.raises(ValueError, match=naming(file, *names)):
         load_adapter(policy, tmp_path)
-    assert not layers_of(policy) and len(trainable(policy)) == len(list(policy.parameters()))
+    assert not layers_of(policy) and len(trainable_parameters(policy)) == len(list(policy.parameters()))
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip
 from unmask.core.probes import FLOOR, ask, every_step, visited
 from unmask.core.shapes import NEVER
-from unmask.core.token_sampling import Law
-from unmask.core.trace import selected
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import select_traces
 from unmask.methods.agrpo import agrpo, uniform_steps, weighted_steps
-from unmask.training.update import Part
+from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
     Paths,
@@ -73,17 +73,19 @@ WORLDS = {
     "two a step": world_of(NetPolicy(2, 4, seed=2), steps=2),
     "a remainder": world_of(NetPolicy(3, 3, seed=2), steps=2),
     "blocks": world_of(NetPolicy(2, 4, seed=3), steps=4, block=2),
-    "cold": world_of(NetPolicy(3, 3, seed=4), law=Law(temperature=0.6)),
-    "hot, two a step": world_of(NetPolicy(2, 4, seed=4), steps=2, law=Law(temperature=2.0)),
-    "top k": world_of(NetPolicy(3, 3, seed=5), law=Law(temperature=1.3, top_k=2)),
-    "top p, blocks": world_of(NetPolicy(3, 4, seed=6), steps=4, block=2, law=Law(top_p=0.8)),
+    "cold": world_of(NetPolicy(3, 3, seed=4), sampling=TokenSampling(temperature=0.6)),
+    "hot, two a step": world_of(NetPolicy(2, 4, seed=4), steps=2, sampling=TokenSampling(temperature=2.0)),
+    "top k": world_of(NetPolicy(3, 3, seed=5), sampling=TokenSampling(temperature=1.3, top_k=2)),
+    "top p, blocks": world_of(NetPolicy(3, 4, seed=6), steps=4, block=2, sampling=TokenSampling(top_p=0.8)),
     "end tokens": world_of(NetPolicy(3, 3, seed=7, eos=0)),
-    "end tokens, blocks": world_of(NetPolicy(2, 4, seed=18, eos=1), steps=4, block=2, law=Law(temperature=0.7)),
+    "end tokens, blocks": world_of(
+        NetPolicy(2, 4, seed=18, eos=1), steps=4, block=2, sampling=TokenSampling(temperature=0.7)
+    ),
     "a table": world_of(TablePolicy(3, 3, seed=9)),
     "ties": world_of(tied(1)),
-    "ties, two a step, cold": world_of(tied(2, words=2, length=4), steps=2, law=Law(temperature=0.5)),
-    "ties, top k": world_of(tied(3), law=Law(top_k=2)),
-    "ties all over, two a step": world_of(repeated(), steps=2, law=Law(temperature=2.0)),
+    "ties, two a step, cold": world_of(tied(2, words=2, length=4), steps=2, sampling=TokenSampling(temperature=0.5)),
+    "ties, top k": world_of(tied(3), sampling=TokenSampling(top_k=2)),
+    "ties all over, two a step": world_of(repeated(), steps=2, sampling=TokenSampling(temperature=2.0)),
     "all alike": world_of(TablePolicy(2, 4, scale=0.0), steps=2),
     "certainties": world_of(certain(4)),
 }
@@ -151,7 +153,7 @@ def expected_update(world: World, paths: Paths, choice: bool) -> Tensor:
     for first, second in product(range(cells), repeat=2):
         level_BK = (torch.tensor([[first, second]], dtype=torch.float64) + 0.5) / cells
         probes = visited(trace, *weighted_steps(trace, level_BK.repeat(len(trace), 1), uniform_steps), choice)
-        parts.append(Part(probes, advantage_B, uniform_credit(trace), method.objective))
+        parts.append(LossTerm(probes, advantage_B, uniform_credit(trace), method.objective))
     return step_of(world.policy, parts)
 
 
@@ -192,7 +194,7 @@ def test_groups_enumerated_whole_through_the_method_give_the_exact_gradient():
     groups, weight_B = grouped(paths.trace, paths.probability_B, 2)
     advantage_B = group_mean(reward_of(world, groups), groups.group_B) * weight_B
     probes = every_step(groups, torch.Generator(), choice=True)
-    found = step_of(world.policy, [Part(probes, advantage_B, uniform_credit(groups), step_clip)])
+    found = step_of(world.policy, [LossTerm(probes, advantage_B, uniform_credit(groups), step_clip)])
     assert relative_error(found, value_gradient(world, paths) / 2) < 1e-9
 
 
@@ -236,7 +238,7 @@ def likelihood(world: World, text: tuple[int, ...]) -> Tensor:
     "world",
     [
         world_of(NetPolicy(2, 4, seed=1)),
-        world_of(NetPolicy(2, 4, seed=2), steps=2, law=Law(temperature=0.7)),
+        world_of(NetPolicy(2, 4, seed=2), steps=2, sampling=TokenSampling(temperature=0.7)),
         world_of(NetPolicy(3, 4, seed=3), steps=2, block=2),
         world_of(tied(2, words=2, length=4)),
         World(NetPolicy(2, 4, seed=1)),
@@ -257,7 +259,7 @@ def test_the_likelihood_of_a_text_by_subsets_is_the_sum_over_its_trajectories(wo
 def test_a_choice_that_the_asked_policy_could_not_make_is_floored_and_its_gradient_is_finite():
     """Off-policy a rank can swap: then every draw at the passed position outranks the one that was kept."""
     world = world_of(TablePolicy(2, 2, seed=0))
-    trace = selected(enumerated(world).trace, torch.tensor([0]))
+    trace = select_traces(enumerated(world).trace, torch.tensor([0]))
     kept, passed = trace.step_BL[0].argsort().tolist()
     with torch.no_grad():
         world.policy.table[-1, passed] = 0.0  # both words have 1/2

@@ -8,8 +8,7 @@ from queue import LifoQueue
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import math500
 from unmask.tasks.support import verifier

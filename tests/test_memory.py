@@ -11,12 +11,12 @@ from torch import Tensor
 from helpers import Net, assert_close, generator, moved, parts_of
 from naive import assert_same
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.distributed.processes import Ranks
 from unmask.methods import agrpo, dispo
 from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
-from unmask.training.update import Part, accumulate, answers, update
-from unmask.util.micro_batch import Rows
+from unmask.training.update import LossTerm, accumulate, logprobs, update
+from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
 SEED_B = row_seeds(3, len(PROMPTS))
@@ -62,7 +62,7 @@ class _Breaks(torch.autograd.Function):
 
 
 @cache
-def parts() -> list[Part]:
+def parts() -> list[LossTerm]:
     """Two parts, the base's with several states a trace and the branches', of a policy that has moved."""
     method, policy = dispo(replace(agrpo(draws=5), kl=0.1), weight=0.6), Net(1, ends=0.5)
     trace, branches = sample(policy, PROMPTS, SEED_B, length=6, block=3, branch=Branch(2, 0.0), record=method.record)
@@ -70,7 +70,9 @@ def parts() -> list[Part]:
     return parts_of(method, rollouts, generator(4), moved(policy, 0.2), moved(policy, 0.3, seed=3))
 
 
-def updated(rows: Rows, policy: Cramped, asked: list[Part] | None = None) -> tuple[list[Tensor], dict[str, Tensor]]:
+def updated(
+    rows: MicroBatch, policy: Cramped, asked: list[LossTerm] | None = None
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     """How far one step goes, and what it tells."""
     before = [p.detach().clone() for p in policy.parameters()]
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
@@ -92,44 +94,44 @@ BACKWARD = [(64, 1, 32), (64, 2, 32), (4, 3, 2), (5, 6, 2), (1, 40, 1)]
 
 @pytest.mark.parametrize(("most", "room", "left", "halved"), FORWARD)
 def test_an_update_in_less_memory_is_the_same_update(most, room, left, halved):
-    rows = Rows(most)
-    assert_same_update(updated(rows, Cramped(most=room)), updated(Rows(64), Cramped()))
+    rows = MicroBatch(most)
+    assert_same_update(updated(rows, Cramped(most=room)), updated(MicroBatch(64), Cramped()))
     assert (rows.most, rows.halved) == (left, halved)
 
 
 @pytest.mark.parametrize(("most", "breaks", "left"), BACKWARD)
 def test_a_backward_pass_that_breaks_off_is_made_again_from_the_start(most, breaks, left):
     """What had been added by then is thrown away, also by another part; and its graph before the next is made."""
-    rows, policy = Rows(most), Cramped(breaks=breaks)
-    assert_same_update(updated(rows, policy), updated(Rows(64), Cramped()))
+    rows, policy = MicroBatch(most), Cramped(breaks=breaks)
+    assert_same_update(updated(rows, policy), updated(MicroBatch(64), Cramped()))
     assert (rows.most, rows.halved) == (left, int(left < most))
     assert policy.most_held == 1 and (policy.backwards > breaks) == (left < most)
 
 
 @pytest.mark.parametrize("most", [1, 2, 12, 64])
 def test_answers_in_less_memory_are_the_same(most):
-    probes, rows = parts()[0].probes, Rows(most)
-    assert_close(answers(Cramped(most=1), probes, rows), answers(Cramped(), probes, Rows(64)), 1e-12)
+    probes, rows = parts()[0].probes, MicroBatch(most)
+    assert_close(logprobs(Cramped(most=1), probes, rows), logprobs(Cramped(), probes, MicroBatch(64)), 1e-12)
     assert rows.most == 1
 
 
 def test_when_not_even_one_canvas_fits_the_error_is_the_devices():
     for room, where in (({"most": 0}, "forward"), ({"breaks": 1}, "backward")):
-        rows = Rows(1 if "breaks" in room else 6)
+        rows = MicroBatch(1 if "breaks" in room else 6)
         with pytest.raises(torch.OutOfMemoryError, match=where):
             updated(rows, Cramped(**room))
         assert rows.most == 1
     with pytest.raises(torch.OutOfMemoryError, match="forward"):
-        in_batches(partial(sample, Cramped(most=0), length=4), PROMPTS, SEED_B, SEED_B, Rows(6))
+        in_batches(partial(sample, Cramped(most=0), length=4), PROMPTS, SEED_B, SEED_B, MicroBatch(6))
 
 
-ROLLOUT = {"length": 8, "steps": 6, "block": 4, "law": Law(1.2, top_k=5, top_p=0.9)}
+ROLLOUT = {"length": 8, "steps": 6, "block": 4, "law": TokenSampling(1.2, top_k=5, top_p=0.9)}
 ROLLOUT |= {"record": Record(top=4, entropy=True), "branch": Branch(3, 1.0)}
 
 
 @pytest.mark.parametrize(("most", "room", "left", "halved"), [(100, 2, 1, 2), (6, 4, 3, 1), (4, 1, 1, 2)])
 def test_rollouts_in_less_memory_are_the_same_rollouts(most, room, left, halved):
-    policy, rows = Cramped(), Rows(most)
+    policy, rows = Cramped(), MicroBatch(most)
     whole = sample(policy, PROMPTS, SEED_B, group_B=GROUP_B, **ROLLOUT)
     policy.most = room
     assert_same(in_batches(partial(sample, policy, **ROLLOUT), PROMPTS, SEED_B, GROUP_B, rows), whole)
@@ -157,9 +159,9 @@ def test_the_shares_of_several_processes_add_up_however_little_memory_one_of_the
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 def test_traces_that_learn_nothing_are_not_gone_back_through_and_hold_no_memory(rows):
-    part = replace(parts()[0], kl=0.0, reference_NL=None, old_NL=None, dead_when_idle=True)
+    part = replace(parts()[0], kl=0.0, reference_NL=None, old_NL=None, skip_zero_advantage=True)
     part = replace(part, advantage_B=part.advantage_B * torch.tensor([0.0, 0, 1, 0, 0, 0]))
-    policy, every = Cramped(), replace(part, dead_when_idle=False)
-    assert_same_update(updated(Rows(rows), policy, [part]), updated(Rows(64), Cramped(), [every]))
+    policy, every = Cramped(), replace(part, skip_zero_advantage=False)
+    assert_same_update(updated(MicroBatch(rows), policy, [part]), updated(MicroBatch(64), Cramped(), [every]))
     states = len(part.probes.trace_N[part.probes.trace_N == 2])
     assert policy.backwards == -(-states // rows) and policy.most_held == 1

@@ -19,8 +19,8 @@ from unmask.studies.compare.cells import cost_of
 from unmask.tasks import TASKS, Task
 from unmask.training import loop as train_module
 from unmask.training.run import training_run as keeper_module
-from unmask.training.run.folder import Run, read_metrics
-from unmask.util.metering import Meter, metered, note_pass
+from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.util.metering import Meter, count_passes, record_pass
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def toy_task() -> Task:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(Run, "draw", lambda run: None)  # which takes longer than the run
+    monkeypatch.setattr(RunFolder, "draw", lambda run: None)  # which takes longer than the run
 
 
 class Counting:
@@ -109,7 +109,7 @@ def config_for(model: str, **data: Any) -> Config:
 
 
 def trained(config: Config, folder: Path) -> list[dict[str, float]]:
-    train_module.train(config, lambda: Run(folder, config.dump()))
+    train_module.train(config, lambda: RunFolder(folder, config.dump()))
     return read_metrics(folder)
 
 
@@ -170,7 +170,7 @@ def test_an_evaluation_is_reckoned_as_it_is_made(small: str, monkeypatch: pytest
     meter, plain = Meter(), keeper_module.evaluate
 
     def evaluate(*arguments: Any, **more: Any) -> Any:
-        with metered(meter):
+        with count_passes(meter):
             return plain(*arguments, **more)
 
     monkeypatch.setattr(keeper_module, "evaluate", evaluate)
@@ -184,7 +184,7 @@ def test_encoders_are_counted(tmp_path: Path, make: Any) -> None:
     policy, meter = load_model(make(tmp_path)), Meter()
     seen: list[torch.Size] = []
     policy.lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    with metered(meter):
+    with count_passes(meter):
         policy.hidden(torch.tensor([TOKENS, TOKENS[::-1], TOKENS]) % 32, None, torch.arange(5))
     assert [shape[:2] for shape in seen] == [(3, 13)] and meter.forwards == 3.0
 
@@ -199,22 +199,22 @@ def test_a_shifted_model_is_charged_for_the_column_before_its_window(
     tokens_SL, at_Q, meter = torch.tensor([TOKENS[:12], TOKENS[1:13]]), torch.tensor([4, 7, 16]), Meter()
     _, memory = policy.remember(tokens_SL, None, at_Q)
     policy.lm.model.layers[0].register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
-    with metered(meter):
+    with count_passes(meter):
         policy.hidden_window(memory, tokens_SL, 4, 8, at_Q)
     assert seen == [columns] and meter.forwards == pytest.approx(2 * columns / 12, rel=1e-12)
 
 
 def test_meters_nest_and_count_on() -> None:
     canvas_SL, outer, inner = torch.zeros(3, 8), Meter(100.0), Meter()
-    note_pass(canvas_SL, 8)  # nobody is counting
-    with torch.no_grad(), metered(outer):
-        note_pass(canvas_SL, 8)
-        with metered(None):
-            note_pass(canvas_SL, 8)
-        with metered(inner):
-            note_pass(canvas_SL, 2)
+    record_pass(canvas_SL, 8)  # nobody is counting
+    with torch.no_grad(), count_passes(outer):
+        record_pass(canvas_SL, 8)
+        with count_passes(None):
+            record_pass(canvas_SL, 8)
+        with count_passes(inner):
+            record_pass(canvas_SL, 2)
         with torch.enable_grad():
-            note_pass(canvas_SL, 8)
+            record_pass(canvas_SL, 8)
     assert (outer.forwards, inner.forwards) == (100 + 3 + 9, 0.75)
     assert outer.forwards == 112.0
 

@@ -7,9 +7,7 @@ from inspect import signature
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import (
     MASK,
@@ -40,7 +38,7 @@ from unmask.core.objective import (
 )
 from unmask.core.probes import ask, fully_masked, unit_likelihood
 from unmask.core.shapes import NEVER
-from unmask.core.trace import everything, until_eos
+from unmask.core.trace import all_tokens, until_eos
 from unmask.methods import BASES, diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
 from unmask.methods.agrpo import sampled_steps
 from unmask.methods.coupled_grpo import coupled, coupled_views
@@ -48,7 +46,7 @@ from unmask.methods.daca import strata_views
 from unmask.methods.espo import elbo, elbo_views, espo
 from unmask.methods.unigrpo import masked_at_ratio, random_ratio
 from unmask.methods.wd1 import preference_weight
-from unmask.training.update import part_loss
+from unmask.training.update import term_loss
 
 SEEDS = st.integers(0, 10**6)
 
@@ -58,7 +56,7 @@ def rollout(length=6, **settings):
     policy = Net(1, ends=1.0)
     rollouts = rolled(policy, length=length, block=3, **settings)
     assert (rollouts.trace.step_BL == NEVER).any()
-    assert (until_eos(rollouts.trace) != everything(rollouts.trace)).any()
+    assert (until_eos(rollouts.trace) != all_tokens(rollouts.trace)).any()
     return policy, rollouts
 
 
@@ -83,8 +81,8 @@ WORDS_OF = {
     "coupled_grpo": (leave_one_out, until_eos, token_clip, 0.5, 0.5, token_divergence, 0.01, BY_TOKEN),
     "unigrpo": (z_score, until_eos, token_clip, 0.2, 0.2, token_divergence, 0.01, BY_SEQUENCE),
     "gspo": (z_score, until_eos, sequence_clip, 3e-4, 4e-4, SEQUENCE_K3, 0.0, {}),
-    "espo": (leave_one_out, everything, sequence_clip, 0.2, 0.2, SEQUENCE_K2, 0.01, {}),
-    "agrpo": (group_mean, everything, partial(token_clip, normaliser=trace_sum), 0.2, 0.2, None, 0.0, {}),
+    "espo": (leave_one_out, all_tokens, sequence_clip, 0.2, 0.2, SEQUENCE_K2, 0.01, {}),
+    "agrpo": (group_mean, all_tokens, partial(token_clip, normaliser=trace_sum), 0.2, 0.2, None, 0.0, {}),
 }
 
 
@@ -102,7 +100,7 @@ def test_a_base_is_the_words_its_paper_puts_in_the_blanks(name, default):
     ones_BL = torch.ones_like(trace.logp_BL)
     loss, _ = surrogate(logp_NL, part.old_NL, probes, value_B, ones_BL, low=low, high=high, **options)
     loss = loss + kl * divergence(logp_NL, reference_NL, probes, **options) if kl else loss
-    assert_close(part_loss(part, logp_NL)[0], loss, 1e-12)
+    assert_close(term_loss(part, logp_NL)[0], loss, 1e-12)
     assert method.counted is counted and method.needs_reference == (kl > 0) and method.name == name
 
 
@@ -141,7 +139,7 @@ def test_wd1s_loss_is_the_weighted_log_likelihood_of_the_counted_tokens():
             down = math.exp(-2 * reward[b]) / sum(math.exp(-2 * reward[c]) for c in mine)
             likelihood = sum(logp_NL[b, i].item() for i in positions(trace.counted_BL[b]))
             loss -= len(mine) / len(groups) * (up - down) * likelihood
-    assert part_loss(part, logp_NL)[0].item() == pytest.approx(loss, rel=1e-10)
+    assert term_loss(part, logp_NL)[0].item() == pytest.approx(loss, rel=1e-10)
 
 
 def test_wd1_tends_to_two_psi_times_diffu_grpos_on_policy_slope_as_rewards_draw_together():
@@ -191,7 +189,7 @@ def test_elbo_sizes_are_stratified_over_the_draws_of_each_trace():
 
 
 def test_espos_objective_is_one_share_weighted_ratio_a_trace():
-    policy, rollouts = rollout(counted=everything)
+    policy, rollouts = rollout(counted=all_tokens)
     (part,) = parts_of(espo(low=0.01, high=0.02), rollouts, generator(), moved(policy), moved(policy, seed=3))
     logp_NL = ask(policy, part.probes).detach().requires_grad_()
     loss, clips = 0.0, set()
@@ -208,7 +206,7 @@ def test_espos_objective_is_one_share_weighted_ratio_a_trace():
         surrogate = clip if clip < ratio.item() * a else ratio * a
         loss = loss - surrogate / len(rollouts.trace) + 0.01 * (ref - bound) ** 2 / 2 / size / len(rollouts.trace)
     assert clips >= {(True, True), (False, True)}
-    found = part_loss(part, logp_NL)[0]
+    found = term_loss(part, logp_NL)[0]
     assert_close(loss_and_slope(found, logp_NL, part.probes), loss_and_slope(loss, logp_NL, part.probes))
 
 
@@ -322,7 +320,7 @@ def test_reinforce_pp_baseline_is_group_centred_batch_scaled_and_pays_a_k2_loss(
         clip = min(max(ratio.item(), 0.8), 1.2) * a
         surrogate = clip if clip < ratio.item() * a else ratio * a
         loss = loss + (0.3 * (part.reference_NL[b, i] - logp_NL[b, i]) ** 2 / 2 - surrogate) / len(counted)
-    found = part_loss(part, logp_NL)[0]
+    found = term_loss(part, logp_NL)[0]
     assert_close(loss_and_slope(found, logp_NL, part.probes), loss_and_slope(loss, logp_NL, part.probes))
 
 

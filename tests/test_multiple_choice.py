@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from unmask.tasks.benchmarks import multiple_choice
 from unmask.tasks.benchmarks.multiple_choice import letter

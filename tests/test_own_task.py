@@ -11,7 +11,7 @@ from unmask.cli.display import next_commands
 from unmask.cli.main import main
 from unmask.config.config import parse_config
 from unmask.tasks import Task, own
-from unmask.tasks.scoring import judged
+from unmask.tasks.scoring import score
 from wording import mentions, naming
 
 PLAIN = """
@@ -107,7 +107,7 @@ def test_reward_functions_of_trl_as_they_are_with_weights(folder: Path):
     assert task.parts(row, "7") == {"accuracy_reward": 1.0, "format_reward": 1.0, "length_reward": -1 / 8}
     assert task.reward(row, "7") == pytest.approx(1 + 0.5 - 1 / 8)
     assert task.solved(row, "7") and not task.solved(row, "8")  # by the first reward
-    found = judged(task, [row, row], ["7", "88"])
+    found = score(task, [row, row], ["7", "88"])
     assert {name: part_B.tolist() for name, part_B in found.parts.items()} == {
         "accuracy_reward": [1.0, 0.0],
         "format_reward": [1.0, 0.0],

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from unmask.util.parsing import _Loader, parsed_yaml
+from unmask.util.parsing import _Loader, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from unmask.util.parsing import _Loader, parsed_yaml
 )
 def test_a_key_that_is_there_twice_is_named(text: str, told: str) -> None:
     with pytest.raises(ValueError) as refused:
-        parsed_yaml(text, "file.yaml")
+        parse_yaml(text, "file.yaml")
     assert str(refused.value) == f"file.yaml: not YAML: {told}"
 
 

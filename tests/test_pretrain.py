@@ -15,8 +15,8 @@ from unmask.models.tiny import EOS, SHIPPED, CharacterTokenizer
 from unmask.sft.pretrain import (
     RECORD,
     WRONG,
-    Lesson,
     PretrainConfig,
+    PretrainTask,
     cosine,
     diffusion_loss,
     lesson_tokens,
@@ -44,8 +44,8 @@ MICRO = PretrainConfig(
     weight_decay=0.01,
     shape=SMALL,
     lessons=[
-        Lesson(task="sudoku", batch=6, wrong=0.5, noise=0.3),
-        Lesson(task="countdown", batch=4, wrong=0.5, noise=0.3),
+        PretrainTask(task="sudoku", batch=6, wrong=0.5, noise=0.3),
+        PretrainTask(task="countdown", batch=4, wrong=0.5, noise=0.3),
     ],
 )
 
@@ -104,7 +104,7 @@ def test_masks_have_every_size_and_every_place_alike():
 
 
 def test_short_answers_end_in_eos_and_prompts_are_whole():
-    task, lesson = TASKS["countdown"](), Lesson(task="countdown", batch=1, wrong=0, noise=0)
+    task, lesson = TASKS["countdown"](), PretrainTask(task="countdown", batch=1, wrong=0, noise=0)
     rows = task.rows("train", 30, 0)
     prompt_BP, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
     tokenizer = CharacterTokenizer()
@@ -206,7 +206,7 @@ def test_without_noise_a_wrong_solution_is_the_solution_and_with_all_of_it_it_fi
 def test_the_share_of_wrong_solutions():
     task = TASKS["sudoku"]()
     rows = task.rows("train", 600, 0)
-    lesson = Lesson(task="sudoku", batch=1, wrong=0.5, noise=1.0)
+    lesson = PretrainTask(task="sudoku", batch=1, wrong=0.5, noise=1.0)
     _, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
     texts = [CharacterTokenizer().decode(completion) for completion in completion_BC.tolist()]
     kept = sum(text == row["solution"] for text, row in zip(texts, rows, strict=True))
@@ -236,7 +236,7 @@ def test_unknown_keys_and_tasks_are_refused(tmp_path):
     path.write_text("")
     with pytest.raises(ValueError, match="the file"):
         read_pretrain_config(path)
-    lesson = Lesson(task="chess", batch=1, wrong=0, noise=0)
+    lesson = PretrainTask(task="chess", batch=1, wrong=0, noise=0)
     with pytest.raises(ValueError, match="chess"):
         pretrain(MICRO.model_copy(update={"lessons": [lesson]}), tmp_path)
 
@@ -275,7 +275,7 @@ def test_the_shipped_model_knows_its_tasks():
     config = PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text())
     for lesson in config.lessons:
         task = TASKS[lesson.task](**lesson.options)
-        right = Lesson(task=lesson.task, batch=1, wrong=0, noise=0)
+        right = PretrainTask(task=lesson.task, batch=1, wrong=0, noise=0)
         prompt_BP, completion_BC = lesson_tokens(right, task, task.rows("test", 64, 0), random.Random(0))
         masked_BC = masked_positions(64, task.length, torch.Generator().manual_seed(0))
         with torch.no_grad():

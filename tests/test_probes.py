@@ -7,20 +7,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import MASK, Net, assert_close, generator, padded, permuted, random_probes, rolled
 from unmask.core.order import ORDERS, low_confidence
 from unmask.core.probes import (
     FLOOR,
     ask,
+    at_states,
     chunks,
     every_step,
     fully_masked,
     left_to_right_views,
-    of_states,
     one_shot,
     random_rank,
     rank,
@@ -31,8 +29,8 @@ from unmask.core.probes import (
 )
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch
-from unmask.core.token_sampling import Law
-from unmask.core.trace import selected, state_before
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import select_traces, state_before
 from unmask.methods.agrpo import sampled_steps
 from unmask.methods.coupled_grpo import coupled
 from unmask.methods.daca import stratified
@@ -40,7 +38,7 @@ from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
 
-LAWS = {"plain": Law(), "warm": Law(1.4), "cut": Law(0.8, top_k=4, top_p=0.9)}
+LAWS = {"plain": TokenSampling(), "warm": TokenSampling(1.4), "cut": TokenSampling(0.8, top_k=4, top_p=0.9)}
 ESTIMATORS = {
     "fully_masked": fully_masked,
     "prompt_masked": partial(fully_masked, prompt_masking=0.5),
@@ -57,10 +55,10 @@ ESTIMATORS = {
 }
 
 
-def rollout(law=LAWS["plain"], **settings):
+def rollout(sampling=LAWS["plain"], **settings):
     """Two positions a step, two blocks; some rows retire, prompts are padded."""
     policy = Net(1, ends=settings.pop("ends", 0.0))
-    rollouts = rolled(policy, law=law, steps=settings.pop("steps", 4), block=3, **settings)
+    rollouts = rolled(policy, sampling=sampling, steps=settings.pop("steps", 4), block=3, **settings)
     policy.calls.clear()
     return policy, rollouts
 
@@ -102,7 +100,7 @@ def answer_by_loop(policy, probes, n, i):
     if probes.visited and "kept" in trace.seen:
         kept = trace.seen["kept"][b, i - (len(trace.tokens_BL[0]) - 6)].tolist()
         words = [v for v in words if v in kept]
-    weight = {v: math.exp(logits_V[v] / trace.law.temperature) for v in words}
+    weight = {v: math.exp(logits_V[v] / trace.sampling.temperature) for v in words}
     return math.log(weight[int(trace.tokens_BL[b, i])] / sum(weight.values()))
 
 
@@ -171,7 +169,7 @@ def test_a_pass_asks_the_head_at_the_asked_positions_only(monkeypatch):
 def test_of_states_keeps_the_questions_put_at_those_states():
     _, (_, branches) = rollout(branch=Branch(3, 0.0))
     probes = one_shot(branches)
-    some = of_states(probes, torch.tensor([1, 4]))
+    some = at_states(probes, torch.tensor([1, 4]))
     rows = [n for n in range(len(probes.state_N)) if probes.state_N[n] in (1, 4)]
     assert len(some.states_SL) == 2 and len(rows) == 6
     assert torch.equal(some.states_SL[some.state_N], probes.states_SL[probes.state_N[rows]])
@@ -185,7 +183,7 @@ def test_log_f_is_the_mass_of_draws_that_rank_below_the_least_kept(law, flat):
     policy, (trace, _) = rollout(LAWS[law], order=low_confidence)
     if flat:
         policy.out_DV.data.zero_()
-        trace = rolled(policy, law=LAWS[law], steps=4, block=3, order=low_confidence).trace
+        trace = rolled(policy, sampling=LAWS[law], steps=4, block=3, order=low_confidence).trace
     probes = every_step(trace, generator(), choice=True)
     found_NL, checked = ask(policy, probes), 0
     for n in range(len(probes.state_N)):
@@ -197,10 +195,10 @@ def test_log_f_is_the_mass_of_draws_that_rank_below_the_least_kept(law, flat):
         kept = [(score_LV[i, trace.tokens_BL[b, i]].item(), -i) for i in written]
         for j in probes.passed_NL[n].nonzero().flatten().tolist():
             assert probes.states_SL[s, j] == MASK and trace.block_BL[b, j] == trace.block_BL[b, -min(kept)[1]]
-            law_V = (score_LV[j] / trace.law.temperature).softmax(-1)
-            if trace.law.truncated:
+            law_V = (score_LV[j] / trace.sampling.temperature).softmax(-1)
+            if trace.sampling.truncated:
                 ranked, mass, words = law_V.sort(descending=True).indices.tolist(), 0.0, []
-                while len(words) < trace.law.top_k and mass < trace.law.top_p:
+                while len(words) < trace.sampling.top_k and mass < trace.sampling.top_p:
                     words.append(ranked[len(words)])
                     mass += law_V[words[-1]].item()
                 law_V = torch.zeros_like(law_V).index_put((torch.tensor(words),), law_V[words] / mass)
@@ -212,7 +210,7 @@ def test_log_f_is_the_mass_of_draws_that_rank_below_the_least_kept(law, flat):
 
 
 def test_a_greedy_trace_has_no_likelihood():
-    policy, (trace, _) = rollout(Law(0.0))
+    policy, (trace, _) = rollout(TokenSampling(0.0))
     with pytest.raises(ValueError, match="a greedy trace"):
         ask(policy, fully_masked(trace, generator()))
 
@@ -324,7 +322,7 @@ def test_choice_adds_the_positions_of_the_block_that_were_passed_over():
 def test_one_shot_asks_siblings_at_one_shared_state():
     _, (_, branches) = rollout(branch=Branch(3, 1.0))
     order_B = torch.randperm(len(branches), generator=generator())
-    probes = one_shot(branches := selected(branches, order_B))
+    probes = one_shot(branches := select_traces(branches, order_B))
     assert len(probes.states_SL) == len(branches) // 3 > 3
     assert torch.equal(probes.states_SL[probes.state_N], state_before(branches, 0))
     assert torch.equal(probes.attended_SL[probes.state_N], branches.attended_BL)

@@ -21,22 +21,22 @@ from unmask.cli.main import app
 from unmask.config.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER
-from unmask.distributed.processes import ALONE, Ranks, waited_for
+from unmask.distributed.processes import ALONE, Ranks, timeout_seconds
 from unmask.models import load_model, save
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.encoder import Bert
 from unmask.models.load import Released
-from unmask.models.lora import LoraOptions, adapted, add_adapter, base_of, save_adapter, trainable
+from unmask.models.lora import LoraOptions, add_adapter, base_of, has_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
 from unmask.training.loop import train
-from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.state import newest
-from unmask.training.setup import prepared
-from unmask.training.update import answers
-from unmask.util.micro_batch import Rows
+from unmask.training.setup import set_up
+from unmask.training.update import logprobs
+from unmask.util.micro_batch import MicroBatch
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
@@ -200,12 +200,12 @@ def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("unmask.training.update.ask", cramped)
     policy = toy_model()
     probes = fully_masked(sample(policy, [[5], [6, 7]], row_seeds(0, 2), length=3).trace, torch.Generator())
-    rows = Rows(2)
+    rows = MicroBatch(2)
     with pytest.raises(torch.OutOfMemoryError):
-        answers(policy, probes, rows, Ranks(sharded=True))
-    assert rows == Rows(2)
-    answers(policy, probes, rows, ALONE)
-    assert rows == Rows(1, halved=1)
+        logprobs(policy, probes, rows, Ranks(sharded=True))
+    assert rows == MicroBatch(2)
+    logprobs(policy, probes, rows, ALONE)
+    assert rows == MicroBatch(1, halved=1)
 
 
 # --- torchrun -----------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def check_run(folder: Path, said: str) -> None:
     """One folder, written once, the same as without torchrun; and it can be evaluated."""
     assert said.count("update    0/2") == 1 and [path.name for path in folder.iterdir()] == ["run"]
     config = read_config(folder / "run" / "config.yaml")
-    train(config, lambda: Run(folder / "alone", config.dump()))
+    train(config, lambda: RunFolder(folder / "alone", config.dump()))
     close(logged(folder / "run"), logged(folder / "alone"), 1e-5, "metrics")
     close(weights(folder / "run"), weights(folder / "alone"), 1e-6, "checkpoint")
     result = CliRunner().invoke(app, ["eval", str(folder / "run"), "--problems", "3", "--samples", "1", "--json"])
@@ -260,7 +260,7 @@ def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) 
 def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("UNMASK_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"UNMASK_TIMEOUT: expected a number of seconds, got '{text}'"):
-        waited_for()
+        timeout_seconds()
 
 
 # --- setup --------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     return str(tmp_path / "model")
 
@@ -280,7 +280,7 @@ def adapter(model: str, tmp_path: Path) -> str:
     policy = load_model(model)
     add_adapter(policy, LoraOptions(rank=2), seed=3)
     with torch.no_grad():
-        for weight in trainable(policy):
+        for weight in trainable_parameters(policy):
             weight += 0.05
     save_adapter(policy, tmp_path / "adapter", model)
     return str(tmp_path / "adapter")
@@ -292,19 +292,19 @@ def toy_config(model: str, **data: Any) -> Config:
 
 def test_small_models_are_trained_whole_and_others_by_an_adapter(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, kind in (("tiny", None), (model, None), (model, True)):
-        with prepared(toy_config(name, full=kind), needs_reference=False) as setup:
-            assert setup.ranks == ALONE and setup.reference is None and not adapted(setup.policy)
+        with set_up(toy_config(name, full=kind), needs_reference=False) as setup:
+            assert setup.ranks == ALONE and setup.reference is None and not has_adapter(setup.policy)
             assert len(names_of(setup.policy)) == len(list(setup.policy.parameters()))
-    with prepared(toy_config(model, full=False), needs_reference=False) as setup:
-        assert adapted(setup.policy) and all("lora" in name for name in names_of(setup.policy))
+    with set_up(toy_config(model, full=False), needs_reference=False) as setup:
+        assert has_adapter(setup.policy) and all("lora" in name for name in names_of(setup.policy))
 
     def released(*given: Any, **more: Any) -> Released:
         small = toy_model()
         return Released(small.lm, small.facts, small.tokenizer, small.origin)
 
     monkeypatch.setattr(unmask.training.setup, "load_model", released)
-    with prepared(toy_config(model), needs_reference=False) as setup:
-        assert adapted(setup.policy) and all("lora" in name for name in names_of(setup.policy))
+    with set_up(toy_config(model), needs_reference=False) as setup:
+        assert has_adapter(setup.policy) and all("lora" in name for name in names_of(setup.policy))
 
 
 def names_of(policy: torch.nn.Module) -> list[str]:
@@ -313,27 +313,27 @@ def names_of(policy: torch.nn.Module) -> list[str]:
 
 def test_an_adapter_is_trained_further(model: str, adapter: str, tmp_path: Path) -> None:
     config = toy_config(adapter)
-    train(config, lambda: Run(tmp_path / "run", config.dump()))
+    train(config, lambda: RunFolder(tmp_path / "run", config.dump()))
     before, after = load_model(adapter).state_dict(), weights(tmp_path / "run")
     moved = {name for name in after if not torch.equal(before[name], after[name])}
     assert moved and moved == {name for name in after if "lora" in name}
     assert base_of(tmp_path / "run" / "checkpoint") == model
     again = toy_config(str(tmp_path / "run" / "checkpoint"))
-    with prepared(again, needs_reference=True) as setup:
-        assert adapted(setup.policy) and setup.reference is not None
+    with set_up(again, needs_reference=True) as setup:
+        assert has_adapter(setup.policy) and setup.reference is not None
 
 
 def test_full_training_of_an_adapter_merges_it_first(model: str, adapter: str, tmp_path: Path) -> None:
     config, policy = toy_config(adapter, full=True), load_model(adapter)
     trace = sample(policy, [[5], [6, 7]], row_seeds(0, 2), length=3).trace
     probes = fully_masked(trace, torch.Generator())
-    with prepared(config, needs_reference=True) as setup, torch.no_grad():
-        assert not adapted(setup.policy)
+    with set_up(config, needs_reference=True) as setup, torch.no_grad():
+        assert not has_adapter(setup.policy)
         close(ask(setup.policy, probes), ask(policy, probes), 1e-5)
         close(ask(setup.reference, probes), ask(policy, probes), 1e-5)
         assert (ask(load_model(model), probes) - ask(policy, probes)).abs().max() > 1e-3
-    train(config, lambda: Run(tmp_path / "run", config.dump()))
-    assert not adapted(load_model(tmp_path / "run" / "checkpoint"))
+    train(config, lambda: RunFolder(tmp_path / "run", config.dump()))
+    assert not has_adapter(load_model(tmp_path / "run" / "checkpoint"))
 
 
 @pytest.mark.parametrize(
@@ -356,5 +356,5 @@ def test_what_is_not_built_for_encoders(
     monkeypatch.setattr(unmask.training.setup, "joined_ranks", joined_ranks)
     asked = "full training in several processes" if size > 1 else next(iter(wish))
     with pytest.raises(ValueError, match=f"^{asked} has been built for decoders .*, not for encoders"):
-        with prepared(toy_config(model, **{"full": True} | wish), needs_reference=False):
+        with set_up(toy_config(model, **{"full": True} | wish), needs_reference=False):
             pass

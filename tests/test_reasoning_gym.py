@@ -18,8 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from unmask.config.config import read_config
 from unmask.tasks.benchmarks import reasoning_gym as gym

@@ -19,12 +19,12 @@ import unmask.training.run.state
 import unmask.training.run.training_run
 from helpers import SMALL, cut_at
 from unmask.config.config import Config, parse_config
-from unmask.evaluation.evaluate import Evaluation, Share, evaluation_of
+from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
-from unmask.tasks.scoring import Failure, RewardError
+from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.loop import optimizer_of, resume, train
-from unmask.training.run.folder import LOGS, Run, read_metrics
+from unmask.training.run.folder import LOGS, RunFolder, read_metrics
 from unmask.training.run.state import newest, restore, tensors_of, write
 from unmask.util.signals import Paused, deaf
 from wording import mentions, naming
@@ -45,7 +45,7 @@ def config_for(model: str, **more: object) -> Config:
 
 
 def run(config: Config, folder: Path) -> Path:
-    train(config, lambda: Run(folder, config.dump()))
+    train(config, lambda: RunFolder(folder, config.dump()))
     return folder
 
 
@@ -183,8 +183,8 @@ def test_a_state_of_an_adapter_of_another_rank_is_refused() -> None:
 
 
 def test_an_evaluation_survives_json() -> None:
-    passes = {1: Share(0.5, 0.25, 0.75), 2: Share(0.75, 0.5, 1.0)}
-    found = Evaluation(passes[1], Share(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, mixed=passes[1])
+    passes = {1: Proportion(0.5, 0.25, 0.75), 2: Proportion(0.75, 0.5, 1.0)}
+    found = Evaluation(passes[1], Proportion(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, mixed=passes[1])
     assert evaluation_of(json.loads(json.dumps(found.data()))) == found
     old = {name: value for name, value in found.data().items() if name != "mixed"}  # of a run before it was measured
     assert evaluation_of(json.loads(json.dumps(old))) == replace(found, mixed=None)
@@ -195,7 +195,7 @@ def test_a_wish_to_stop_is_granted_after_the_update(model: str, tmp_path: Path) 
     whole = told(run(config, tmp_path / "whole"))
     wishes = iter([False, False, True])
     with pytest.raises(Paused, match="stopped after update 3"):
-        train(config, lambda: Run(tmp_path / "cut", config.dump()), stop=lambda: next(wishes))
+        train(config, lambda: RunFolder(tmp_path / "cut", config.dump()), stop=lambda: next(wishes))
     assert newest(tmp_path / "cut" / "state")[0].step == 3
     resume(tmp_path / "cut")
     assert told(tmp_path / "cut") == whole
@@ -209,7 +209,7 @@ def test_a_file_is_a_wish_too(model: str, tmp_path: Path) -> None:
             (tmp_path / "run" / "stop").touch()
 
     with pytest.raises(Paused, match="stopped after update 1"):
-        train(config, lambda: Run(tmp_path / "run", config.dump()), wishing)
+        train(config, lambda: RunFolder(tmp_path / "run", config.dump()), wishing)
     assert not (tmp_path / "run" / "stop").exists()
     assert newest(tmp_path / "run" / "state")[0].step == 1
 
@@ -311,7 +311,7 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
 
 def test_a_kill_while_the_folder_was_made_is_gone_on_from(model: str, tmp_path: Path, unmask) -> None:
     config = config_for(model, method="agrpo", updates=1)
-    Run(tmp_path / "run", config.dump())
+    RunFolder(tmp_path / "run", config.dump())
     versions = (tmp_path / "run" / "versions.json").read_text()
     (tmp_path / "run" / "versions.json").unlink()
     code, _, err = unmask("train", "--resume", "run")
@@ -326,7 +326,7 @@ def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str
 
     def ill(*given: object, **named: object) -> object:
         if len(read_metrics(tmp_path / "cut")) > 4:  # the start, two updates, an evaluation, an update
-            raise RewardError([Failure("sudoku", {}, "x", "the grader is ill")])
+            raise RewardError([RewardFailure("sudoku", {}, "x", "the grader is ill")])
         return plain(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ from torch import Tensor
 from unmask.config.config import parse_config
 from unmask.distributed.processes import Ranks
 from unmask.tasks import TASKS, Task, own
-from unmask.tasks.scoring import Failure, RewardConfig, RewardError, grades, judged
+from unmask.tasks.scoring import RewardConfig, RewardError, RewardFailure, grades, score
 from unmask.tasks.support.composite import brevity
 
 GSM = TASKS["gsm8k"]().about.example
@@ -110,14 +110,14 @@ def test_a_reward_that_fails_is_named_and_the_others_are_judged(tmp_path: Path, 
     body, told = FAILING[kind]
     task, texts = made(tmp_path, body), ["good", "bad", "good"]
     start = time.perf_counter()
-    found = judged(task, ROWS, texts, RewardConfig(on_error="zero", timeout=1.0))
+    found = score(task, ROWS, texts, RewardConfig(on_error="zero", timeout=1.0))
     assert time.perf_counter() - start < 30
     assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and found.solved_B.tolist() == [True, False, True]
     (failure,) = found.failures
     assert failure[:3] == ("my_task", ROWS[1], "bad")
     assert told in failure.error and "my_task.py" in failure.error and "row-1" in failure.error
     with pytest.raises(RewardError, match=r"task 'my_task' failed: .*my_task\.py") as raised:
-        judged(task, ROWS, texts, RewardConfig(timeout=1.0))
+        score(task, ROWS, texts, RewardConfig(timeout=1.0))
     assert told in str(raised.value) and "completion 'bad'" in str(raised.value) and "row-1" in str(raised.value)
 
 
@@ -128,20 +128,20 @@ def test_a_reward_that_fails_is_named_and_the_others_are_judged(tmp_path: Path, 
 def test_functions_of_trl_fail_alike(tmp_path: Path, body: str, told: str) -> None:
     source = f"def reward(completions, **_):\n    if completions == ['good']: return [1.0]\n    {body}\n"
     (tmp_path / "my_task.py").write_text(source)
-    found = judged(own.task(str(tmp_path / "my_task.py")), ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"))
+    found = score(own.task(str(tmp_path / "my_task.py")), ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"))
     assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and told in found.failures[0].error
 
 
 def test_nothing_is_asked_after_the_failure_that_stops_a_run(tmp_path: Path) -> None:
     body = f"open({str(tmp_path / 'asked')!r}, 'a').write(completion); return float('nan')"
     with pytest.raises(RewardError):
-        judged(made(tmp_path, body), ROWS, ["bad1", "bad2", "bad3"])
+        score(made(tmp_path, body), ROWS, ["bad1", "bad2", "bad3"])
     assert (tmp_path / "asked").read_text() == "bad1"
 
 
 def test_what_the_file_prints_or_reads_is_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     task = made(tmp_path, "import os; os.system('echo 0.25'); print('{}'); import sys; return len(sys.stdin.read())")
-    assert judged(task, ROWS, ["good", "bad", "good"]).reward_B.tolist() == [1.0, 0.0, 1.0]
+    assert score(task, ROWS, ["good", "bad", "good"]).reward_B.tolist() == [1.0, 0.0, 1.0]
     out, err = capfd.readouterr()
     assert out == "" and "0.25" in err and "{}" in err
 
@@ -149,7 +149,7 @@ def test_what_the_file_prints_or_reads_is_no_answer(tmp_path: Path, capfd: pytes
 def test_what_the_reward_started_ends_with_it(tmp_path: Path) -> None:
     child = "import subprocess; p = subprocess.Popen(['sleep', '600']); open({!r}, 'w').write(str(p.pid)); p.wait()"
     task = made(tmp_path, child.format(str(tmp_path / "pid")))
-    assert judged(task, ROWS[:1], ["bad"], RewardConfig(on_error="zero", timeout=1.0)).failures
+    assert score(task, ROWS[:1], ["bad"], RewardConfig(on_error="zero", timeout=1.0)).failures
     pid = int((tmp_path / "pid").read_text())
     deadline = time.perf_counter() + 10
     while _alive(pid) and time.perf_counter() < deadline:
@@ -167,20 +167,20 @@ def _alive(pid: int) -> bool:
 def test_a_process_that_died_between_two_questions_is_replaced(tmp_path: Path) -> None:
     before = f"import os, pathlib; pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
     task = made(tmp_path, "return 0.5", before=before)
-    assert judged(task, ROWS[:1], ["good"]).reward_B.tolist() == [1.0]
+    assert score(task, ROWS[:1], ["good"]).reward_B.tolist() == [1.0]
     pid = int((tmp_path / "pid").read_text())
     assert pid != os.getpid()
     os.kill(pid, signal.SIGKILL)
     while _alive(pid):
         time.sleep(0.01)
-    assert judged(task, ROWS[:1], ["bad"]).reward_B.tolist() == [0.5]
+    assert score(task, ROWS[:1], ["bad"]).reward_B.tolist() == [0.5]
     assert int((tmp_path / "pid").read_text()) != pid
 
 
 def test_without_a_limit_the_reward_is_asked_here(tmp_path: Path) -> None:
     task = made(tmp_path, "import os; return os.getpid()")
-    assert judged(task, ROWS[:1], ["bad"], RewardConfig(timeout=None)).reward_B.tolist() == [os.getpid()]
-    assert judged(task, ROWS[:1], ["bad"]).reward_B.tolist() != [os.getpid()]
+    assert score(task, ROWS[:1], ["bad"], RewardConfig(timeout=None)).reward_B.tolist() == [os.getpid()]
+    assert score(task, ROWS[:1], ["bad"]).reward_B.tolist() != [os.getpid()]
 
 
 def test_rewards_that_are_not_a_file_s_are_named_too() -> None:
@@ -188,10 +188,10 @@ def test_rewards_that_are_not_a_file_s_are_named_too() -> None:
     for value, told in ((None, "returned None"), (float("inf"), "returned inf"), ("1", "returned '1'")):
         task = replace(TASKS["sudoku"](), name="mine", reward=lambda row, text, value=value: value)
         with pytest.raises(RewardError, match=f"task 'mine' failed: the reward {told}"):
-            judged(task, [{"puzzle": "." * 16}], ["x" * 900])
+            score(task, [{"puzzle": "." * 16}], ["x" * 900])
     task = replace(TASKS["sudoku"](), name="mine", solved=lambda row, text: 1 / 0)
-    found = judged(task, [{}], ["x"], RewardConfig(on_error="zero"))
-    assert found.failures == [Failure("mine", {}, "x", "ZeroDivisionError: division by zero")]
+    found = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
+    assert found.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
 
 
 def test_grades_of_a_file_are_had_in_its_process_too(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ class Two(Ranks):
 
 def test_every_process_hears_of_every_failure(tmp_path: Path) -> None:
     task = made(tmp_path, "raise ValueError('schlecht: \\u00fc')")
-    found = judged(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"), Two(0, 2))
+    found = score(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"), Two(0, 2))
     assert found.reward_B.tolist() == [1.0, 0.0, 1.0] * 2
     assert len(found.failures) == 2 and found.failures[0] == found.failures[1] and "ü" in found.failures[0].error
     with pytest.raises(RewardError):
-        judged(task, ROWS, ["good", "bad", "good"], RewardConfig(), Two(0, 2))
+        score(task, ROWS, ["good", "bad", "good"], RewardConfig(), Two(0, 2))
 
 
 COUNTED = """

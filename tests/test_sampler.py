@@ -11,7 +11,7 @@ from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law, uniforms
+from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import Trace
 from unmask.rollout.sample import row_seeds, sample
 from world import (
@@ -32,14 +32,14 @@ SHAPES = {
     "one a step": {},
     "two a step": {"steps": 2},
     "blocks": {"steps": 4, "block": 2},
-    "blocks, two a step": {"steps": 2, "block": 2, "law": Law(temperature=0.7)},
-    "hot top k": {"law": Law(temperature=1.5, top_k=2)},
-    "cold top p": {"law": Law(temperature=0.8, top_p=0.8)},
+    "blocks, two a step": {"steps": 2, "block": 2, "law": TokenSampling(temperature=0.7)},
+    "hot top k": {"law": TokenSampling(temperature=1.5, top_k=2)},
+    "cold top p": {"law": TokenSampling(temperature=0.8, top_p=0.8)},
 }
 
 
 def rolled(world: World, rows: int, seed: int = 0, **more) -> Trace:
-    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.law}
+    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.sampling}
     prompts, seed_B = [list(world.prompt)] * rows, row_seeds(seed, rows)
     shape |= {"order": ORDERS[world.order], "threshold": None if world.threshold == inf else world.threshold}
     return sample(world.policy, prompts, seed_B, length=world.length, **shape, **more).trace
@@ -83,7 +83,7 @@ def test_tokens_and_steps_have_the_enumerated_probabilities(order, shape, thresh
 def test_a_wrong_law_would_be_noticed():
     """The chi-square has power: the same rows against a temperature of 1.2 instead of 1."""
     world = World(NetPolicy(2, 4, seed=20, scale=1.0), "low_confidence")
-    paths = enumerated(replace(world, law=Law(temperature=1.2)))
+    paths = enumerated(replace(world, sampling=TokenSampling(temperature=1.2)))
     cell_X, index_B = path_number(paths.trace, 4).sort()
     count_X = torch.searchsorted(cell_X, path_number(rolled(world, 20_000, seed=2), 4)).bincount(minlength=len(cell_X))
     assert chance_of_worse(count_X, paths.probability_B[index_B]) < 1e-6
@@ -104,7 +104,7 @@ def test_positions_are_ranked_at_temperature_one(order):
     with torch.no_grad():
         policy.table[:, 0, :3] = torch.tensor([0.50, 0.49, 0.01]).double().log()
         policy.table[:, 1, :3] = torch.tensor([0.48, 0.26, 0.26]).double().log()
-    trace = rolled(World(policy, order, law=Law(temperature=0.5)), 200)
+    trace = rolled(World(policy, order, sampling=TokenSampling(temperature=0.5)), 200)
     likeliest_B = (trace.tokens_BL == 0).all(-1)
     assert likeliest_B.any() and (trace.step_BL[likeliest_B] == torch.tensor([0, 1])).all()
 
@@ -118,7 +118,7 @@ def test_a_row_does_not_depend_on_its_batch_its_place_in_it_or_the_padding_besid
     rng = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 3, (n,), generator=rng).tolist() for n in [1, 3, 2, 4, 1, 2] * 4]
     seed_B = row_seeds(5, len(prompts))
-    shape = {"length": 4, "steps": 2, "block": 2, "law": Law(0.9, top_k=2), "order": ORDERS[order]}
+    shape = {"length": 4, "steps": 2, "block": 2, "law": TokenSampling(0.9, top_k=2), "order": ORDERS[order]}
     shape |= {"record": Record(top=2, entropy=True), "branch": Branch(2, 0.0)}
 
     def rows_of(picked: list[int]) -> dict[int, tuple[Tensor, ...]]:
@@ -168,8 +168,8 @@ def test_what_is_recorded_is_what_a_direct_computation_gives(order, shape, eos):
     top_logp = trace.seen["step_top_logp"] - truth.seen["step_top_logp"]
     assert top_logp.masked_fill(~masked_TBWK, 0.0).abs().max() < 1e-12
 
-    assert ("kept" in trace.seen) == world.law.truncated
-    if world.law.truncated:
+    assert ("kept" in trace.seen) == world.sampling.truncated
+    if world.sampling.truncated:
         found, wanted = (t.seen["kept"].sort(-1, descending=True).values for t in (trace, truth))
         assert torch.equal(found, wanted[..., : found.shape[-1]]) and (wanted[..., found.shape[-1] :] < 0).all()
 
@@ -186,7 +186,7 @@ def test_the_top_is_cut_to_as_many_as_asked_for():
 
 
 def test_a_truncated_law_draws_only_what_it_keeps():
-    world = World(NetPolicy(3, 3, seed=24, scale=0.5), "random", law=Law(top_k=2))
+    world = World(NetPolicy(3, 3, seed=24, scale=0.5), "random", sampling=TokenSampling(top_k=2))
     _, drawn_SCV = laws(world)
     kept_SCV = kept_by_id(drawn_SCV) >= 0
     assert (kept_SCV.sum(-1) == 2).all()

@@ -11,8 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from unmask import sandbox
 from unmask.sandbox import jail
@@ -161,7 +160,8 @@ def test_objects_of_the_program_can_be_used_but_not_compared():
     assert (
         passes(
             program,
-            "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)\nassert depth(root) == 3 == root.left.data + 1",
+            "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)\n"
+            "assert depth(root) == 3 == root.left.data + 1",
             "assert str(Node(7)) == '<7>' and Node(1)",
             "assert list(count(3)) == [0, 1, 2] and next(count(2)) == 0 and sum(count(4)) == 6",
             "assert items == [4, 5] and len(Bag()) == 2 and list(Bag()) == [4, 5] and Bag()[1] == 5",

@@ -15,7 +15,7 @@ import yaml
 from test_sandbox_attacks import EXHAUSTIONS, EXPECTED, FORGERIES, leftovers
 
 from unmask import sandbox
-from unmask.sandbox import Job, Verdict
+from unmask.sandbox import ProgramJob, Verdict
 
 pytestmark = pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
 
@@ -28,7 +28,7 @@ MISTAKES = ("SyntaxError", "IndentationError", "NameError", "ImportError", "Modu
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Verdict]:
-    jobs = [Job(PROGRAMS[name]["program"], [TEST], timeout=2) for name in sorted(HERE)]
+    jobs = [ProgramJob(PROGRAMS[name]["program"], [TEST], timeout=2) for name in sorted(HERE)]
     return {name: verdict for name, [verdict] in zip(sorted(HERE), sandbox.run_many(jobs), strict=True)}
 
 
@@ -74,7 +74,7 @@ def test_a_queue_of_programs_is_worked_off_and_leaves_nothing() -> None:
     }
     sandbox.run("x = 1", ["assert True"])
     before = handles()
-    jobs = [Job(program, ["assert answer(3) == 3"], timeout=5) for program in [*kinds] * 10]
+    jobs = [ProgramJob(program, ["assert answer(3) == 3"], timeout=5) for program in [*kinds] * 10]
     found = [verdict.passed for [verdict] in sandbox.run_many(jobs, workers=4)]
     assert found == [*kinds.values()] * 10
     assert handles() == before and leftovers() == 0

@@ -15,15 +15,15 @@ from helpers import EOS, MASK, SMALL, Net
 from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.sft.config import read_sft_config
-from unmask.sft.data import Lesson, shaped, taught
+from unmask.sft.data import SftSource, load_sft_data, shaped
 from unmask.sft.diffusion_loss import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
 from unmask.sft.finetune import block_at, growing, learn
-from unmask.sft.packing import Batch, Batches, Example, bucketed, coarseness, width_of
+from unmask.sft.packing import Batches, Example, PackedBatch, bucketed, coarseness, width_of
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.training.loop import optimizer_of
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 # --- the loss -----------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def any_order_bound(policy: Net, prompt: list[int], completion: list[int]) -> fl
 def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
     """Every mask of a completion of three tokens, and the integral over t, which Gauss' rule takes exactly."""
     policy, prompt, completion = Net(seed=3), [3, 4], [5, 3, EOS]
-    batch = Batch(torch.tensor([prompt + completion]), torch.tensor([2]), 1)
+    batch = PackedBatch(torch.tensor([prompt + completion]), torch.tensor([2]), 1)
     expected = 0.0
     for node, weight in ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9)):
         t = (1 + node) / 2
@@ -60,7 +60,7 @@ def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
 
 def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> None:
     rng, rows = torch.Generator().manual_seed(0), 4000
-    batch = Batch(torch.full((rows, 12), 5), torch.arange(rows) % 5 + 1, rows)
+    batch = PackedBatch(torch.full((rows, 12), 5), torch.arange(rows) % 5 + 1, rows)
     noise = noised(batch, MASK, rng)
     assert not (noise.masked_BW & ~batch.canvas_BW).any() and noise.length_B.tolist() == (12 - batch.given_B).tolist()
     assert torch.equal(noise.states_BW == MASK, noise.masked_BW)
@@ -74,7 +74,7 @@ def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> No
 
 
 def test_losses_are_told_by_the_quarter_of_the_ratio() -> None:
-    batch = Batch(torch.full((3, 4), 5), torch.zeros(3, dtype=torch.long), 3)
+    batch = PackedBatch(torch.full((3, 4), 5), torch.zeros(3, dtype=torch.long), 3)
     masked_BW = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     noise = masked(batch, masked_BW, torch.tensor([0.25, 0.3, 1.0]), MASK)
     told = named_quarters(by_quarter(torch.tensor([1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 9.0]), noise))
@@ -120,7 +120,7 @@ def test_widths_are_as_fine_as_full_batches_allow() -> None:
 def test_a_batch_is_the_mean_of_its_rows_alone_however_it_is_passed() -> None:
     policy = Net(seed=5)
     bucket = bucketed(EXAMPLES, EOS, 24, step=16)[0]
-    batch = Batch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
+    batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
     noise = noised(batch, MASK, torch.Generator().manual_seed(2))
     whole = bound(token_losses(policy, noise, "cpu"), noise) / batch.full
     whole.backward()
@@ -138,13 +138,15 @@ def test_a_batch_is_the_mean_of_its_rows_alone_however_it_is_passed() -> None:
 
 def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_sft_config(model="tiny", data=["countdown"])
-    batch = Batch(torch.randint(3, 90, (6, 32), generator=torch.Generator().manual_seed(1)), torch.full((6,), 4), 6)
+    batch = PackedBatch(
+        torch.randint(3, 90, (6, 32), generator=torch.Generator().manual_seed(1)), torch.full((6,), 4), 6
+    )
     found = []
     for tokens, piece in ((10_000, 2**27), (32, 2**27), (64, 99 * 7)):
         monkeypatch.setattr("unmask.sft.diffusion_loss.PIECE", piece)
         policy = tiny_policy(SMALL, seed=1).double()
         noise = noised(batch, policy.mask_id, torch.Generator().manual_seed(3))
-        told = learn(policy, optimizer_of(policy, config)[0], batch, noise, Rows(tokens), config, "cpu")
+        told = learn(policy, optimizer_of(policy, config)[0], batch, noise, MicroBatch(tokens), config, "cpu")
         found.append((told, [weight.detach().clone() for weight in policy.parameters()]))
     for told, weights in found[1:]:
         assert told == pytest.approx(found[0][0], rel=1e-6)
@@ -216,22 +218,24 @@ def test_what_is_held_out_of_a_file_is_not_taught(tmp_path: Path) -> None:
     lines = [{"prompt": f"{n:02d}", "completion": f"{n:02d}" * (1 + n % 3)} for n in range(40)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     policy = tiny_policy(SMALL)
-    found = taught(Lesson(file=str(tmp_path / "data.jsonl")), policy, 1, 20_000, held_out=10)
+    found = load_sft_data(SftSource(file=str(tmp_path / "data.jsonl")), policy, 1, 20_000, held_out=10)
     learnt, kept = ({tuple(example.prompt) for example in part} for part in (found.examples, found.held_out))
     assert len(learnt) == 36 and len(kept) == 4 and not learnt & kept
     assert found.canvas == 16 and found.task is None
     for wished, canvas in ((4, 7), (7, 7), (40, 40)):  # six characters and an end token
         told = pytest.warns(UserWarning, match="canvas: 4 positions are too few for completions of up to 7")
         with told if wished < 7 else nullcontext():
-            again = taught(Lesson(file=str(tmp_path / "data.jsonl"), canvas=wished), policy, 1, 20_000, held_out=10)
+            again = load_sft_data(
+                SftSource(file=str(tmp_path / "data.jsonl"), canvas=wished), policy, 1, 20_000, held_out=10
+            )
         assert again.canvas == canvas and {example.canvas for example in again.examples} == {wished}
     short = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=6))
     with pytest.warns(UserWarning, match="26 of 40 examples are left out, longer than the 6 tokens"):
-        fits = taught(Lesson(file=str(tmp_path / "data.jsonl"), canvas=3), short, 1, 99, held_out=0)
+        fits = load_sft_data(SftSource(file=str(tmp_path / "data.jsonl"), canvas=3), short, 1, 99, held_out=0)
     assert len(fits.examples) == 14 and fits.canvas == 3  # two characters and an end token: what is left out has no say
     narrow = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=4))
     with pytest.raises(ValueError, match="no example fits into the 4 tokens"):
-        taught(Lesson(file=str(tmp_path / "data.jsonl")), narrow, 1, 99, held_out=0)
+        load_sft_data(SftSource(file=str(tmp_path / "data.jsonl")), narrow, 1, 99, held_out=0)
 
 
 @pytest.mark.parametrize("name", ["sudoku_text", "countdown_text", "word_problems"])

@@ -17,8 +17,8 @@ from unmask.models import load_model
 from unmask.sft.config import SftConfig, read_sft_config
 from unmask.sft.diffusion_loss import Noised, token_losses
 from unmask.sft.finetune import CONFIG, finetune, learn, resume
-from unmask.sft.packing import Batch, Batches
-from unmask.training.run.folder import Run, read_metrics
+from unmask.sft.packing import Batches, PackedBatch
+from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import newest
 from wording import mentions, naming
@@ -47,7 +47,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     model: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(model, **KINDS[kind])
-    finetune(config, lambda: Run(tmp_path / "whole", config.dump(), CONFIG))
+    finetune(config, lambda: RunFolder(tmp_path / "whole", config.dump(), CONFIG))
     calls = itertools.count(1)
 
     def cut(*arguments: object) -> dict[str, float]:
@@ -57,7 +57,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
 
     monkeypatch.setattr(unmask.sft.finetune, "learn", cut)
     with pytest.raises(KeyboardInterrupt):
-        finetune(config, lambda: Run(tmp_path / "cut", config.dump(), CONFIG))
+        finetune(config, lambda: RunFolder(tmp_path / "cut", config.dump(), CONFIG))
     monkeypatch.undo()
     resume(tmp_path / "cut")
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
@@ -78,7 +78,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     """The model goes wrong in some updates: in what it says, or on the way back."""
     now, drawn, plain = [0], Batches.batch, token_losses
 
-    def batch(self: Batches, update: int) -> Batch:
+    def batch(self: Batches, update: int) -> PackedBatch:
         now[0] = update
         return drawn(self, update)
 
@@ -113,7 +113,7 @@ def few(model: str, tmp_path: Path) -> Callable[..., SftConfig]:
 
 def run(config: SftConfig, folder: Path) -> list[dict[str, float]]:
     """The lines of its updates."""
-    finetune(config, lambda: Run(folder, config.dump(), CONFIG))
+    finetune(config, lambda: RunFolder(folder, config.dump(), CONFIG))
     return [row for row in lines(folder) if "train/skipped" in row]
 
 

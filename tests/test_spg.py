@@ -5,9 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import (
     Net,

@@ -16,7 +16,7 @@ from unmask.evaluation.benchmark import Bench, card, cases_by_length
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, own
 from unmask.tasks.benchmarks import gsm8k, humaneval, json_schema, math500, mbpp, text_countdown
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 HERE = Path(__file__).parent
 
@@ -71,7 +71,7 @@ def test_the_hash_of_a_prompt_is_that_of_the_card(name: str) -> None:
         rows = [task.about.example] if task.about.example else task.rows("test", 2, 0)
         if name == "gsm8k":
             rows = [{"question": "Another?", "answer": "#### 1"}]
-        (case,) = cases_by_length(task, [16], None, Rows(4))
+        (case,) = cases_by_length(task, [16], None, MicroBatch(4))
         assert card(Bench(tiny_policy(), rows), case)["prompt"] == digest
 
 

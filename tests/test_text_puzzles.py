@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import text_countdown, text_sudoku
 from unmask.tasks.puzzles import sudoku

@@ -5,17 +5,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as bounded
-from hypothesis import strategies as st
+from hypothesis import given, settings as bounded, strategies as st
 
 from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, fully_masked
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law
-from unmask.core.trace import everything, joined, selected, state_before, until_eos
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import all_tokens, concat_traces, select_traces, state_before, until_eos
 from unmask.rollout.sample import sample
 from wording import naming
 
@@ -98,8 +96,8 @@ def test_until_eos_counts_the_completion_to_its_first_end_token():
             cut += written and not counting
             counting &= not (i >= 4 and trace.tokens_BL[b, i] == EOS)
     assert cut > 3
-    assert torch.equal(everything(trace), trace.filled_BL)
-    assert (until_eos(trace).sum() + cut) == everything(trace).sum()
+    assert torch.equal(all_tokens(trace), trace.filled_BL)
+    assert (until_eos(trace).sum() + cut) == all_tokens(trace).sum()
 
 
 def test_until_eos_of_a_branch_sees_an_end_token_that_its_state_already_held():
@@ -159,13 +157,13 @@ def assert_same_rows(found, expected, by=0):
 def recorded(seed=0, prompts=slice(None), **settings):
     trace = rolled(Net(1), seed=seed, record=Record(top=3, entropy=True), **settings).trace
     index = torch.arange(len(trace))[prompts]
-    return selected(trace, index)
+    return select_traces(trace, index)
 
 
 def test_selected_rows_are_the_rows_by_numbers_or_booleans():
-    trace = recorded(law=Law(0.8, top_k=3))
+    trace = recorded(sampling=TokenSampling(0.8, top_k=3))
     index = torch.tensor([7, 2, 3])
-    some = selected(trace, index)
+    some = select_traces(trace, index)
     assert some.tokens_BL.tolist() == [trace.tokens_BL[b].tolist() for b in (7, 2, 3)]
     assert some.group_B.tolist() == [trace.group_B[b].item() for b in (7, 2, 3)]
     assert torch.equal(some.seen["step_top_id"], torch.stack([trace.seen["step_top_id"][:, b] for b in (7, 2, 3)], 1))
@@ -173,8 +171,8 @@ def test_selected_rows_are_the_rows_by_numbers_or_booleans():
     assert torch.equal(some.seen["entropy"], trace.seen["entropy"][index])
     yes_B = torch.zeros(len(trace), dtype=torch.bool)
     yes_B[index] = True
-    assert_same_rows(selected(trace, yes_B), selected(trace, torch.tensor([2, 3, 7])))
-    assert len(selected(trace, ~yes_B)) == len(trace) - 3
+    assert_same_rows(select_traces(trace, yes_B), select_traces(trace, torch.tensor([2, 3, 7])))
+    assert len(select_traces(trace, ~yes_B)) == len(trace) - 3
 
 
 def test_joined_traces_are_their_rows_padded_to_the_widest():
@@ -187,27 +185,27 @@ def test_joined_traces_are_their_rows_padded_to_the_widest():
             for name in ("tokens_BL", "step_BL", "block_BL", "attended_BL", "counted_BL", "logp_BL")
         },
     )
-    both = joined([narrow, wide])
+    both = concat_traces([narrow, wide])
     assert both.tokens_BL.shape == (9, 10)
-    assert_same_rows(selected(both, torch.arange(5)), narrow, by=2)
-    assert_same_rows(selected(both, torch.arange(5, 9)), wide)
-    assert_same_rows(joined([wide]), wide)
+    assert_same_rows(select_traces(both, torch.arange(5)), narrow, by=2)
+    assert_same_rows(select_traces(both, torch.arange(5, 9)), wide)
+    assert_same_rows(concat_traces([wide]), wide)
     alone_NL = ask(policy, fully_masked(narrow, generator()))
     together_NL = ask(policy, fully_masked(both, generator()))
     torch.testing.assert_close(together_NL[:5, 2:], alone_NL, rtol=1e-12, atol=1e-12)
 
 
 def test_batches_that_kept_different_numbers_of_tokens_can_be_joined():
-    policy, law = Net(1, sharp=3.0), Law(0.9, top_p=0.8)
-    traces = [rolled(policy, seed=seed, law=law).trace for seed in (0, 1)]
+    policy, law = Net(1, sharp=3.0), TokenSampling(0.9, top_p=0.8)
+    traces = [rolled(policy, seed=seed, sampling=law).trace for seed in (0, 1)]
     widths = [t.seen["kept"].shape[-1] for t in traces]
-    both = joined(traces)
+    both = concat_traces(traces)
     assert widths[0] != widths[1] and both.seen["kept"].shape[-1] == max(widths)
     alone_NL = ask(policy, every_step(traces[1], generator()))
     together = every_step(both, generator())
     rows_N = together.trace_N >= 11
     torch.testing.assert_close(ask(policy, together)[rows_N], alone_NL, rtol=1e-12, atol=1e-12)
-    assert joined(traces[::-1]).seen["kept"].shape[-1] == max(widths)
+    assert concat_traces(traces[::-1]).seen["kept"].shape[-1] == max(widths)
 
 
 def test_branches_keep_what_their_source_was_and_start_at_a_visited_state():

@@ -19,7 +19,7 @@ from unmask.config.config import Config, parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
-from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.trackers import TRACKERS, check
 from unmask.util.signals import Paused
 
@@ -64,14 +64,14 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> type[Heard]:
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     """Four updates, a state after the second, an evaluation after each second: eight lines."""
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     base = {"model": str(tmp_path / "model"), "task": "toy", "updates": 4, "prompts": 2, "group": 3, "save_every": 2}
     return parse_config({**base, "eval": {"prompts": 2, "samples": 1, "every": 2}, "track": "tensorboard"})
 
 
 def run(config: Config, folder: Path, **more: Any) -> Path:
-    train(config, lambda: Run(folder, config.dump()), **more)
+    train(config, lambda: RunFolder(folder, config.dump()), **more)
     return folder
 
 

@@ -15,11 +15,11 @@ from unmask.distributed.processes import ALONE
 from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS, Task
-from unmask.training.batch import RESAMPLES, Source, collect
+from unmask.training.batch import RESAMPLES, Experiment, collect
 from unmask.training.loop import optimizer_of, train
-from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.setup import Setup, decoding_of
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=32)
 
@@ -69,7 +69,7 @@ def weights(folder: Path) -> torch.Tensor:
 
 
 def run(config: Config, folder: Path) -> Path:
-    train(config, lambda: Run(folder, config.dump()))
+    train(config, lambda: RunFolder(folder, config.dump()))
     return folder
 
 
@@ -184,9 +184,11 @@ def _collected(model: str, monkeypatch: pytest.MonkeyPatch, dull: int, idle_grou
     return collect(_source(config, load_model(model)), 1)
 
 
-def _source(config: Config, policy: Tiny) -> Source:
-    setup = Setup(policy, None, "cpu", ALONE, Rows(512), Rows(512))
-    return Source(setup, config.build_task(), config.build_method(), config, decoding_of(config, config.build_task()))
+def _source(config: Config, policy: Tiny) -> Experiment:
+    setup = Setup(policy, None, "cpu", ALONE, MicroBatch(512), MicroBatch(512))
+    return Experiment(
+        setup, config.build_task(), config.build_method(), config, decoding_of(config, config.build_task())
+    )
 
 
 def test_idle_groups_are_kept_left_out_or_replaced(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,7 @@ def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
 
 def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatch) -> None:
     saved = []
-    monkeypatch.setattr(Run, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
+    monkeypatch.setattr(RunFolder, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
     run(config_for(model, updates=3, save_every=2), tmp_path / "run")
     assert len(saved) == 2 and not torch.equal(*saved)
 
@@ -272,14 +274,14 @@ def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path:
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
     from unmask.core.objective import reward_divergence
-    from unmask.training.loss_terms import parts_of
+    from unmask.training.loss_terms import loss_terms
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
     method, policy = config.build_method(), load_model(model)
     reference = tiny_policy(SMALL, seed=2)
     batch = collect(_source(config, policy), 1)
     rng = torch.Generator().manual_seed(0)
-    ((part,),) = parts_of(method, policy, reference, batch.rollouts, batch.reward_B, None, rng)
+    ((part,),) = loss_terms(method, policy, reference, batch.rollouts, batch.reward_B, None, rng)
     with torch.no_grad():
         old, known = unmask.ask(policy, part.probes), unmask.ask(reference, part.probes)
     price_B = reward_divergence(old, known, part.probes).double()

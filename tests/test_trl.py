@@ -16,13 +16,13 @@ from trl import GRPOConfig
 import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import assert_close
-from unmask.core.probes import ask, of_states
+from unmask.core.probes import ask, at_states
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_of, prompt_ids
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
-from unmask.models.lora import LoraOptions, Unmoved, add_adapter, trainable
+from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.decoding import Decoding
-from unmask.training.update import Part, part_loss, update
+from unmask.training.update import LossTerm, term_loss, update
 
 SEED, GROUP, UPDATES, RATE = 3, 4, 4, 1e-3
 HOW = Decoding(length=6, steps=3, block=6)
@@ -81,14 +81,16 @@ class Gradients(TrainerCallback):
         self.policy, self.found = policy, []
 
     def on_pre_optimizer_step(self, *_, **__):
-        self.found.append([p.grad.clone() for p in trainable(self.policy)])
+        self.found.append([p.grad.clone() for p in trainable_parameters(self.policy)])
 
 
 def own_path(policy, method, reference):
     """Our trainer's steps on the same prompts, by `sample`, `parts_of` and `update` alone."""
-    optimizer = torch.optim.AdamW(trainable(policy), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trainable_parameters(policy), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
     gradients, found = [], []
-    optimizer.register_step_pre_hook(lambda *_: gradients.append([p.grad.clone() for p in trainable(policy)]))
+    optimizer.register_step_pre_hook(
+        lambda *_: gradients.append([p.grad.clone() for p in trainable_parameters(policy)])
+    )
     for done in range(0, UPDATES, 2):
         pair = PROMPTS[done % 4 : done % 4 + 2]
         prompts = [prompt for prompt in pair for _ in range(GROUP)]
@@ -102,7 +104,7 @@ def own_path(policy, method, reference):
         reward_B = share_B.double() + 0.5 * torch.tensor(length_B).double()
         assert unmask.varied(reward_B, rollouts.trace.group_B).any()  # or there would be nothing to compare
         rng = torch.Generator().manual_seed(SEED * 2**24 + done)
-        for parts in unmask.parts_of(method, policy, reference, rollouts, reward_B, None, rng, turns=2):
+        for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, None, rng, turns=2):
             found.append(update(policy, optimizer, parts, rows=64, max_norm=1.0))
     return found, gradients
 
@@ -130,7 +132,7 @@ def assert_same_path(folder, policy, method, reference_of, **more):
             assert row[name] == pytest.approx(float(value), rel=1e-9, abs=1e-6 if name == "loss" else 1e-12), name
         for a, b in zip(one, other, strict=True):
             assert_close(a, b, 1e-9)
-    for a, b in zip(trainable(policy), trainable(mine), strict=True):
+    for a, b in zip(trainable_parameters(policy), trainable_parameters(mine), strict=True):
         assert_close(a.data, b.data, 1e-9)
     return trainer
 
@@ -158,7 +160,7 @@ def test_an_adapter_is_trained_alone_with_its_base_as_the_reference(tmp_path):
     policy = small()
     add_adapter(policy, LoraOptions(rank=2), seed=0)
     base = [p.clone() for p in untrained(policy)]
-    assert_same_path(tmp_path, policy, METHODS["diffu_grpo+daca"], Unmoved)
+    assert_same_path(tmp_path, policy, METHODS["diffu_grpo+daca"], ReferencePolicy)
     assert all(torch.equal(a, b) for a, b in zip(base, untrained(policy), strict=True))
 
 
@@ -198,10 +200,13 @@ def test_what_is_saved_is_a_checkpoint_of_ours_and_a_run_goes_on_from_trls(adapt
         assert torch.equal(a, b)
     resumed = trainer()
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    for a, b in zip(trainable(whole.policy), trainable(resumed.policy), strict=True):
+    for a, b in zip(trainable_parameters(whole.policy), trainable_parameters(resumed.policy), strict=True):
         assert_close(a.data, b.data, 1e-9)
     start = trainer().policy
-    moved = [not torch.equal(a, b) for a, b in zip(trainable(start), trainable(whole.policy), strict=True)]
+    moved = [
+        not torch.equal(a, b)
+        for a, b in zip(trainable_parameters(start), trainable_parameters(whole.policy), strict=True)
+    ]
     assert any(moved)
 
 
@@ -221,9 +226,9 @@ def test_a_micro_batch_of_which_nothing_is_asked_adds_nothing_and_can_be_gone_ba
     policy, method = small(), unmask.diffu_grpo(kl=0)
     trace, _ = unmask.sample(policy, [[5], [6, 7]], unmask.row_seeds(0, 2), length=4, group_B=torch.tensor([0, 0]))
     (probes,) = method.probe(trace, torch.Generator().manual_seed(0), 1)
-    probes, credit_BL = of_states(probes, probes.trace_N == 1), method.credit(trace)
-    part = Part(probes, torch.tensor([1.0, -1.0]), credit_BL, method.objective)
-    whole, _ = part_loss(part, ask(policy, probes))
+    probes, credit_BL = at_states(probes, probes.trace_N == 1), method.credit(trace)
+    part = LossTerm(probes, torch.tensor([1.0, -1.0]), credit_BL, method.objective)
+    whole, _ = term_loss(part, ask(policy, probes))
     for rows, expected in (([0], 0.0), ([1], whole.item()), ([0, 1], whole.item())):
         policy.zero_grad()
         loss, _, _ = loss_of(policy, part, torch.tensor(rows))

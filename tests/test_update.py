@@ -9,11 +9,11 @@ import torch
 import unmask
 from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
 from unmask.core.order import low_confidence
-from unmask.core.probes import ask, bundled, of_states
+from unmask.core.probes import ask, at_states, microbatches
 from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.training.loss_terms import parts_of as trained_parts
-from unmask.training.update import Part, accumulate, part_loss, update
+from unmask.training.loss_terms import loss_terms as trained_parts
+from unmask.training.update import LossTerm, accumulate, term_loss, update
 
 
 def credited(base, **strata):
@@ -68,13 +68,13 @@ def assert_same_gradient(found, expected, tolerance=1e-10):
 def test_micro_batches_add_up_to_the_same_gradient(name, plug):
     policy, parts = off_policy_parts(built(name, plug))
     whole = gradient(policy, parts, 10**6)
-    loss = sum(part_loss(part, ask(policy, part.probes))[0] for part in parts)
+    loss = sum(term_loss(part, ask(policy, part.probes))[0] for part in parts)
     assert_same_gradient(whole, (loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))))
     for rows in (1, 2, 3, 5):
         policy.calls.clear()
         assert_same_gradient(gradient(policy, parts, rows), whole)
         assert max(len(call) for call in policy.calls) <= rows
-        bundles = [bundle_S for p in parts for bundle_S in bundled(p.probes, rows)]
+        bundles = [bundle_S for p in parts for bundle_S in microbatches(p.probes, rows)]
         once = sum(len(bundle_S) * (1 if len(bundle_S) <= rows else 2) for bundle_S in bundles)
         assert sum(len(call) for call in policy.calls) <= once  # a bundle that learns nothing is not asked again
 
@@ -160,7 +160,7 @@ def test_metrics_do_not_depend_on_the_micro_batch():
 
 def test_a_part_that_asks_nothing_is_skipped_and_the_other_keeps_its_name():
     policy, parts = off_policy_parts(built("diffu_grpo", "dispo"))
-    nothing = of_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
+    nothing = at_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     metrics = update(policy, optimizer, [replace(parts[0], probes=nothing), parts[1]], 4, 1.0)
     assert "branch_loss" in metrics and "loss" not in metrics
@@ -168,7 +168,7 @@ def test_a_part_that_asks_nothing_is_skipped_and_the_other_keeps_its_name():
 
 def test_a_batch_without_questions_leaves_the_policy_alone():
     policy, parts = off_policy_parts(diffu_grpo())
-    nothing = of_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
+    nothing = at_states(parts[0].probes, torch.zeros(len(parts[0].probes.states_SL), dtype=torch.bool))
     before = [p.detach().clone() for p in policy.parameters()]
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1)
     assert update(policy, optimizer, [replace(parts[0], probes=nothing)], 4, 1.0)["grad_norm"] == 0
@@ -180,10 +180,10 @@ def test_a_parts_loss_is_its_weight_times_objective_plus_kl_times_divergence():
     logp_NL = ask(policy, part.probes)
     objective, _ = part.objective(logp_NL, part.old_NL, part.probes, part.advantage_B, part.credit_BL)
     divergence = part.divergence(logp_NL, part.reference_NL, part.probes)
-    loss, metrics = part_loss(replace(part, weight=0.3), logp_NL)
+    loss, metrics = term_loss(replace(part, weight=0.3), logp_NL)
     assert_close(loss, 0.3 * (objective + part.kl * divergence), 1e-12)
     assert_close(metrics["kl"], divergence.detach(), 1e-12)
-    free, metrics = part_loss(Part(part.probes, part.advantage_B, part.credit_BL, part.objective), logp_NL)
+    free, metrics = term_loss(LossTerm(part.probes, part.advantage_B, part.credit_BL, part.objective), logp_NL)
     assert_close(metrics["ratio"], torch.ones_like(free), 1e-12)
     assert "kl" not in metrics
 
@@ -195,12 +195,12 @@ def test_metrics_are_of_all_traces_also_where_a_group_is_idle(name):
     policy, rollouts = rollout(method)
     group_B = rollouts.trace.group_B
     reward_B = torch.where(group_B == group_B[0], 0.5, torch.arange(len(group_B)) ** 2 / 8).double()
-    ((part,),) = unmask.parts_of(method, policy, None, rollouts, reward_B, None, generator(1))
+    ((part,),) = unmask.loss_terms(method, policy, None, rollouts, reward_B, None, generator(1))
     assert (part.advantage_B == 0).sum() == 2 and part.advantage_B.any()
     policy.zero_grad()
     found = accumulate(policy, part, 2)
     answer_NL = ask(policy, part.probes)
-    loss, expected = part_loss(part, answer_NL)
+    loss, expected = term_loss(part, answer_NL)
     assert found.keys() == expected.keys()
     for key in found:
         assert_close(found[key], expected[key].detach(), 1e-10)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.view.index import RunFolder, index_of
+from unmask.view.index import RunReader, index_of
 from unmask.view.page import index_text
 from unmask.view.series import BINS, PENDING, Series
 
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_has_only_begun_is_a_run(folder: Path) -> None:
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert not run.refresh()
     (told,) = index_of([run], live=True)["runs"]
     assert (told["name"], told["method"], told["task"]) == ("first", "diffu_grpo + daca + dispo", "sudoku")
@@ -86,7 +86,7 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
     metrics.write_text("\n".join([*measured, '{"step": 2, "tr']))
     strange = group("../../etc/passwd") + group("x" * 65) + '{"id": "t2-0"}\n'
     traces.write_text(group("t1-0") + strange + group("e1-0")[:-9])
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh() and not run.refresh()
     told = run.data("first")
     assert told["done"] == 1 and [entry["id"] for entry in told["traces"]] == ["t1-0"]
@@ -120,7 +120,7 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
 def test_a_log_that_was_cut_and_written_on_is_read_again(folder: Path, more: int) -> None:
     metrics = folder / "metrics.jsonl"
     metrics.write_text("".join(f'{{"step": {i}, "a": {i}}}\n' for i in range(9)))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     run.refresh()
     metrics.write_text("".join(f'{{"step": {i}, "a": {-i}}}\n' for i in range(5 + more)))  # a resumed run's
     assert run.refresh() and run.data("first")["metrics"]["a"]["y"] == [-i for i in range(5 + more)]
@@ -132,7 +132,7 @@ def test_a_log_that_was_cut_and_written_on_is_read_again(folder: Path, more: int
 def test_a_group_is_not_read_where_another_is_now(folder: Path) -> None:
     traces = folder / "traces.jsonl"
     traces.write_text(group("t1-0") + group("t2-0") + group("t3-0"))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh() and run.trace("t2-0") is not None
     traces.write_text(group("t1-0") + group("e1-0") + group("t2-0", prompt=""))  # a resumed run's
     assert run.trace("t2-0") is None and run.trace("t3-0") is None  # another is there; a part of one
@@ -145,7 +145,7 @@ def test_a_group_is_not_read_where_another_is_now(folder: Path) -> None:
 
 def test_a_run_that_begins_again_is_news_with_the_settings_it_has_then(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"step": 7, "a": 1}\n')
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh() and run.data("first")["done"] == 7
     (folder / "metrics.jsonl").unlink()
     (folder / "config.yaml").write_text("task: countdown\n")
@@ -160,7 +160,7 @@ def test_a_run_that_begins_again_is_news_with_the_settings_it_has_then(folder: P
 
 def test_of_two_groups_of_one_name_the_first_counts(folder: Path) -> None:
     (folder / "traces.jsonl").write_text(group("t1-0") + group("t1-0", step=9))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh() and [told["step"] for told in run.groups()] == [1]
     assert run.trace("t1-0") == group("t1-0")[:-1].encode()
 
@@ -169,7 +169,7 @@ def test_without_groups_the_samples_are_shown_as_they_were_written(folder: Path)
     row = {"puzzle": "1."}
     samples = [{"step": s, "row": row, "completion": f"{s}{i}", "reward": i} for s in (1, 2) for i in (0, 1)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     assert [entry["id"] for entry in run.data("first")["traces"]] == ["t1-0", "t2-0"]
     line = json.loads(run.trace("t2-0") or b"")
@@ -182,17 +182,17 @@ def test_without_groups_the_samples_are_shown_as_they_were_written(folder: Path)
 def test_runs_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "b" / "first").mkdir(parents=True)
     (tmp_path / "b" / "first" / "config.yaml").write_text("task: sudoku\n")
-    runs = [RunFolder(folder), RunFolder(tmp_path / "b" / "first")]
+    runs = [RunReader(folder), RunReader(tmp_path / "b" / "first")]
     names = [run["name"] for run in index_of(runs, live=False)["runs"]]
     assert names == [str(folder), str(tmp_path / "b" / "first")]
 
 
 def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
     (folder / "config.yaml").write_text("optimizer: {max_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
-    (told,) = json.loads(index_text([RunFolder(folder)], live=False))["runs"]
+    (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
     assert told["config"] == {"optimizer": {"max_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
     (folder / "config.yaml").write_text(f"2024-01-02: 1\nlarge: 0x{'f' * 5000}\npairs: !!pairs [a: .nan]\n")
-    (told,) = json.loads(index_text([RunFolder(folder)], live=False))["runs"]
+    (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
     assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
 
 
@@ -203,7 +203,7 @@ def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
 def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: str, method: str) -> None:
     (folder / "config.yaml").write_text(f"task: [1, a]\nmethod: wd1\nwith: {given}\nupdates: many\n")
     (folder / "samples.jsonl").write_text('{"step": 1, "completion": "x"}\n')
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     (told,) = json.loads(index_text([run], live=True))["runs"]
     assert (told["method"], told["task"], told["updates"]) == (method, '[1, "a"]', None)
@@ -213,7 +213,7 @@ def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: st
 @pytest.mark.parametrize("text", ["5", "[]", "true", '"x"', "0"])
 def test_a_run_is_finished_by_what_a_run_writes(folder: Path, text: str) -> None:
     (folder / "finished.json").write_text(text)
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert not run.refresh() and index_of([run], live=True)["live"]
 
 
@@ -224,7 +224,7 @@ def test_warnings_have_the_types_that_the_page_shows(folder: Path) -> None:
         {"step": 2, "value": [1], "told": {}},
     ]
     (folder / "warnings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "5\nnull\n")
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     assert run.data("first")["warnings"] == [
         {"step": None, "name": "5", "value": None, "bound": None, "told": None},
@@ -254,7 +254,7 @@ def test_damaged_logs_are_shown_as_far_as_they_are_sound(folder: Path) -> None:
     strange = b'{"id": "t2-0", "step": [1], "prompt": "\xed\xa0\x80", "rollouts": [{"reward": 1e999, "p": [NaN]}]}\n'
     lines = [group("t1-0", step=int(FAR)).encode(), b"\xef\xbb\xbf" + strange]
     (folder / "traces.jsonl").write_bytes(b"".join(lines))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     (told,) = by_the_letter(index_text([run], live=False))["runs"]
     assert (told["done"], told["metrics"], told["finished"]) == (1, {"b": {"x": [1], "y": [2]}}, None)
@@ -272,7 +272,7 @@ def test_damaged_samples_are_shown_as_far_as_they_are_sound(folder: Path) -> Non
     rows = {1: '{"é": NaN}', **DEEP}
     lines = (f'{{"step": {n}, "row": {row}, "completion": "x", "reward": NaN}}\n' for n, row in rows.items())
     (folder / "samples.jsonl").write_text("".join(lines))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     (told,) = by_the_letter(index_text([run], live=False))["runs"]
     assert [each["id"] for each in told["traces"][:2]] == ["t1-0", "t850-0"]
@@ -285,7 +285,7 @@ def test_damaged_samples_are_shown_as_far_as_they_are_sound(folder: Path) -> Non
 def test_a_prompt_may_be_anything(folder: Path) -> None:
     lines = (group(f"t{n}-0").replace(json.dumps("p" * 200), nested) for n, nested in DEEP.items())
     (folder / "traces.jsonl").write_text("".join(lines) + group("t1-0", prompt={"a": math.nan}))
-    run = RunFolder(folder)
+    run = RunReader(folder)
     assert run.refresh()
     (told,) = by_the_letter(index_text([run], live=False))["runs"]
     assert told["traces"][0]["id"] == "t850-0" and told["traces"][-1]["prompt"] == "{'a': None}"
@@ -302,4 +302,4 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, sa
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=says):
-        RunFolder(tmp_path)
+        RunReader(tmp_path)

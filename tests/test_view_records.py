@@ -25,14 +25,14 @@ from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import EOS, PAD, CharacterTokenizer, TinyShape
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
-from unmask.training.batch import Batch, Source
+from unmask.training.batch import Batch, Experiment
 from unmask.training.loop import resume, train
-from unmask.training.run.folder import Run
+from unmask.training.run.folder import RunFolder
 from unmask.training.run.records import answer_of, rounded, short
 from unmask.training.run.training_run import EVAL_SEED
 from unmask.training.setup import decoding_of
-from unmask.training.update import Part
-from unmask.util.micro_batch import Rows
+from unmask.training.update import LossTerm
+from unmask.util.micro_batch import MicroBatch
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
 FEW = {"updates": 2, "prompts": 2, "group": 3, "eval": {"prompts": 2, "samples": 2}, "optimizer": {"lr": 1e-2}}
@@ -52,7 +52,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """curves.png takes longer than the runs here."""
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
 
 
 def config_for(model: str, **more: object) -> Config:
@@ -60,7 +60,7 @@ def config_for(model: str, **more: object) -> Config:
 
 
 def run(config: Config, folder: Path) -> Path:
-    train(config, lambda: Run(folder, config.dump()))
+    train(config, lambda: RunFolder(folder, config.dump()))
     return folder
 
 
@@ -74,7 +74,7 @@ class Seen:
     varied = False
     """Have no two rewards be alike."""
     batch: Batch
-    parts: list[Part]
+    parts: list[LossTerm]
     logp: list[Tensor]
 
 
@@ -82,14 +82,14 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     found, collect, parts_of = Seen(), unmask.training.loop.collect, unmask.training.loop.parts_of
 
-    def collected(source: Source, step: int) -> Batch:
+    def collected(source: Experiment, step: int) -> Batch:
         batch = collect(source, step)
         if found.varied:
             batch = replace(batch, reward_B=torch.arange(len(batch.reward_B), dtype=torch.float64) ** 2)
         found.batch = batch
         return batch
 
-    def asked(method: Method, policy: Policy, *given: Any) -> list[list[Part]]:
+    def asked(method: Method, policy: Policy, *given: Any) -> list[list[LossTerm]]:
         turns = parts_of(method, policy, *given)
         found.parts = turns[0]
         with torch.no_grad():
@@ -191,7 +191,7 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
     for home, step in ((model, 0), (tmp_path / "run" / "checkpoint", 1)):
         policy = load_model(home)
         prompts = [policy.tokenizer.encode(task.prompt(row)) for row in rows for _ in range(2)]
-        trace = decoding_of(config, task).sample(policy, prompts, row_seeds(EVAL_SEED, 10), Rows(512)).trace
+        trace = decoding_of(config, task).sample(policy, prompts, row_seeds(EVAL_SEED, 10), MicroBatch(512)).trace
         for number, line in enumerate(found[3 * step : 3 * step + 3]):
             assert line["prompt"] == task.prompt(rows[number])
             for i, rollout in enumerate(line["rollouts"]):

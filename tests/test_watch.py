@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from ranks_cases import toy_model, toy_task
 
 import unmask.training.loop
@@ -18,17 +17,17 @@ from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS, Task
-from unmask.tasks.support.composite import Part, composite
-from unmask.training.batch import signs_of
+from unmask.tasks.support.composite import RewardPart, composite
+from unmask.training.batch import rollout_signs
 from unmask.training.loop import resume, train
-from unmask.training.run.folder import Run, read_metrics
-from unmask.training.run.health import NORMS, REACH, SIGNS, WINDOW, sentences, updates_of, watched
+from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.training.run.health import NORMS, REACH, SIGNS, WINDOW, health_warnings, sentences, updates_of
 from unmask.training.run.state import newest
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Run, "draw", lambda self: None)
+    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     monkeypatch.setitem(TASKS, "toy", toy_task)
 
 
@@ -48,7 +47,7 @@ def config_for(folder: Path, change: Callable[[Tiny], None] = lambda policy: Non
 
 def run(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The lines of warnings.jsonl, after a check of what the metrics count."""
-    train(config, lambda: Run(folder, config.dump()))
+    train(config, lambda: RunFolder(folder, config.dump()))
     file = folder / "warnings.jsonl"
     begun = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     for row in updates_of(read_metrics(folder)):
@@ -137,7 +136,10 @@ def test_a_format_that_is_paid_while_nothing_is_solved(tmp_path: Path) -> None:
 
     def task(weight: float = 1.0) -> Task:
         never = Task(**{**vars(plain), "solved": lambda row, text: False})
-        parts = {"correctness": Part(lambda row, text: 0.0, 1.0), "format": Part(lambda row, text: 1.0, weight)}
+        parts = {
+            "correctness": RewardPart(lambda row, text: 0.0, 1.0),
+            "format": RewardPart(lambda row, text: 1.0, weight),
+        }
         return composite(never, parts)
 
     TASKS["toy"] = task
@@ -185,7 +187,7 @@ def test_a_batch_of_prompts_that_are_all_too_long_stops_the_run_and_keeps_it(
     monkeypatch.setattr(unmask.training.loop, "collect", collect)
     told = "3 of the 3 prompts of update 2 are too long for the model's limit of 32 tokens with a completion of 6"
     with pytest.raises(ValueError, match=told):
-        train(config, lambda: Run(tmp_path / "run", config.dump()))
+        train(config, lambda: RunFolder(tmp_path / "run", config.dump()))
     assert newest(tmp_path / "run" / "state")[0].step == 1
 
 
@@ -218,12 +220,12 @@ def told(config: Config, folder: Path) -> tuple[str, list[dict[str, float]]]:
 def test_a_run_that_is_resumed_warns_as_one_that_was_not(tmp_path: Path) -> None:
     """Cut off before the first warning, within its window, and after it."""
     config = config_for(tmp_path, toy={"dull": 9}, updates=WINDOW + 2, save_every=3, rollout={"temperature": 0.005})
-    train(config, lambda: Run(tmp_path / "whole", config.dump()))
+    train(config, lambda: RunFolder(tmp_path / "whole", config.dump()))
     whole = told(config, tmp_path / "whole")
     assert whole[0].count("idle_groups") == 1 and whole[0].count("entropy_collapse") == 1
     for at in (2, 5, WINDOW + 2):
         with cut_at("collect", at):
-            train(config, lambda at=at: Run(tmp_path / str(at), config.dump()))
+            train(config, lambda at=at: RunFolder(tmp_path / str(at), config.dump()))
         resume(tmp_path / str(at))
         assert told(config, tmp_path / str(at)) == whole
 
@@ -239,7 +241,7 @@ ROWS = st.lists(
 def test_what_is_further_back_than_the_reach_does_not_matter(rows: list[dict[str, float]]) -> None:
     short, long = list[dict[str, float]](), list[dict[str, float]]()
     for row in rows:
-        found = watched([*short, row]), watched([*long, row])
+        found = health_warnings([*short, row]), health_warnings([*long, row])
         assert found[0] == found[1]
         short, long = [*short, {**row, **found[0][0]}][-REACH:], [*long, {**row, **found[1][0]}]
 
@@ -248,7 +250,7 @@ def begun(rows: list[dict[str, float]]) -> list[tuple[int, str]]:
     """All warnings of a history, with the number of the update."""
     history, found = list[dict[str, float]](), list[tuple[int, str]]()
     for number, row in enumerate(rows, 1):
-        counts, now = watched([*history, row])
+        counts, now = health_warnings([*history, row])
         found += [(number, warning.name) for warning in now]
         history.append({**row, **counts})
     return found
@@ -295,7 +297,7 @@ def test_signs_by_hand() -> None:
         late += [end for end, i in zip(ends, wrote, strict=True) if trace.step_BL[row, i] == 2]
         empty.append(all(ends))
         nats.append(-sum(float(trace.logp_BL[row, i]) for i in wrote))
-    found = signs_of(trace)
+    found = rollout_signs(trace)
     assert 0 < sum(late) < len(late) and 0 < sum(empty) < 16
     expected = {"empty": sum(empty) / 16, "nats": sum(nats) / 16, "late_ends": sum(late) / len(late)}
     assert found == pytest.approx(expected)

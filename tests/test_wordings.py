@@ -5,17 +5,16 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from unmask.evaluation.benchmark import Bench, Case, card, prompt_hash
 from unmask.evaluation.evaluate import Z_95
-from unmask.evaluation.prompt_variants import OWN_PROMPT, Wording, filled, paired, read_wordings, worded
+from unmask.evaluation.prompt_variants import OWN_PROMPT, PromptVariant, filled, paired, read_wordings, worded
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade, Task
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from wording import mentions
 
 
@@ -61,10 +60,10 @@ def test_nothing_but_the_names_of_fields_is_understood(template: str, told: str)
 def test_a_task_in_other_words_is_else_the_same() -> None:
     task = TASKS["gsm8k"](protocol="d1")
     row = {"question": "How many?", "answer": "#### 4"}
-    other = worded(task, Wording("short", "Q: {question} A:", "here"))
+    other = worded(task, PromptVariant("short", "Q: {question} A:", "here"))
     assert other.prompt(row) == "Q: How many? A:" and other.prefill == task.prefill
     assert other.graded(row, r"\boxed{4}") == task.graded(row, r"\boxed{4}") and other.manner == task.manner
-    around = worded(task, Wording("polite", f"Please. {{{OWN_PROMPT}}}", "here"))
+    around = worded(task, PromptVariant("polite", f"Please. {{{OWN_PROMPT}}}", "here"))
     assert around.prompt(row) == f"Please. {task.prompt(row)}"
 
 
@@ -83,14 +82,16 @@ def test_one_prompt_has_one_hash() -> None:
     bench = Bench(policy, [{"question": "Who?", "answer": "#### 4", "id": "a"}])
 
     def told(task: Task, wording: str = "") -> tuple[str, str]:
-        found = card(bench, Case(task, Decoding(8, 8, 8), Rows(4), wording))
+        found = card(bench, Case(task, Decoding(8, 8, 8), MicroBatch(4), wording))
         return found["prompt"], found["template"]
 
     plain = told(task)
     assert plain[0] == prompt_hash(task, task.about.example) != prompt_hash(task, bench.rows[0])
-    assert told(task, "own") == told(worded(task, Wording("same", "{own_prompt}", "here")), "same") == plain
-    assert told(worded(task, Wording("other", "{question}", "here")), "other")[0] != plain[0]
-    numbered = worded(task, Wording("numbered", "{id}: {question}", "here"))  # which the example cannot be asked in
+    assert told(task, "own") == told(worded(task, PromptVariant("same", "{own_prompt}", "here")), "same") == plain
+    assert told(worded(task, PromptVariant("other", "{question}", "here")), "other")[0] != plain[0]
+    numbered = worded(
+        task, PromptVariant("numbered", "{id}: {question}", "here")
+    )  # which the example cannot be asked in
     assert told(numbered, "numbered")[0] == prompt_hash(numbered, bench.rows[0])
 
 

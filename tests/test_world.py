@@ -9,7 +9,7 @@ import torch
 from branching import visits
 from unmask.core.order import ORDERS
 from unmask.core.shapes import NEVER
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from world import (
     NetPolicy,
     TablePolicy,
@@ -27,8 +27,8 @@ SHAPES = [
     pytest.param({}, id="one-a-step"),
     pytest.param({"steps": 2}, id="two-a-step"),
     pytest.param({"steps": 4, "block": 2}, id="blocks"),
-    pytest.param({"law": Law(0.6, top_k=2)}, id="tempered-top-k"),
-    pytest.param({"law": Law(1.4, top_p=0.7)}, id="hot-top-p"),
+    pytest.param({"law": TokenSampling(0.6, top_k=2)}, id="tempered-top-k"),
+    pytest.param({"law": TokenSampling(1.4, top_p=0.7)}, id="hot-top-p"),
 ]
 
 
@@ -55,7 +55,7 @@ def test_the_probabilities_of_all_trajectories_sum_to_one(build, order, shape, e
 @pytest.mark.parametrize("build", [TablePolicy, NetPolicy])
 def test_the_gradient_of_the_value_is_its_slope(build, order):
     """Along a random direction, by central differences; ranks and truncation sets do not change on so short a way."""
-    world = World(build(3, 3, seed=2, eos=1), order, law=Law(0.8, top_k=2), prompt=(2,))
+    world = World(build(3, 3, seed=2, eos=1), order, sampling=TokenSampling(0.8, top_k=2), prompt=(2,))
 
     def value() -> torch.Tensor:
         trace, probability_B, _ = enumerated(world)

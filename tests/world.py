@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from unmask.core.schedule import even
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Rule, Trace, everything, selected
-from unmask.training.update import Part, accumulate
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import TokenRule, Trace, all_tokens, select_traces
+from unmask.training.update import LossTerm, accumulate
 
 NO_EOS = -7  # an id no canvas holds
 
@@ -110,7 +110,7 @@ class World:
     order: str = "random"
     steps: int = 0  # 0: one token a step
     block: int = 0  # 0: one block
-    law: Law = Law()
+    sampling: TokenSampling = TokenSampling()
     prompt: tuple[int, ...] = ()
     threshold: float = inf  # of a probability: what reaches it is committed too, one position at least
 
@@ -137,15 +137,15 @@ def laws(world: World) -> tuple[Tensor, Tensor]:
     attended_SL, at_Q = torch.ones_like(tokens_SL).bool(), place_SL[:, -world.length :].flatten()
     logits_QV = world.policy(tokens_SL, attended_SL, at_Q)
     logits_SCV = logits_QV.view(*tokens_SC.shape, -1)[..., : world.policy.words]
-    drawn_SCV = (logits_SCV / world.law.temperature).softmax(-1)
-    if world.law.truncated:
-        kept = [kept_by_hand(p_V, world.law) for p_V in drawn_SCV.flatten(0, 1).tolist()]
+    drawn_SCV = (logits_SCV / world.sampling.temperature).softmax(-1)
+    if world.sampling.truncated:
+        kept = [kept_by_hand(p_V, world.sampling) for p_V in drawn_SCV.flatten(0, 1).tolist()]
         drawn_SCV = drawn_SCV * torch.tensor(kept).view_as(drawn_SCV)
         drawn_SCV = drawn_SCV / drawn_SCV.sum(-1, keepdim=True)
     return logits_SCV.log_softmax(-1), drawn_SCV
 
 
-def kept_by_hand(probability_V: list[float], law: Law) -> list[bool]:
+def kept_by_hand(probability_V: list[float], law: TokenSampling) -> list[bool]:
     kept, mass = set(), 0.0
     for v in sorted(range(len(probability_V)), key=lambda v: -probability_V[v]):
         if mass < law.top_p and len(kept) < (law.top_k or inf):
@@ -215,7 +215,7 @@ class Paths(NamedTuple):
     step_BT: Tensor
 
 
-def enumerated(world: World, counted: Rule = everything) -> Paths:
+def enumerated(world: World, counted: TokenRule = all_tokens) -> Paths:
     plain_SCV, drawn_SCV = laws(world)
     base, blank = world.policy.words + 1, (world.policy.mask_id,) * world.length
     live, done, known, flat, total = [(blank, (NEVER,) * world.length, ())], [], {}, [], 0
@@ -250,7 +250,7 @@ def enumerated(world: World, counted: Rule = everything) -> Paths:
     return Paths(trace, step_BT.prod(-1), step_BT)
 
 
-def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: Rule = everything) -> Trace:
+def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: TokenRule = all_tokens) -> Trace:
     """A real Trace of given canvases and step maps, with all that a rollout would have recorded."""
     plain_SCV, drawn_SCV = (law.detach() for law in laws(world))
     batch, length = tokens_BC.shape
@@ -266,7 +266,7 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: Rule = eve
     logp_BC = law_BCV.gather(-1, word_BC[..., None]).squeeze(-1).masked_fill(~filled_BC, 1.0).log()
     spread_BC = -torch.where(law_BCV > 0, law_BCV * law_BCV.log(), 0.0).sum(-1)
     seen = {"entropy": spread_BC * filled_BC} | _top(world, plain_SCV, tokens_BC, when_BC)
-    if world.law.truncated:
+    if world.sampling.truncated:
         seen["kept"] = kept_by_id(law_BCV).masked_fill(~filled_BC[..., None], -1)
     trace = Trace(
         tokens_BL=torch.cat([prompt_BP, tokens_BC], 1),
@@ -279,7 +279,7 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: Rule = eve
         mask_id=policy.mask_id,
         eos_id=policy.eos_id,
         steps=len(world.commits),
-        law=world.law,
+        sampling=world.sampling,
         seen=seen,
     )
     return replace(trace, counted_BL=counted(trace))
@@ -322,7 +322,7 @@ def gradient(policy: nn.Module, value: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def step_of(policy: nn.Module, parts: list[Part]) -> Tensor:
+def step_of(policy: nn.Module, parts: list[LossTerm]) -> Tensor:
     """The direction the library would move the parameters in: minus the accumulated gradient of its loss."""
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -351,7 +351,7 @@ def grouped(trace: Trace, probability_B: Tensor, size: int) -> tuple[Trace, Tens
     ways = [factorial(size) / prod(map(factorial, Counter(group).values())) for group in member_PG.tolist()]
     weight_P = torch.tensor(ways) * probability_B.detach()[member_PG].prod(-1) * len(member_PG)
     group_B = torch.arange(len(member_PG)).repeat_interleave(size)
-    return replace(selected(trace, member_PG.flatten()), group_B=group_B), weight_P[group_B]
+    return replace(select_traces(trace, member_PG.flatten()), group_B=group_B), weight_P[group_B]
 
 
 def relative_error(found: Tensor, truth: Tensor) -> float:

@@ -25,10 +25,9 @@ def adapt(
     if resume is not None:
         resume_sft(resume, model, arguments, data, mask_token, out)
         return
-    from unmask.sft.adapt import adapt as write_start
-    from unmask.sft.adapt import source_folder
+    from unmask.sft.adapt import adapt as write_start, source_folder
     from unmask.sft.finetune import CONFIG, finetune
-    from unmask.training.run.folder import Run, check_folder
+    from unmask.training.run.folder import RunFolder, check_folder
 
     if model is None:
         raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
@@ -46,14 +45,14 @@ def adapt(
     aside = there / f".{final.name}.new-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        run = Run(aside, config.dump(), CONFIG)
+        run = RunFolder(aside, config.dump(), CONFIG)
         done = write_start(source, aside / "start", mask_token)
         (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
         told = "new" if done["new"] else "its own"
         typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
         for_now = config.model_copy(update={"model": str(aside / "start")})
 
-        def named() -> Run:
+        def named() -> RunFolder:
             check_folder(folder)
             final.parent.mkdir(parents=True, exist_ok=True)
             aside.rename(final)

@@ -32,7 +32,7 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
     it says nothing of what is run here: a method is not needed, and the file of a task must be named by the user too.
     """
     from unmask.config.config import DEMO, without_method
-    from unmask.util.parsing import read_keys, shown
+    from unmask.util.parsing import read_keys, short_repr
 
     folder = Path(run_or_model)
     if not (folder / "checkpoint").is_dir() or not (folder / "config.yaml").is_file():
@@ -43,7 +43,7 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
         return data, task
     file = own.get("file") if isinstance(own, dict) else None
     if task is None:
-        told = shown(file) if isinstance(file, str) else "FILE.py"
+        told = short_repr(file) if isinstance(file, str) else "FILE.py"
         raise ValueError(f"{folder}: its task is a Python file, which is run if you name it too: add --task {told}")
     if isinstance(file, str) and Path(file).resolve() == Path(task).resolve():
         return {**data, "task": "own", "own": own}, None  # with the rows and weights that the run had

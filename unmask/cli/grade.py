@@ -22,12 +22,12 @@ def grade(
     """Grade stored generations, without a model: the score with its 95 % interval."""
     from unmask.config.config import read_config
     from unmask.evaluation.grade import grade_file
-    from unmask.tasks.scoring import failures_told
+    from unmask.tasks.scoring import failure_summary
 
     config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
     found = grade_file(config.build_task(), generations, out, config.reward)
     if found.failures:
-        typer.echo(failures_told(found.failures), err=True)
+        typer.echo(failure_summary(found.failures), err=True)
     if as_json:
         typer.echo(json.dumps({"task": task, "protocol": protocol, **found.data()}))
         return

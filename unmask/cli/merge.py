@@ -14,13 +14,12 @@ def merge(
 ) -> None:
     """Write a run's or an adapter's model as a plain checkpoint, under the names its family's own tools know."""
     from unmask.models import load_model, save
-    from unmask.models.lora import adapted
-    from unmask.models.lora import merge as merge_adapter
+    from unmask.models.lora import has_adapter, merge as merge_adapter
     from unmask.training.run.folder import check_folder, checkpoint_of
 
     check_folder(out)
     policy = load_model(checkpoint_of(run_or_model))
-    if adapted(policy):
+    if has_adapter(policy):
         merge_adapter(policy)
     save(policy, out)
     typer.echo(f"checkpoint in {out}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from unmask.config.config import Config
     from unmask.core.policy import Tokenizer
     from unmask.core.trace import Trace
-    from unmask.training.batch import Batch, Source
+    from unmask.training.batch import Batch, Experiment
 
 RECENT = 8
 """Updates whose median is the speed."""
@@ -129,7 +129,7 @@ class Panel:
         self.warned += [f"{warning}, update {step}" for warning in warnings]
         self.last = now
 
-    def look(self, source: "Source", batch: "Batch") -> None:
+    def look(self, source: "Experiment", batch: "Batch") -> None:
         """Take the first completion of a batch; of one that has none left, keep the one before."""
         if len(batch.trace):
             found = written(source.setup.policy.tokenizer, batch.trace, source.decoding.length)

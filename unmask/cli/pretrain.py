@@ -14,8 +14,7 @@ def pretrain(
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
     from unmask.cli.display import training_bar
     from unmask.config.config import check_device
-    from unmask.sft.pretrain import pretrain as run_pretraining
-    from unmask.sft.pretrain import read_pretrain_config
+    from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config
 
     settings = read_pretrain_config(config)
     check_device(device)

@@ -10,7 +10,7 @@ from unmask.cli.arguments import Overrides, RunOrModel, TaskOption, load
 if TYPE_CHECKING:
     from unmask.models import Model
     from unmask.rollout.decoding import Decoding
-    from unmask.util.micro_batch import Rows
+    from unmask.util.micro_batch import MicroBatch
 
 
 def sample(
@@ -41,7 +41,7 @@ def sample(
 
 def decoding_settings(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
-) -> "tuple[Decoding, Model, str, Rows]":
+) -> "tuple[Decoding, Model, str, MicroBatch]":
     from unmask.config.config import device_of
     from unmask.training.setup import decoding_of, rollout_rows
 
@@ -51,7 +51,7 @@ def decoding_settings(
 
 
 def sample_traces(
-    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "Rows"
+    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "MicroBatch"
 ) -> Any:
     import torch
 

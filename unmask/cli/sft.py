@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.sft.config import SftConfig
-    from unmask.sft.finetune import Report, Result, Stop
+    from unmask.sft.finetune import Report, SftResult, Stop
 
 Settings = Annotated[
     list[str] | None,
@@ -36,15 +36,15 @@ def sft(
         resume_sft(resume, model, arguments, data, full, out)
         return
     from unmask.sft.finetune import CONFIG, finetune
-    from unmask.training.run.folder import Run
+    from unmask.training.run.folder import RunFolder
 
     if model is None:
         raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
     folder = run_folder(f"sft-{Path(model).name}", out)
     config = read_settings(arguments or [], data, model=model, full=full)
 
-    def training(report: "Report", stop: "Stop") -> "Result":
-        return finetune(config, lambda: Run(folder, config.dump(), CONFIG), report, stop=stop)
+    def training(report: "Report", stop: "Stop") -> "SftResult":
+        return finetune(config, lambda: RunFolder(folder, config.dump(), CONFIG), report, stop=stop)
 
     train_with_display(config, folder, training)
 
@@ -69,26 +69,26 @@ def resume_sft(folder: Path, *given: object) -> None:
     from unmask.sft.config import read_sft_config
     from unmask.sft.finetune import CONFIG, resume
     from unmask.training.run.folder import FINISHED
-    from unmask.util.parsing import check_there
+    from unmask.util.parsing import check_exists
 
     if any(value is not None for value in given):
         raise ValueError("--resume goes on as the run was configured: give nothing else")
     if (folder / FINISHED).is_file():
         typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
         return
-    check_there(folder)
+    check_exists(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
     train_with_display(read_sft_config(folder / CONFIG), folder, lambda report, stop: resume(folder, report, stop))
 
 
-def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], Result]") -> None:
+def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[Report, Stop], SftResult]") -> None:
     """Train until the end or until a signal asks to stop."""
     from unmask.cli.display import training_bar
-    from unmask.util.signals import Paused, wishes
+    from unmask.util.signals import Paused, stop_requests
 
     try:
-        with wishes() as wished, training_bar(config.updates, "fine-tuning", "update") as show:
+        with stop_requests() as wished, training_bar(config.updates, "fine-tuning", "update") as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 brief = {key.removeprefix("train/"): metrics[key] for key in metrics if key.startswith("train/loss")}

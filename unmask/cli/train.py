@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config.config import Config
-    from unmask.training.run.training_run import Look, Report, Result, Stop
+    from unmask.training.run.training_run import Look, Report, Stop, TrainingResult
 
 
 def train(
@@ -71,13 +71,13 @@ def train(
     config = read_config(path or DEMO, overrides, **named)
 
     from unmask.training.loop import train as run_training
-    from unmask.training.run.folder import Run, check_folder, fresh_folder
+    from unmask.training.run.folder import RunFolder, check_folder, fresh_folder
 
     folder = out or fresh_folder(_name(config))
     check_folder(folder)
 
-    def training(report: "Report", stop: "Stop", look: "Look") -> "Result":
-        return run_training(config, lambda: Run(folder, config.dump()), report, stop=stop, look=look)
+    def training(report: "Report", stop: "Stop", look: "Look") -> "TrainingResult":
+        return run_training(config, lambda: RunFolder(folder, config.dump()), report, stop=stop, look=look)
 
     _watched(config, folder, training)
 
@@ -86,14 +86,14 @@ def _resume(folder: Path) -> None:
     from unmask.config.config import read_config
     from unmask.training.loop import resume
     from unmask.training.run.folder import FINISHED
-    from unmask.util.parsing import check_there
+    from unmask.util.parsing import check_exists
 
     if (folder / FINISHED).is_file():
         shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
         typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
         return
     path = folder / "config.yaml"
-    check_there(folder)
+    check_exists(folder)
     if not path.is_file():
         raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
     _watched(read_config(path), folder, lambda report, stop, look: resume(folder, report, stop, look))
@@ -103,14 +103,14 @@ def _name(config: "Config") -> str:
     return f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
 
 
-def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], Result]") -> None:
+def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], TrainingResult]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.cli.display import show_result, training_display
-    from unmask.util.signals import Paused, wishes
+    from unmask.util.signals import Paused, stop_requests
 
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first
     try:
-        with wishes() as wished:
+        with stop_requests() as wished:
             if not speaks:
                 training(lambda step, metrics: None, wished, lambda source, batch: None)
                 return

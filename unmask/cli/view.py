@@ -19,11 +19,11 @@ def view(
 
     Served on this machine alone, and kept up to date while a run goes on, until Ctrl-C.
     """
-    from unmask.util.parsing import check_there
+    from unmask.util.parsing import check_exists
     from unmask.view import page, server
 
     for run in runs:
-        check_there(run)
+        check_exists(run)
     if export is not None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -24,7 +24,7 @@ from unmask.config.sections import EvalConfig, OptimizerConfig, RolloutConfig
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
-from unmask.core.order import ORDERS, level
+from unmask.core.order import ORDERS, score_threshold
 from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
@@ -35,7 +35,7 @@ from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
 from unmask.tasks.scoring import RewardConfig
 from unmask.tasks.support.validation import validating
-from unmask.util.parsing import assign, closest, number_or_not, parsed_yaml, read_keys, shown, told
+from unmask.util.parsing import assign, check_not_bool, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
 
 DEMO = Path(__file__).parent / "demo.yaml"
@@ -143,7 +143,7 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
         key, equals, value = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
-        assign(data, key, parsed_yaml(value, key))
+        assign(data, key, parse_yaml(value, key))
         sections.discard(key.split(".")[0])
         replaced.add(key)
     chosen = {key: value for key, value in named.items() if value is not None}
@@ -167,7 +167,7 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     rest = {key: value for key, value in data.items() if key not in catalogue}
     for name, section in options.items():
         if not isinstance(section, dict):
-            raise ValueError(f"{name}: expected options such as {name}.key=value, got {shown(section)}")
+            raise ValueError(f"{name}: expected options such as {name}.key=value, got {short_repr(section)}")
         if strange := next((key for key in section if not isinstance(key, str)), None):
             raise ValueError(f"{name}.{strange}: keys must be text")
     try:
@@ -215,7 +215,7 @@ def _check_names(config: Config) -> None:
 
 def _known(key: str, name: str, catalogue: Mapping[str, Any]) -> None:
     if name not in catalogue:
-        raise ValueError(f"{key}: there is no {name!r}; {closest(name, catalogue)}")
+        raise ValueError(f"{key}: there is no {name!r}; {suggestion(name, catalogue)}")
 
 
 def _sentence(error: ValidationError) -> str:
@@ -229,8 +229,8 @@ def _sentence(error: ValidationError) -> str:
             inner: Any = Config.model_fields[section].annotation
             if len(first["loc"]) == 1 and key in inner.model_fields:
                 return f"{key}: unknown key; did you mean {section}.{key}?"
-        return f"{key}: unknown key; {closest(str(first['loc'][-1]), names)}"
-    return f"{key}: {told(first)}, got {shown(first['input'])}"
+        return f"{key}: unknown key; {suggestion(str(first['loc'][-1]), names)}"
+    return f"{key}: {pydantic_message(first)}, got {short_repr(first['input'])}"
 
 
 def _check_sections(config: Config) -> None:
@@ -265,7 +265,7 @@ def _check_combination(config: Config) -> None:
             SCHEDULES[config.rollout.schedule](length, steps, block)
         else:
             one_by_one(length, steps, block)
-            level(ORDERS[config.rollout.order], config.rollout.threshold)
+            score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
     _check_cache(config)
@@ -303,8 +303,8 @@ def check_device(name: str) -> None:
         if device.type != "cuda":
             torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        told = str(error).splitlines()[0].partition(". ")[0]
-        raise ValueError(f"device: {name!r} cannot be used here: {told}") from None
+        pydantic_message = str(error).splitlines()[0].partition(". ")[0]
+        raise ValueError(f"device: {name!r} cannot be used here: {pydantic_message}") from None
 
 
 def device_of(config: Config) -> str:
@@ -328,8 +328,10 @@ def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[st
     try:
         return factory(*args, **arguments)
     except ValueError as error:
-        told = str(error)
-        raise ValueError(told if told.startswith((f"{name}:", f"{name}.")) else f"{name}: {told}") from None
+        pydantic_message = str(error)
+        raise ValueError(
+            pydantic_message if pydantic_message.startswith((f"{name}:", f"{name}.")) else f"{name}: {pydantic_message}"
+        ) from None
 
 
 def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -338,18 +340,18 @@ def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dic
     arguments = {}
     for key, value in options.get(name, {}).items():
         if key not in parameters:
-            raise ValueError(f"{name}.{key}: unknown option; {closest(key, parameters)}")
+            raise ValueError(f"{name}.{key}: unknown option; {suggestion(key, parameters)}")
         if key in CHOICES:
-            _known(f"{name}.{key}", value if isinstance(value, str) else shown(value), CHOICES[key])
+            _known(f"{name}.{key}", value if isinstance(value, str) else short_repr(value), CHOICES[key])
             arguments[key] = CHOICES[key][value]
             continue
         try:
-            number_or_not(value, parameters[key].annotation)
+            check_not_bool(value, parameters[key].annotation)
             arguments[key] = TypeAdapter(parameters[key].annotation).validate_python(value)
         except ValidationError as error:
-            raise ValueError(f"{name}.{key}: {told(error.errors()[0])}, got {shown(value)}") from None
+            raise ValueError(f"{name}.{key}: {pydantic_message(error.errors()[0])}, got {short_repr(value)}") from None
         except ValueError as error:
-            raise ValueError(f"{name}.{key}: {error}, got {shown(value)}") from None
+            raise ValueError(f"{name}.{key}: {error}, got {short_repr(value)}") from None
     return arguments
 
 

@@ -6,8 +6,8 @@ import torch
 
 from unmask.core.method import Method
 from unmask.core.shapes import GIVEN
-from unmask.core.token_sampling import Law
-from unmask.core.trace import Trace, everything
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, all_tokens
 
 
 def blank_trace(length: int, steps: int, block: int) -> Trace:
@@ -26,10 +26,10 @@ def blank_trace(length: int, steps: int, block: int) -> Trace:
         mask_id=0,
         eos_id=2,
         steps=steps,
-        law=Law(),
+        sampling=TokenSampling(),
         seen={"entropy": entropy_BC},
     )
-    return replace(trace, counted_BL=everything(trace))
+    return replace(trace, counted_BL=all_tokens(trace))
 
 
 def rehearse(method: Method, length: int, steps: int, block: int) -> None:

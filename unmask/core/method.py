@@ -18,13 +18,13 @@ from unmask.core.objective import Divergence, Objective, token_divergence
 from unmask.core.order import Order
 from unmask.core.probes import Probes
 from unmask.core.specs import Branch, Record
-from unmask.core.trace import Rule, Trace, until_eos
+from unmask.core.trace import TokenRule, Trace, until_eos
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
-Probing = Callable[[Trace, torch.Generator, int], list[Probes]]
+ProbeSampler = Callable[[Trace, torch.Generator, int], list[Probes]]
 
 
-def within(least: float, limit: float, /, **options: float) -> None:
+def check_range(least: float, limit: float, /, **options: float) -> None:
     """ValueError for an option outside [least, limit), not a number included."""
     for name, value in options.items():
         if not least <= value < limit:
@@ -37,7 +37,7 @@ def uniform_credit(trace: Trace) -> Tensor:
     return torch.ones_like(trace.logp_BL)
 
 
-def each_turn(estimator: Estimator) -> Probing:
+def each_inner_step(estimator: Estimator) -> ProbeSampler:
     """Fresh, independent Probes for every inner update."""
     return lambda trace, rng, turns: [estimator(trace, rng) for _ in range(turns)]
 
@@ -57,7 +57,7 @@ class BranchTerm:
 @dataclass(frozen=True)
 class Method:
     name: str
-    probe: Probing
+    probe: ProbeSampler
     """Where do we ask? One Probes for each inner update, all drawn up front."""
     advantage: Advantage
     """How good was each trace?"""
@@ -69,7 +69,7 @@ class Method:
     """Which further fillings deserve a reward?"""
     record: Record = Record()
     """What must the sampler remember?"""
-    counted: Rule = until_eos
+    counted: TokenRule = until_eos
     """Which tokens count?"""
     kl: float = 0.0
     """The weight of `divergence` to the reference in the loss."""
@@ -78,13 +78,13 @@ class Method:
     """The price on the reward of each nat between old and reference policy."""
     trajectory: bool = False
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
-    compares: bool = True
+    uses_old_logprobs: bool = True
     """The objective looks at the old policy's answers."""
     order: Order | None = None
     """The only order under which the likelihood means what it says; None where any will do."""
 
     def __post_init__(self) -> None:
-        within(0, inf, kl=self.kl, reward_kl=self.reward_kl)
+        check_range(0, inf, kl=self.kl, reward_kl=self.reward_kl)
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def ratio_of(gain: Tensor) -> Tensor:
     return gain.clamp(max=20.0).exp()
 
 
-def clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """min(ratio * A, clip(ratio, 1 - low, 1 + high) * A), and where the clip decides."""
     free, bound = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
     return torch.minimum(free, bound), (bound < free).detach()
@@ -108,7 +108,7 @@ def token_clip(
     counted_ML = counted_units(probes)
     ratio_ML = ratio_of(unit_likelihood(logp_NL - old_NL, probes))
     value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(ratio_ML.dtype)
-    surrogate_ML, active_ML = clipped(ratio_ML, value_ML, low, high)
+    surrogate_ML, active_ML = clipped_surrogate(ratio_ML, value_ML, low, high)
     scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(ratio_ML.dtype)
     metrics = {"ratio": _mean(ratio_ML, counted_ML), "clipped": _mean(active_ML.to(ratio_ML.dtype), counted_ML)}
     return -(scale_ML * surrogate_ML.masked_fill(~counted_ML, 0.0)).sum(), metrics
@@ -138,7 +138,7 @@ def step_clip(
     credit_ML = credit_BL[probes.trace_M].masked_fill(~counted_ML, 0.0)
     credit_M = credit_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
     value_M = (advantage_B[probes.trace_M] * credit_M).to(ratio_M.dtype)
-    surrogate_M, active_M = clipped(ratio_M, value_M, low, high)
+    surrogate_M, active_M = clipped_surrogate(ratio_M, value_M, low, high)
     scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
     live_M = counted_ML.any(-1)
     metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
@@ -165,7 +165,7 @@ def sequence_clip(
     weighed_ML = credit_BL[probes.trace_M].to(gain_ML.dtype) * gain_ML
     ratio_M = ratio_of(weighed_ML.sum(-1) / length_M)
     value_M = advantage_B[probes.trace_M].to(ratio_M.dtype)
-    surrogate_M, active_M = clipped(ratio_M, value_M, low, high)
+    surrogate_M, active_M = clipped_surrogate(ratio_M, value_M, low, high)
     scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
     live_M = counted_ML.any(-1)
     metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}

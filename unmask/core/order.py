@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Look(NamedTuple):
+class StepLogits(NamedTuple):
     """What the sampler has before it at some masked positions, Q of them, of several rows."""
 
     plain_QV: Tensor
@@ -22,26 +22,26 @@ class Look(NamedTuple):
     """Where on the canvas."""
 
 
-Order = Callable[[Look], Tensor]
+Order = Callable[[StepLogits], Tensor]
 """Scores, (Q,)."""
 
 
-def random(look: Look) -> Tensor:
+def random(look: StepLogits) -> Tensor:
     """Positions in uniformly random order, whatever the policy says."""
     return look.noise_Q
 
 
-def left_to_right(look: Look) -> Tensor:
+def left_to_right(look: StepLogits) -> Tensor:
     """The leftmost masked position of the block first."""
     return -look.column_Q.float()
 
 
-def surest_position(look: Look) -> Tensor:
+def surest_position(look: StepLogits) -> Tensor:
     """Positions of largest maximal probability first; what is drawn there does not matter."""
     return look.plain_QV.max(-1).values
 
 
-def low_confidence(look: Look) -> Tensor:
+def low_confidence(look: StepLogits) -> Tensor:
     """The field's default ("low-confidence remasking"): draw everywhere, keep the draws of largest probability.
 
     A kept token is then not distributed as the policy's law at its position: see probes.visited.
@@ -49,18 +49,18 @@ def low_confidence(look: Look) -> Tensor:
     return look.plain_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
 
 
-def drawn_confidence(look: Look) -> Tensor:
+def drawn_confidence(look: StepLogits) -> Tensor:
     """low_confidence by the law the token was drawn from, temperature and cuts included (Dream's maskgit_plus)."""
     return look.law_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
 
 
-def margin(look: Look) -> Tensor:
+def margin(look: StepLogits) -> Tensor:
     """Positions where the likeliest token leads the second by most (Dream's topk_margin)."""
     first_QK = look.law_QV.topk(2).values.exp()
     return first_QK[:, 0] - first_QK[:, 1]
 
 
-def negative_entropy(look: Look) -> Tensor:
+def negative_entropy(look: StepLogits) -> Tensor:
     """Positions of least entropy first (Dream's entropy, whose logarithm has 1e-10 added)."""
     law_QV = look.law_QV.exp()
     return (law_QV * (law_QV + 1e-10).log()).sum(-1)
@@ -85,7 +85,7 @@ _LEVELS: dict[Order, Callable[[float], float]] = {
 }
 
 
-def level(order: Order, threshold: float) -> float:
+def score_threshold(order: Order, threshold: float) -> float:
     """Where a threshold lies on the scale of an order's score.
 
     It is a probability for the orders by probability, a difference of probabilities for margin, and minus an entropy in

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import PIECE, Policy
 from unmask.core.shapes import GIVEN
-from unmask.core.token_sampling import kept_tokens, plain_law, restricted, tempered
+from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempered_logprobs, token_logprobs
 from unmask.core.trace import Trace, state_before
 
 FLOOR = -1e4
@@ -69,10 +69,10 @@ def views(trace: Trace, masked_KBL: Tensor, asked_KBL: Tensor, share_KBL: Tensor
         trace_M=trace_B,
         weight_M=torch.ones(batch, dtype=torch.float64, device=asked_KBL.device),
     )
-    return of_states(probes, probes.asked_NL.any(-1))
+    return at_states(probes, probes.asked_NL.any(-1))
 
 
-def of_states(probes: Probes, state_index: Tensor) -> Probes:
+def at_states(probes: Probes, state_index: Tensor) -> Probes:
     """The questions put at some of the states (booleans or positions, in ascending order)."""
     count = len(probes.states_SL)
     picked_S = torch.zeros(count, dtype=torch.bool, device=probes.state_N.device)
@@ -95,10 +95,10 @@ def chunks(probes: Probes, rows: int, states: range | None = None) -> Iterator[t
     for start in states[::rows]:
         stop = min(start + rows, states.stop)
         inside_N = (probes.state_N >= start) & (probes.state_N < stop)
-        yield inside_N.nonzero().squeeze(1), of_states(probes, torch.arange(start, stop, device=inside_N.device))
+        yield inside_N.nonzero().squeeze(1), at_states(probes, torch.arange(start, stop, device=inside_N.device))
 
 
-def bundled(
+def microbatches(
     probes: Probes, rows: int, share: Callable[[int], range] = range, live_N: Tensor | None = None
 ) -> list[Tensor]:
     """States in bundles of at most `rows`, those of one trace together (alone in a bundle where they are more).
@@ -128,7 +128,7 @@ def bundled(
     return [bundle_S.sort().values for bundle_S in state_S.split(bundles)] if bundles else []
 
 
-def speechless(probes: Probes) -> Probes:
+def empty(probes: Probes) -> Probes:
     """One state and no questions: a pass that takes part and says nothing."""
     rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
     nothing: dict[str, Any] = {name: value[:0] for name, value in rows.items() if value is not None}
@@ -145,9 +145,9 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
 
     `rows` bounds the states in one pass.
     """
-    if probes.trace.law.guidance:
+    if probes.trace.sampling.guidance:
         raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
-    if probes.trace.law.temperature == 0:
+    if probes.trace.sampling.temperature == 0:
         raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
     if not len(probes.states_SL):
         return torch.zeros_like(probes.share_NL)
@@ -215,8 +215,8 @@ def _in_pieces(
 
 def _said(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: Tensor | None) -> tuple[Tensor, Tensor]:
     """The log-probability of each token by the law it was sampled from, and at temperature 1."""
-    plain_QV = plain_law(logits_QV, trace.mask_id)
-    logq_QV = tempered(plain_QV, trace.law.temperature)
+    plain_QV = token_logprobs(logits_QV, trace.mask_id)
+    logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
     logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
     if kept_QK is not None:
         logq_QK = logq_QV.gather(-1, kept_QK.clamp(min=0)).masked_fill(kept_QK < 0, -torch.inf)
@@ -234,10 +234,10 @@ def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
 
 def _below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
     """log F_j(c): the mass of the draws that rank below c; and which have any."""
-    plain_QV = plain_law(logits_QV, trace.mask_id)
-    logq_QV = tempered(plain_QV, trace.law.temperature)
-    if trace.law.truncated:
-        logq_QV = restricted(logq_QV, kept_tokens(logq_QV.detach(), trace.law))
+    plain_QV = token_logprobs(logits_QV, trace.mask_id)
+    logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
+    if trace.sampling.truncated:
+        logq_QV = restricted_logprobs(logq_QV, kept_tokens(logq_QV.detach(), trace.sampling))
     score_QV = plain_QV.detach()
     below_QV = (score_QV < least_Q[:, None]) | ((score_QV == least_Q[:, None]) & tie_loses_Q[:, None])
     below_QV &= logq_QV.detach() > -torch.inf
@@ -329,7 +329,7 @@ def visited(trace: Trace, step_BK: Tensor, weight_BK: Tensor, choice: bool = Fal
         visited=True,
         passed_NL=passed_NL,
     )
-    return of_states(probes, asked_NL.any(-1))
+    return at_states(probes, asked_NL.any(-1))
 
 
 def every_step(trace: Trace, rng: torch.Generator, choice: bool = False) -> Probes:

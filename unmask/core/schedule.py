@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-Commits = list[list[int]]
-Schedule = Callable[[int, int, int], Commits]
+CommitCounts = list[list[int]]
+Schedule = Callable[[int, int, int], CommitCounts]
 """(length, steps, block) -> the number of positions committed by each step of each block."""
 
 
-def even(length: int, steps: int, block: int) -> Commits:
+def even(length: int, steps: int, block: int) -> CommitCounts:
     """As many at every step; the first steps of a block take the remainder (LLaDA)."""
     blocks = _blocks(length, block)
     if steps % blocks or not blocks <= steps <= length:
@@ -20,7 +20,7 @@ def even(length: int, steps: int, block: int) -> Commits:
     return [[share + (i < rest) for i in range(steps // blocks)] for _ in range(blocks)]
 
 
-def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> Commits:
+def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> CommitCounts:
     """Dream's: time falls linearly from 1 to eps, and a step from t to s commits the share 1 - s/t of what is masked,
     rounded down; the last step commits the rest. A step may commit nothing."""
     if block != length:
@@ -36,7 +36,7 @@ def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> Commits:
     return [sizes]
 
 
-def one_by_one(length: int, steps: int, block: int) -> Commits:
+def one_by_one(length: int, steps: int, block: int) -> CommitCounts:
     """At least one at every step, for decoding that commits more where it is sure."""
     return [[1] * block for _ in range(_blocks(length, block))]
 

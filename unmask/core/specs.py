@@ -33,7 +33,7 @@ class Branch:
     fillings: int = 2
     lateness: float = 4.0
 
-    def step_law(self, steps: int) -> Tensor:
+    def step_probabilities(self, steps: int) -> Tensor:
         """The probability of branching before each step, (T,)."""
         place_T = torch.arange(1, steps + 1, dtype=torch.float64) / steps
         return (self.lateness * place_T.log()).softmax(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Law:
+class TokenSampling:
     """softmax(logits / temperature), cut to the `top_k` likeliest tokens and to the smallest set of mass
     `top_p`. Temperature 0 is the point mass on the likeliest token. `top_k` 0 and `top_p` 1 cut nothing.
 
@@ -32,7 +32,7 @@ class Law:
         if self.guidance < 0:
             raise ValueError(f"guidance must be 0 (none) or more, got {self.guidance}")
 
-    def warm(self) -> "Law":
+    def warm(self) -> "TokenSampling":
         """The law that a greedy one takes the likeliest token of: the same at temperature 1."""
         return self if self.temperature else replace(self, temperature=1.0)
 
@@ -46,14 +46,14 @@ class Law:
         return self.top_k if self.top_p == 1 else 0
 
 
-def plain_law(logits_QV: Tensor, mask_id: int) -> Tensor:
+def token_logprobs(logits_QV: Tensor, mask_id: int) -> Tensor:
     """Log-probabilities at temperature 1, in at least fp32. MASK is not a word: it has probability zero."""
     logits_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
     banned_V = torch.arange(logits_QV.shape[-1], device=logits_QV.device) == mask_id
     return logits_QV.masked_fill(banned_V, -torch.inf).log_softmax(-1)
 
 
-def tempered(plain_QV: Tensor, temperature: float) -> Tensor:
+def tempered_logprobs(plain_QV: Tensor, temperature: float) -> Tensor:
     """The law at `temperature` of log-probabilities at temperature 1."""
     if temperature == 1:
         return plain_QV
@@ -63,7 +63,7 @@ def tempered(plain_QV: Tensor, temperature: float) -> Tensor:
     return (plain_QV / temperature).log_softmax(-1)
 
 
-def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
+def kept_tokens(logq_QV: Tensor, law: TokenSampling) -> Tensor:
     """Which tokens the truncation keeps, (Q, V) booleans; the likeliest token is always among them."""
     sorted_QV, order_QV = logq_QV.sort(dim=-1, descending=True, stable=True)
     before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
@@ -74,18 +74,18 @@ def kept_tokens(logq_QV: Tensor, law: Law) -> Tensor:
     return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
 
 
-def restricted(logq_QV: Tensor, kept_QV: Tensor) -> Tensor:
+def restricted_logprobs(logq_QV: Tensor, kept_QV: Tensor) -> Tensor:
     """The law given that the token is one of the kept."""
     return logq_QV.masked_fill(~kept_QV, -torch.inf).log_softmax(-1)
 
 
-def law_of(plain_QV: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
+def sampling_logprobs(plain_QV: Tensor, law: TokenSampling) -> tuple[Tensor, Tensor | None]:
     """The log-probabilities drawn from, and which tokens a truncation kept (None where nothing is cut)."""
-    logq_QV = tempered(plain_QV, law.temperature)
+    logq_QV = tempered_logprobs(plain_QV, law.temperature)
     if not law.truncated:
         return logq_QV, None
     kept_QV = kept_tokens(logq_QV, law)
-    return restricted(logq_QV, kept_QV), kept_QV
+    return restricted_logprobs(logq_QV, kept_QV), kept_QV
 
 
 def kept_ids(kept_QV: Tensor, most: int = 0) -> Tensor:
@@ -98,7 +98,7 @@ def kept_ids(kept_QV: Tensor, most: int = 0) -> Tensor:
     return id_QK.masked_fill(kept_QK == 0, -1)
 
 
-def widened(id_QK: Tensor, width: int) -> Tensor:
+def pad_ids(id_QK: Tensor, width: int) -> Tensor:
     """Kept ids of several steps side by side: the last dimension filled up with -1. Leaves vectors alone."""
     return F.pad(id_QK, (0, width - id_QK.shape[-1]), value=-1) if id_QK.dim() > 1 else id_QK
 
@@ -108,7 +108,7 @@ def entropy(logq_QV: Tensor) -> Tensor:
     return -(logq_QV.exp() * logq_QV.masked_fill(logq_QV == -torch.inf, 0.0)).sum(-1)
 
 
-def drawn(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
+def draw_tokens(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
     """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform."""
     probability_QV = logq_QV.exp()
     cumulative_QV = probability_QV.cumsum(-1)
@@ -121,7 +121,7 @@ def drawn(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
 _GOLDEN, _MIX_1, _MIX_2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def mixed(x: Tensor) -> Tensor:
+def splitmix64(x: Tensor) -> Tensor:
     """splitmix64: a scrambling bijection of 64-bit integers.
 
     int64 arithmetic wraps as it must; a logical shift is an arithmetic one, masked.
@@ -138,7 +138,7 @@ def uniforms(seed: Tensor, *counters: Tensor | int) -> Tensor:
     Broadcasts its arguments. No generator state: a row's noise cannot depend on its batch or rank. 24 bits,
     so that fp32 holds every value and none rounds to 1.
     """
-    key = mixed(seed)
+    key = splitmix64(seed)
     for counter in counters:
-        key = mixed(key ^ counter)
+        key = splitmix64(key ^ counter)
     return ((key >> 40) & (2**24 - 1)).to(torch.float32) / 2**24

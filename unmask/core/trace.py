@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.token_sampling import Law, widened
+from unmask.core.token_sampling import TokenSampling, pad_ids
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Trace:
     eos_id: int
     steps: int
     """T, the denoising steps of the schedule."""
-    law: Law = Law()
+    sampling: TokenSampling = TokenSampling()
     seen: dict[str, Tensor] = field(default_factory=dict)
     """What the recorders kept (rollout.Record), over the completion's columns only; a name that starts with
     `step_` has one slice for each step and the traces in its second dimension."""
@@ -58,7 +58,7 @@ class Trace:
         return (self.step_BL != GIVEN) & (self.step_BL != NEVER)
 
 
-Rule = Callable[[Trace], Tensor]
+TokenRule = Callable[[Trace], Tensor]
 
 
 def state_before(trace: Trace, step_B: Tensor | int) -> Tensor:
@@ -68,7 +68,7 @@ def state_before(trace: Trace, step_B: Tensor | int) -> Tensor:
     return trace.tokens_BL.masked_fill(trace.step_BL >= step_B, trace.mask_id)
 
 
-def everything(trace: Trace) -> Tensor:
+def all_tokens(trace: Trace) -> Tensor:
     """Every token that was written counts."""
     return trace.filled_BL
 
@@ -79,14 +79,14 @@ def until_eos(trace: Trace) -> Tensor:
     return trace.filled_BL & (ended_BL.long().cumsum(-1) - ended_BL.long() == 0)
 
 
-def selected(trace: Trace, index: Tensor) -> Trace:
+def select_traces(trace: Trace, index: Tensor) -> Trace:
     """The traces at `index` (booleans or positions), everything that was recorded about them included."""
     chosen = {f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name.endswith(("_B", "_BL"))}
     seen = {name: value[:, index] if name.startswith("step_") else value[index] for name, value in trace.seen.items()}
     return replace(trace, **chosen, seen=seen)
 
 
-def padded(trace: Trace, width: int) -> Trace:
+def pad_traces(trace: Trace, width: int) -> Trace:
     """The traces with padding on the left, to `width` columns."""
     fill = {"tokens_BL": trace.mask_id, "step_BL": GIVEN, "block_BL": GIVEN}
     more = width - trace.tokens_BL.shape[1]
@@ -95,16 +95,16 @@ def padded(trace: Trace, width: int) -> Trace:
     return replace(trace, **wide)
 
 
-def joined(traces: list[Trace]) -> Trace:
+def concat_traces(traces: list[Trace]) -> Trace:
     """Several batches as one, padded on the left to the widest; number their groups apart first."""
     width = max(t.tokens_BL.shape[1] for t in traces)
-    traces = [padded(t, width) for t in traces]
+    traces = [pad_traces(t, width) for t in traces]
     first = traces[0]
     names = [f.name for f in fields(first) if f.name.endswith(("_B", "_BL"))]
     merged: dict[str, Any] = {name: torch.cat([getattr(t, name) for t in traces]) for name in names}
 
     def noted(name: str) -> Tensor:
         widest = max(t.seen[name].shape[-1] for t in traces)
-        return torch.cat([widened(t.seen[name], widest) for t in traces], dim=int(name.startswith("step_")))
+        return torch.cat([pad_ids(t.seen[name], widest) for t in traces], dim=int(name.startswith("step_")))
 
     return replace(first, **merged, seen={name: noted(name) for name in first.seen})

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unmask.core.token_sampling import widened
-from unmask.core.trace import Trace, padded
+from unmask.core.token_sampling import pad_ids
+from unmask.core.trace import Trace, pad_traces
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ranks:
         """The contiguous part of 0..count - 1 that is this process's."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
-    def summed(self, value: Tensor) -> Tensor:
+    def sum(self, value: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.size > 1:
             dist.all_reduce(value)
@@ -47,16 +47,16 @@ class Ranks:
         """The sum of a number over all processes."""
         if self.size == 1:
             return value
-        return float(self.summed(torch.tensor(value, dtype=torch.float64, device=device)))
+        return float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
-    def largest(self, value: int, device: torch.device) -> int:
+    def max(self, value: int, device: torch.device) -> int:
         if self.size == 1:
             return value
         found = torch.tensor(value, device=device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
-    def gathered(self, value: Tensor, dim: int = 0) -> Tensor:
+    def gather(self, value: Tensor, dim: int = 0) -> Tensor:
         """The shares of all processes one after the other; only the size of `dim` may differ between them."""
         if self.size == 1:
             return value
@@ -71,19 +71,19 @@ class Ranks:
         whole = torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
         return whole.to(value.dtype).movedim(0, dim)
 
-    def gathered_trace(self, trace: Trace, width: int) -> Trace:
+    def gather_trace(self, trace: Trace, width: int) -> Trace:
         """The traces of all processes, padded on the left to `width` columns; their groups are already told apart."""
         if self.size == 1:
             return trace
-        trace = padded(trace, width)
+        trace = pad_traces(trace, width)
         rows: dict[str, Any] = {
-            f.name: self.gathered(getattr(trace, f.name)) for f in fields(trace) if f.name.endswith(("_B", "_BL"))
+            f.name: self.gather(getattr(trace, f.name)) for f in fields(trace) if f.name.endswith(("_B", "_BL"))
         }
         seen = {}
         for name, value in trace.seen.items():
             if value.dim() > 1:
-                value = widened(value, self.largest(value.shape[-1], value.device))
-            seen[name] = self.gathered(value, dim=int(name.startswith("step_")))
+                value = pad_ids(value, self.max(value.shape[-1], value.device))
+            seen[name] = self.gather(value, dim=int(name.startswith("step_")))
         return replace(trace, **rows, seen=seen)
 
     def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
@@ -103,9 +103,9 @@ class Ranks:
 
     def any(self, truth: bool, device: torch.device | str) -> bool:
         """Whether it is true of some process; every one has to ask."""
-        return truth if self.size == 1 else bool(self.summed(torch.tensor(float(truth), device=device)))
+        return truth if self.size == 1 else bool(self.sum(torch.tensor(float(truth), device=device)))
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
 
@@ -117,7 +117,7 @@ TIMEOUT = "UNMASK_TIMEOUT"
 """The environment's word for how many seconds a process waits for the others."""
 
 
-def waited_for() -> float:
+def timeout_seconds() -> float:
     """Seconds that a process waits for the others before it stops: half an hour, or as the environment says."""
     text = os.environ.get(TIMEOUT, "1800")
     try:
@@ -130,7 +130,7 @@ def waited_for() -> float:
 
 
 @contextmanager
-def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
+def join_processes(device: str) -> Iterator[tuple[Ranks, str]]:
     """This process among those that torchrun started, and the device it should use; alone without torchrun.
 
     Where another one is gone, or does not answer in time, what it has to do with it is a ConnectionError.
@@ -142,7 +142,7 @@ def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
-    patience = timedelta(seconds=waited_for())
+    patience = timedelta(seconds=timeout_seconds())
     try:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=patience)
         yield Ranks(dist.get_rank(), size), device

@@ -28,7 +28,7 @@ def shard(policy: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> Ranks
 
 
 @contextmanager
-def whole(policy: nn.Module, ranks: Ranks) -> Iterator[None]:
+def unsharded(policy: nn.Module, ranks: Ranks) -> Iterator[None]:
     """Sharded weights put together on every process, so that each can go its own way without gradient."""
     if not ranks.sharded:
         yield

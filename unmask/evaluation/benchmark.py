@@ -15,18 +15,18 @@ from typing import Any
 import torch
 
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import Share, pass_shares
+from unmask.evaluation.evaluate import Proportion, pass_shares
 from unmask.evaluation.grade import Graded, summary
 from unmask.models import Model
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding, complete, completions
 from unmask.rollout.sample import canvas, row_seeds
-from unmask.tasks.scoring import Failure, RewardConfig, failures_told, grades, judged
+from unmask.tasks.scoring import RewardConfig, RewardFailure, failure_summary, grades, score
 from unmask.tasks.support.manner import Manner
 from unmask.tasks.task import Row, Task, prompt_ids
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from unmask.util.versions import versions
 
 
@@ -39,7 +39,7 @@ class Bench:
     device: str = "cpu"
     samples: int = 0
     """Sampled completions of each problem, for pass@k; 0: none."""
-    law: Law = Law()
+    sampling: TokenSampling = TokenSampling()
     """What they are sampled from."""
     seed: int = 0
     reward: RewardConfig | None = None
@@ -52,12 +52,12 @@ class Case:
 
     task: Task
     how: Decoding
-    batch: Rows
+    batch: MicroBatch
     wording: str = ""
 
 
 @dataclass(frozen=True)
-class Line:
+class ScoreLine:
     case: Case
     graded: Graded
     passes: float
@@ -68,13 +68,13 @@ class Line:
     """For a problem, mean."""
     card: dict[str, Any]
     texts: tuple[str, ...]
-    sampled: dict[int, Share] = field(default_factory=dict)
+    sampled: dict[int, Proportion] = field(default_factory=dict)
     """pass@k of sampled completions."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RewardFailure, ...] = ()
     """Completions, greedy or sampled, whose reward failed: they count as wrong."""
 
     @property
-    def score(self) -> Share:
+    def score(self) -> Proportion:
         return self.graded.score
 
     def data(self) -> dict[str, Any]:
@@ -94,18 +94,18 @@ def decoding_by(manner: Manner, length: int, cache: Cache | None = None) -> Deco
         length,
         manner.steps(length),
         manner.block if length % manner.block == 0 else length,
-        law=Law(temperature=0.0),
+        sampling=TokenSampling(temperature=0.0),
         cache=cache,
         attend_padding=manner.attend_padding,
         stops=manner.stops,
     )
 
 
-def cases_by_length(task: Task, lengths: Sequence[int], cache: Cache | None, batch: Rows) -> list[Case]:
+def cases_by_length(task: Task, lengths: Sequence[int], cache: Cache | None, batch: MicroBatch) -> list[Case]:
     """The field's table: the task as its protocol has it, at every length."""
     most = task.manner.batch
     return [
-        Case(task, decoding_by(task.manner, length, cache), batch if most is None else Rows(most(length)))
+        Case(task, decoding_by(task.manner, length, cache), batch if most is None else MicroBatch(most(length)))
         for length in lengths
     ]
 
@@ -120,9 +120,9 @@ def prompt_hash(task: Task, row: Row) -> str:
     return hashed([task.system, task.prompt(row), task.prefill])
 
 
-def sampled_law(bench: Bench, case: Case) -> Law:
+def sampled_law(bench: Bench, case: Case) -> TokenSampling:
     """What completions are sampled from: guided as the case is."""
-    return replace(bench.law, guidance=case.how.law.guidance)
+    return replace(bench.sampling, guidance=case.how.sampling.guidance)
 
 
 def card(bench: Bench, case: Case) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def card(bench: Bench, case: Case) -> dict[str, Any]:
         "schedule": how.schedule.__name__ if how.threshold is None else f"threshold {how.threshold:g}",
         "temperature": 0.0,
         "sampled": sampled if bench.samples else "none",
-        "guidance": how.law.guidance,
+        "guidance": how.sampling.guidance,
         "cache": kept,
         "ends": "at the end token" if how.stops else "never",
         "batch": case.batch.most,
@@ -160,7 +160,7 @@ def card(bench: Bench, case: Case) -> dict[str, Any]:
 
 def passes_made(trace: Trace) -> list[int]:
     """The forward passes that each row needed: the steps it took part in until it was done, twice over if guided."""
-    each = 2 if trace.law.guidance else 1
+    each = 2 if trace.sampling.guidance else 1
     return [each * len({*steps} - {GIVEN, NEVER}) for steps in trace.step_BL.tolist()]
 
 
@@ -170,7 +170,7 @@ def tokens_said(trace: Trace, eos_id: int) -> list[int]:
     return (trace.filled_BL & (ended_BL.long().cumsum(-1) == 0)).sum(-1).tolist()
 
 
-def measure(bench: Bench, case: Case) -> Line:
+def measure(bench: Bench, case: Case) -> ScoreLine:
     """The task's greedy score, by its own grader, and with samples its pass@k."""
     task, rows, how = case.task, bench.rows, case.how.greedy()
     if not rows:
@@ -184,7 +184,7 @@ def measure(bench: Bench, case: Case) -> Line:
     seconds = (time.perf_counter() - start) / len(rows)
     found, failures = grades(task, rows, texts, bench.reward)
     sampled, more = _sampled(bench, case, prompts) if bench.samples else ({}, [])
-    return Line(
+    return ScoreLine(
         case=case,
         graded=summary(task, rows, texts, found),
         passes=sum(passes) / len(rows),
@@ -197,15 +197,15 @@ def measure(bench: Bench, case: Case) -> Line:
     )
 
 
-def _sampled(bench: Bench, case: Case, prompts: list[list[int]]) -> tuple[dict[int, Share], list[Failure]]:
+def _sampled(bench: Bench, case: Case, prompts: list[list[int]]) -> tuple[dict[int, Proportion], list[RewardFailure]]:
     """pass@k, every problem once a round: so are the batches those of the greedy answers."""
-    task, rows, how = case.task, list(bench.rows), replace(case.how, law=sampled_law(bench, case))
+    task, rows, how = case.task, list(bench.rows), replace(case.how, sampling=sampled_law(bench, case))
     seed_PN = row_seeds(bench.seed, len(rows) * bench.samples).view(len(rows), bench.samples)
-    hits_P, failures = torch.zeros(len(rows), dtype=torch.long), list[Failure]()
+    hits_P, failures = torch.zeros(len(rows), dtype=torch.long), list[RewardFailure]()
     for seed_P in seed_PN.unbind(1):
         traces = _traces(bench, case, prompts, how, seed_P)
         texts = [text for trace in traces for text in completions(bench.policy, trace, how.length)]
-        found = judged(task, rows, texts, bench.reward)
+        found = score(task, rows, texts, bench.reward)
         hits_P += found.solved_B
         failures += found.failures
     return pass_shares(hits_P, bench.samples), failures
@@ -239,9 +239,9 @@ def check_prompts(bench: Bench, case: Case) -> None:
     canvas([prompt_ids(bench.policy, case.task, row) for row in bench.rows], case.how.length, bench.policy, "cpu")
 
 
-def measured(bench: Bench, cases: Sequence[Case], column: str, quiet: bool) -> list[Line]:
+def measured(bench: Bench, cases: Sequence[Case], column: str, quiet: bool) -> list[ScoreLine]:
     """Every case's line, printed as it comes, the card of the first behind them; `column` says what they differ in."""
-    found, task = list[Line](), cases[0].task
+    found, task = list[ScoreLine](), cases[0].task
     for case in cases:
         check_prompts(bench, case)
     wide = max(len(column), *(len(_told(case, column)) for case in cases)) + 2
@@ -254,7 +254,7 @@ def measured(bench: Bench, cases: Sequence[Case], column: str, quiet: bool) -> l
         line = measure(bench, case)
         found.append(line)
         if line.failures:
-            print(f"{column} {_told(case, column)}: {failures_told(line.failures)}", file=sys.stderr, flush=True)
+            print(f"{column} {_told(case, column)}: {failure_summary(line.failures)}", file=sys.stderr, flush=True)
         if not quiet:
             shares = [*line.graded.beside.values(), *line.sampled.values()]
             passes = "".join(f" {100 * share.value:>6.1f} %" for share in shares)
@@ -270,7 +270,7 @@ def _told(case: Case, column: str) -> str:
     return str({"length": case.how.length, "steps": case.how.steps, "wording": case.wording}[column])
 
 
-def written(lines: Sequence[Line], data: Sequence[dict[str, Any]], out: Path | None, as_json: bool) -> None:
+def written(lines: Sequence[ScoreLine], data: Sequence[dict[str, Any]], out: Path | None, as_json: bool) -> None:
     """Lines as data: printed if so wished, and with `out` written there, answers included."""
     if as_json:
         print(json.dumps(list(data), indent=2))

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from unmask.core.policy import Policy
-from unmask.core.trace import Trace, joined
+from unmask.core.trace import Trace, concat_traces
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.decoding import Decoding, complete, completions
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
-from unmask.tasks.scoring import Failure, Judged, RewardConfig, judged
+from unmask.tasks.scoring import RewardConfig, RewardFailure, Scores, score
 from unmask.tasks.task import Row, prompt_ids
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 WATCHED = 3
 """The problems of an evaluation that a watcher is shown: the first, and so the same ones every time."""
 
-Watch = Callable[[Trace, Judged], None]
+Watch = Callable[[Trace, Scores], None]
 """Is shown traces and what all earned, of which those of the traces come first."""
 
 Z_95 = 1.959963984540054
 
 
-class Share(NamedTuple):
+class Proportion(NamedTuple):
     """A share of problems with its 95 % interval."""
 
     value: float
@@ -38,15 +38,15 @@ class Share(NamedTuple):
         return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
-def wilson(hits: float, total: float) -> Share:
+def wilson_interval(hits: float, total: float) -> Proportion:
     """A share of independent trials with Wilson's interval."""
     p, z2 = hits / total, Z_95**2
     centre = (p + z2 / (2 * total)) / (1 + z2 / total)
     half = Z_95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
-    return Share(p, centre - half, centre + half)
+    return Proportion(p, centre - half, centre + half)
 
 
-def mean_share(value_P: Tensor) -> Share:
+def mean_proportion(value_P: Tensor) -> Proportion:
     """The mean of per-problem scores in [0, 1], problems being the independent units.
 
     Wilson's interval of as many trials as would make the mean as sure as the spread of the scores says it is: of the
@@ -55,11 +55,11 @@ def mean_share(value_P: Tensor) -> Share:
     count, mean = len(value_P), float(value_P.double().mean())
     variance = float(value_P.double().var(correction=0))
     trials = count * mean * (1 - mean) / variance if variance > 1e-12 else float(count)  # rounding
-    low, high = wilson(mean * trials, trials)[1:]
-    return Share(mean, min(low, mean), max(high, mean))
+    low, high = wilson_interval(mean * trials, trials)[1:]
+    return Proportion(mean, min(low, mean), max(high, mean))
 
 
-def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
+def pass_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
     """The unbiased estimate of P(at least one of k is right) for each problem: 1 - C(n - c, k) / C(n, k)."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples a problem, there are {samples}")
@@ -67,30 +67,30 @@ def pass_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
     return torch.tensor([1 - math.comb(samples - int(c), k) / total for c in hits_P], dtype=torch.float64)
 
 
-def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Share]:
+def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Proportion]:
     """pass@k for k = 1, 2, 4, ... up to the number of samples."""
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
-    return {k: mean_share(pass_at(k, hits_P, samples)) for k in ks}
+    return {k: mean_proportion(pass_at_k(k, hits_P, samples)) for k in ks}
 
 
-def mixed_at(k: int, hits_P: Tensor, samples: int) -> Tensor:
+def mixed_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
     """The unbiased estimate of P(some of k are right and some wrong) for each problem, as of `pass_at`."""
-    return pass_at(k, hits_P, samples) + pass_at(k, samples - hits_P, samples) - 1
+    return pass_at_k(k, hits_P, samples) + pass_at_k(k, samples - hits_P, samples) - 1
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    sampled: Share
-    greedy: Share
-    passes: dict[int, Share]
+    sampled: Proportion
+    greedy: Proportion
+    passes: dict[int, Proportion]
     """pass@k for k = 1, 2, 4, ... up to the number of samples; pass@1 is `sampled`."""
     reward: float
     """Mean reward of the sampled completions."""
     problems: int
     samples: int
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RewardFailure, ...] = ()
     """Completions, sampled or greedy, whose reward failed: they count as wrong."""
-    mixed: Share | None = None
+    mixed: Proportion | None = None
     """Problems of which one sample is right and another wrong, of as many as the largest pass@k has; None if of one.
     A group of so many rollouts learns from no others."""
 
@@ -116,8 +116,8 @@ class Evaluation:
 
 def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     """An Evaluation from what `Evaluation.data` says of it."""
-    shares = {name: Share(*data[name]) for name in ("sampled", "greedy", "mixed") if data.get(name)}
-    passes = {int(k): Share(*share) for k, share in data["passes"].items()}
+    shares = {name: Proportion(*data[name]) for name in ("sampled", "greedy", "mixed") if data.get(name)}
+    passes = {int(k): Proportion(*share) for k, share in data["passes"].items()}
     return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
 
 
@@ -129,7 +129,7 @@ def evaluate(
     samples: int = 4,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    batch: Rows | None = None,
+    batch: MicroBatch | None = None,
     ranks: Ranks = ALONE,
     reward: RewardConfig | None = None,
     watch: Watch | None = None,
@@ -143,7 +143,7 @@ def evaluate(
 
     seen = list[Trace]()
 
-    def answers(asked: Sequence[Row], how: Decoding, wanted: int = 0) -> Judged:
+    def answers(asked: Sequence[Row], how: Decoding, wanted: int = 0) -> Scores:
         mine = ranks.share(len(asked))
         asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
         prompts = [prompt_ids(policy, task, row) for row in asked]
@@ -157,22 +157,22 @@ def evaluate(
             if len(texts) < wanted:
                 seen.append(trace)
             texts += completions(policy, trace, how.length)
-        return judged(task, asked, texts, reward, ranks, device)
+        return score(task, asked, texts, reward, ranks, device)
 
     shown = 0 if watch is None else WATCHED * samples
     sampled = answers([row for row in rows for _ in range(samples)], decoding, shown)
     if watch is not None and seen:
-        watch(joined(seen), sampled)
+        watch(concat_traces(seen), sampled)
     greedy = answers(rows, decoding.greedy())
     hits_P = sampled.solved_B.cpu().view(len(rows), samples).sum(-1)
     passes = pass_shares(hits_P, samples)
     return Evaluation(
         sampled=passes[1],
-        greedy=wilson(int(greedy.solved_B.sum()), len(rows)),
+        greedy=wilson_interval(int(greedy.solved_B.sum()), len(rows)),
         passes=passes,
         reward=float(sampled.reward_B.mean()),
         problems=len(rows),
         samples=samples,
         failures=(*sampled.failures, *greedy.failures),
-        mixed=mean_share(mixed_at(max(passes), hits_P, samples)) if samples > 1 else None,
+        mixed=mean_proportion(mixed_at_k(max(passes), hits_P, samples)) if samples > 1 else None,
     )

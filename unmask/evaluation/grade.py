@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-from unmask.evaluation.evaluate import Z_95, Share, mean_share, wilson
+from unmask.evaluation.evaluate import Z_95, Proportion, mean_proportion, wilson_interval
 from unmask.tasks import TASKS
-from unmask.tasks.scoring import Failure, RewardConfig, grades
+from unmask.tasks.scoring import RewardConfig, RewardFailure, grades
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
 
 @dataclass(frozen=True)
 class Graded:
-    score: Share
+    score: Proportion
     grades: tuple[Grade, ...]
-    beside: Mapping[str, Share] = field(default_factory=dict)
+    beside: Mapping[str, Proportion] = field(default_factory=dict)
     """Other scores of the same completions, by name."""
     facts: Mapping[str, int] = field(default_factory=dict)
     """What is worth knowing of the rows."""
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RewardFailure, ...] = ()
     """Completions whose reward failed: they count as wrong."""
 
     @property
@@ -53,7 +53,7 @@ class Graded:
         }
 
 
-def score(grades: Sequence[Grade]) -> Share:
+def score(grades: Sequence[Grade]) -> Proportion:
     """All points over all they are of: Wilson's interval where every row is one point or none, else the normal
     interval of a ratio, rows being the independent units."""
     points, out_of = [grade.points for grade in grades], [grade.out_of for grade in grades]
@@ -61,22 +61,26 @@ def score(grades: Sequence[Grade]) -> Share:
     if total == 0:
         raise ValueError("no row has anything to score")
     if set(out_of) == {1.0} and set(points) <= {0.0, 1.0}:
-        return wilson(round(sum(points)), len(points))
+        return wilson_interval(round(sum(points)), len(points))
     ratio = math.fsum(points) / total
     residuals = [p - ratio * o for p, o in zip(points, out_of, strict=True)]
     spread = math.fsum(residual**2 for residual in residuals)
     if spread == 0 or len(grades) == 1:
-        return mean_share(torch.full((len(grades),), ratio, dtype=torch.float64))
+        return mean_proportion(torch.full((len(grades),), ratio, dtype=torch.float64))
     half = Z_95 * math.sqrt(spread * len(grades) / (len(grades) - 1)) / total
-    return Share(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
+    return Proportion(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
 
 
 def summary(
-    task: Task, rows: Sequence[Row], texts: Sequence[str], found: Sequence[Grade], failures: Sequence[Failure] = ()
+    task: Task,
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    found: Sequence[Grade],
+    failures: Sequence[RewardFailure] = (),
 ) -> Graded:
     """The score of these grades with what the task tells beside it."""
 
-    def other(grade: Callable[[Row, str], Grade]) -> Share:
+    def other(grade: Callable[[Row, str], Grade]) -> Proportion:
         return score([grade(row, text) for row, text in zip(rows, texts, strict=True)])
 
     facts = task.facts(rows) if task.facts else {}
@@ -97,7 +101,7 @@ def graded(task: Task, lines: Iterable[tuple[str, Row]], how: RewardConfig | Non
     if task.ahead is not None:
         with _told("a line", task):
             task.ahead(rows, texts)
-    found, failures, alone = list[Grade](), list[Failure](), replace(task, ahead=None)
+    found, failures, alone = list[Grade](), list[RewardFailure](), replace(task, ahead=None)
     for where, row, text in zip(places, rows, texts, strict=True):
         with _told(where, task):
             (grade,), failed = grades(alone, [row], [text], how)

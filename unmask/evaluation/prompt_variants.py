@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-from unmask.evaluation.benchmark import Bench, Case, Line, check_prompts
+from unmask.evaluation.benchmark import Bench, Case, ScoreLine, check_prompts
 from unmask.evaluation.evaluate import Z_95
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
@@ -23,19 +23,19 @@ OWN_PROMPT = "own_prompt"
 
 
 @dataclass(frozen=True)
-class Wording:
+class PromptVariant:
     name: str
     template: str
     where: str
 
 
-def read_wordings(path: Path) -> list[Wording]:
-    rows, found = read_rows(path, {"template": str}), list[Wording]()
+def read_wordings(path: Path) -> list[PromptVariant]:
+    rows, found = read_rows(path, {"template": str}), list[PromptVariant]()
     for number, row in enumerate(rows, 1):
         name = str(row.get("name", f"wording {number}"))
         if name in (OWN, *(wording.name for wording in found)):
             raise ValueError(f"{path} row {number}: the name {name!r} is taken; {OWN!r} is the task's own wording")
-        found.append(Wording(name, row["template"], f"{path} row {number}"))
+        found.append(PromptVariant(name, row["template"], f"{path} row {number}"))
     return found
 
 
@@ -59,7 +59,7 @@ def filled(template: str, fields: Mapping[str, Any]) -> str:
     return text
 
 
-def worded(task: Task, wording: Wording) -> Task:
+def worded(task: Task, wording: PromptVariant) -> Task:
     """The task, asked in other words; what every answer begins with and a system's turn stay. Its example goes where it
     has not all fields of the template."""
 
@@ -75,7 +75,7 @@ def worded(task: Task, wording: Wording) -> Task:
     return replace(task, prompt=prompt, about=replace(task.about, example=example))
 
 
-def cases_by_wording(bench: Bench, case: Case, wordings: Sequence[Wording]) -> list[Case]:
+def cases_by_wording(bench: Bench, case: Case, wordings: Sequence[PromptVariant]) -> list[Case]:
     """The task's own wording, then the others; ValueError with file and row for one that cannot be asked."""
     cases = [replace(case, wording=OWN)]
     for wording in wordings:
@@ -116,13 +116,13 @@ def paired(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
     return Difference(value, max(-1.0, centre - half), min(1.0, centre + half))
 
 
-def differences(lines: Sequence[Line]) -> list[Difference | None]:
+def differences(lines: Sequence[ScoreLine]) -> list[Difference | None]:
     """Of every line to the first, the task's own wording, which has none."""
     own, *others = (line.graded.grades for line in lines)
     return [None, *(paired(own, grades) for grades in others)]
 
 
-def spread_told(lines: Sequence[Line]) -> list[str]:
+def spread_told(lines: Sequence[ScoreLine]) -> list[str]:
     """In words: each wording's difference to the task's own, and the lowest and the highest score."""
     wide = max(len(line.case.wording) for line in lines)
     pairs = zip(lines[1:], differences(lines)[1:], strict=True)

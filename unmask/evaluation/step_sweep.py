@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unmask.evaluation.benchmark import Case, Line
+from unmask.evaluation.benchmark import Case, ScoreLine
 from unmask.rollout.decoding import Decoding
 
 
@@ -62,7 +62,7 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"--plot: {path.name} is no kind of picture; end its name with one of {', '.join(kinds)}")
 
 
-def draw(lines: Sequence[Line], path: Path) -> bool:
+def draw(lines: Sequence[ScoreLine], path: Path) -> bool:
     """Score against forward passes, a point for each number of steps; False where matplotlib is not installed."""
     try:
         import matplotlib

@@ -23,18 +23,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 from unmask.core.method import Method
 from unmask.core.policy import Policy
-from unmask.core.probes import ask, of_states, speechless
+from unmask.core.probes import ask, at_states, empty
 from unmask.core.trace import Trace, until_eos
 from unmask.models import Model, Tokenizer, save
-from unmask.models.lora import Unmoved, adapted, save_adapter
+from unmask.models.lora import ReferencePolicy, has_adapter, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
 from unmask.models.tokenizer import HubTokenizer
 from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import Rollouts, row_seeds
-from unmask.training.loss_terms import parts_of
+from unmask.training.loss_terms import loss_terms
 from unmask.training.setup import decoder_of
-from unmask.training.update import Part, part_loss
-from unmask.util.micro_batch import Rows
+from unmask.training.update import LossTerm, term_loss
+from unmask.util.micro_batch import MicroBatch
 
 HONOURED = {
     "learning_rate", "num_generations", "num_generations_eval", "num_iterations", "shuffle_dataset", "reward_weights",
@@ -69,11 +69,11 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         """`rows` bounds the canvases in one pass without gradient: rollouts, answers of the old and the reference."""
         check(method, args)
         decoder_of(policy, "training inside TRL").to(args.device)
-        self.policy, self.method, self.decoding, self.rows = policy, method, decoding, Rows(rows)
+        self.policy, self.method, self.decoding, self.rows = policy, method, decoding, MicroBatch(rows)
         self.reference = _unmoved(policy) if method.needs_reference else None
         self._trace: Trace | None = None
         self._reward_B: Tensor | None = None
-        self._turns: dict[str, list[Part]] = {}
+        self._turns: dict[str, list[LossTerm]] = {}
         self._heard: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
         super().__init__(
             model=policy.lm,
@@ -134,7 +134,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             )
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._trace is not None and self._reward_B is not None
-        turns = parts_of(
+        turns = loss_terms(
             self.method,
             self.policy,
             self.reference,
@@ -168,7 +168,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
                 whole_NL[asked_N] = said_NL
             heard.clear()
             with torch.no_grad():
-                metrics = part_loss(part, whole_NL)[1]
+                metrics = term_loss(part, whole_NL)[1]
             for name in metrics.keys() - {"loss"}:  # which TRL logs itself
                 self._metrics[mode][name].append(float(metrics[name]))
         return loss
@@ -180,13 +180,13 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             super().save_model(output_dir, _internal_call=True)
             return
         folder = Path(output_dir or self.args.output_dir)
-        if adapted(self.policy):
+        if has_adapter(self.policy):
             save_adapter(self.policy, folder, self.policy.home)
         else:
             save(self.policy, folder)
 
 
-def loss_of(policy: Policy, part: Part, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def loss_of(policy: Policy, part: LossTerm, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What some traces of a part add to its loss, normalised over all of them; the numbers of their questions, and the
     answers. Added up over a partition of the traces it is the loss, and its gradient the gradient.
 
@@ -195,12 +195,12 @@ def loss_of(policy: Policy, part: Part, row_b: Tensor) -> tuple[Tensor, Tensor, 
     probes, mine_B = part.probes, torch.zeros_like(part.advantage_B, dtype=torch.bool)
     mine_B[row_b] = True
     number_N = mine_B[probes.trace_N].nonzero().squeeze(1)
-    asked = of_states(probes, probes.state_N[number_N]) if len(number_N) else speechless(probes)
+    asked = at_states(probes, probes.state_N[number_N]) if len(number_N) else empty(probes)
     answer_NL = ask(policy, asked)
     others_NL = part.reference_NL if part.reference_NL is not None else part.old_NL
     others_NL = torch.zeros_like(probes.share_NL) if others_NL is None else others_NL
     logp_NL = others_NL.to(answer_NL.dtype).index_put((number_N,), answer_NL)
-    loss, _ = part_loss(replace(part, advantage_B=part.advantage_B * mine_B), logp_NL)
+    loss, _ = term_loss(replace(part, advantage_B=part.advantage_B * mine_B), logp_NL)
     return loss, number_N, answer_NL
 
 
@@ -237,8 +237,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any:
     """What TRL pads with, and reads completions with for its logs."""
     if isinstance(tokenizer, HubTokenizer):
         return tokenizer.fast
-    from tokenizers import Regex, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Fast
+    from tokenizers import Regex, Tokenizer as Fast, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = {"<pad>": PAD, "<mask>": MASK, "<eos>": EOS}
@@ -249,4 +248,4 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any:
 
 
 def _unmoved(policy: Model) -> Policy:
-    return Unmoved(policy) if adapted(policy) else deepcopy(policy).requires_grad_(False)
+    return ReferencePolicy(policy) if has_adapter(policy) else deepcopy(policy).requires_grad_(False)

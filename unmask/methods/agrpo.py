@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
 from unmask.core.specs import Record
-from unmask.core.trace import Trace, everything
+from unmask.core.trace import Trace, all_tokens
 
 StepLaw = Callable[[Trace], Tensor]
 """Trace -> the unnormalised probability of each step, (B, T)."""
@@ -86,7 +86,7 @@ def sampled_steps(
     choice: bool = False,
 ) -> Probes:
     """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
-    within(1, inf, draws=draws)
+    check_range(1, inf, draws=draws)
     level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
     return visited(trace, *weighted_steps(trace, level_BK, steps, truncate, spread), choice)
 
@@ -133,17 +133,17 @@ def agrpo(
     advantage: Advantage = group_mean,
 ) -> Method:
     """Exact per-step policy gradients at sampled denoising steps. (The paper takes 24 draws of 128 steps.)"""
-    within(0, inf, low=low, high=high)
+    check_range(0, inf, low=low, high=high)
     objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)
     return Method(
         name="agrpo",
-        probe=each_turn(
+        probe=each_inner_step(
             partial(sampled_steps, draws=draws, steps=steps, spread=spread, truncate=truncate, choice=choice)
         ),
         advantage=advantage,
         objective=partial(objective, low=low, high=high),
         record=Record(entropy=steps is entropy_steps),
-        counted=everything,
+        counted=all_tokens,
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=trace_sum),
         trajectory=True,

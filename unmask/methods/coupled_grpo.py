@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, leave_one_out
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.core.probes import Probes, uniform, views
 from unmask.core.trace import Trace
@@ -49,10 +49,10 @@ def coupled_grpo(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Complementary masks, every token scored once by the pair: DiffuCoder's GRPO."""
-    within(0, inf, low=low, high=high)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="coupled_grpo",
-        probe=each_turn(coupled),
+        probe=each_inner_step(coupled),
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,

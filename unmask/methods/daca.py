@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import EPSILON, group_sum
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
@@ -150,17 +150,17 @@ def beliefs(trace: Trace) -> Beliefs:
     )
 
 
-class Progress(NamedTuple):
+class StepProgress(NamedTuple):
     """A score for every canvas position, (B, L), and where it is defined."""
 
     score_BL: Tensor
     defined_BL: Tensor
 
 
-Variant = Callable[[Trace], Progress]
+Variant = Callable[[Trace], StepProgress]
 
 
-def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> Progress:
+def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> StepProgress:
     """delta of the step that filled each position."""
     same_T1 = (seen.column_TW[1:, :1] == seen.column_TW[:-1, :1])[:, None]
     rest_TBW = seen.masked_TBW[1:] & seen.masked_TBW[:-1] & same_T1
@@ -171,28 +171,28 @@ def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> Progress:
     blank_B1 = delta_TB.new_zeros(1, delta_TB.shape[1])  # the last step of all: undefined
     score_BL = torch.cat([delta_TB, blank_B1]).T.gather(1, step_BL)
     defined_BL = torch.cat([count_TB > 0, blank_B1 > 0]).T.gather(1, step_BL)
-    return Progress(score_BL, defined_BL & trace.filled_BL)
+    return StepProgress(score_BL, defined_BL & trace.filled_BL)
 
 
-def likelihood_progress(trace: Trace) -> Progress:
+def likelihood_progress(trace: Trace) -> StepProgress:
     """How much a step raised the belief in the rest of what will be written (the default)."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.final_TBW, seen)
 
 
-def agreement_progress(trace: Trace) -> Progress:
+def agreement_progress(trace: Trace) -> StepProgress:
     """How many more of the remaining positions a step made predict what will be written."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.agreed_TBW, seen)
 
 
-def confidence_progress(trace: Trace) -> Progress:
+def confidence_progress(trace: Trace) -> StepProgress:
     """How much surer a step made the policy of the remaining positions, right or wrong."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.top_TBW, seen)
 
 
-def own_progress(trace: Trace) -> Progress:
+def own_progress(trace: Trace) -> StepProgress:
     """How much likelier a token was when written than when its block was first looked at."""
     seen = beliefs(trace)
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
@@ -201,7 +201,7 @@ def own_progress(trace: Trace) -> Progress:
     place_BL = (place_L % seen.column_TW.shape[1]).expand_as(step_BL)
     row_B1 = torch.arange(len(trace), device=step_BL.device)[:, None]
     score_BL = seen.final_TBW[step_BL, row_B1, place_BL] - seen.final_TBW[first_BL, row_B1, place_BL]
-    return Progress(score_BL.masked_fill(~trace.filled_BL, 0.0), trace.filled_BL)
+    return StepProgress(score_BL.masked_fill(~trace.filled_BL, 0.0), trace.filled_BL)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -233,7 +233,7 @@ def batch_scope(trace: Trace) -> Tensor:
 SCOPES: dict[str, Scope] = {"rollout": rollout_scope, "group": group_scope, "batch": batch_scope}
 
 
-def standardised(progress: Progress, trace: Trace, scope: Scope) -> Tensor:
+def standardised(progress: StepProgress, trace: Trace, scope: Scope) -> Tensor:
     """z of each position's score; each distinct (trace, step) has one voice, undefined ones none."""
     score_BL, defined_BL = progress
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
@@ -301,14 +301,14 @@ def sml(
     kl: float = TRUST,
 ) -> Method:
     """Score each token with most of the sequence as context; KL to the reference at least `kl`."""
-    within(0, inf, kl=kl)
+    check_range(0, inf, kl=kl)
     if base.trajectory:
         raise ValueError(
             f"{base.name} is defined by the states it asks at, and SML would replace them: "
             f"use --with dps (or daca, which means DPS alone on {base.name})"
         )
     estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
-    return replace(base, name=f"{base.name}+sml", probe=each_turn(estimator), kl=max(base.kl, kl))
+    return replace(base, name=f"{base.name}+sml", probe=each_inner_step(estimator), kl=max(base.kl, kl))
 
 
 def dps(
@@ -322,8 +322,8 @@ def dps(
     top: int = 32,
 ) -> Method:
     """Weigh tokens by the progress their step made, from the rollout's own predictions."""
-    within(0, inf, strength=strength, largest=largest)
-    within(0, 1, smallest=smallest)
+    check_range(0, inf, strength=strength, largest=largest)
+    check_range(0, 1, smallest=smallest)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:

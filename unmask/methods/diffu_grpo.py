@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.core.probes import fully_masked
 
@@ -30,11 +30,11 @@ def diffu_grpo(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Mean-field likelihood, token ratios: d1's GRPO."""
-    within(0, 1, prompt_masking=prompt_masking)
-    within(0, inf, low=low, high=high)
+    check_range(0, 1, prompt_masking=prompt_masking)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="diffu_grpo",
-        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,

@@ -20,7 +20,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import BranchTerm, Method, within
+from unmask.core.method import BranchTerm, Method, check_range
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
 from unmask.core.specs import Branch
 
@@ -38,8 +38,8 @@ def dispo(
     """Branch at a visited state, score the fillings, update only what they filled."""
     if branches < 2:
         raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
-    within(0, inf, weight=weight, low=low, high=high, kl=kl)
-    within(-1000, 1000, lateness=lateness)
+    check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
+    check_range(-1000, 1000, lateness=lateness)
     term = BranchTerm(
         branch=Branch(branches, lateness),
         weight=weight,

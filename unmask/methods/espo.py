@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, leave_one_out
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, k2, sequence_clip, sequence_divergence
 from unmask.core.probes import Probes, random_rank, views
-from unmask.core.trace import Trace, everything
+from unmask.core.trace import Trace, all_tokens
 
 
 def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:
@@ -42,7 +42,7 @@ def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:
 
 def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
     """The ELBO from `draws` complementary pairs, their sizes stratified for each trace."""
-    within(1, inf, draws=draws)
+    check_range(1, inf, draws=draws)
     noise_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
     level_KB = (torch.arange(draws, dtype=torch.float64)[:, None] + noise_KB.cpu()) / draws
     length_B = trace.canvas_BL.sum(-1)
@@ -59,13 +59,13 @@ def espo(
     advantage: Advantage = leave_one_out,
 ) -> Method:
     """One ratio for a whole sequence, from its ELBO: sequence-level diffusion GRPO."""
-    within(0, inf, low=low, high=high)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="espo",
-        probe=each_turn(partial(elbo, draws=draws)),
+        probe=each_inner_step(partial(elbo, draws=draws)),
         advantage=advantage,
         objective=partial(sequence_clip, low=low, high=high),
-        counted=everything,
+        counted=all_tokens,
         kl=kl,
         divergence=partial(sequence_divergence, kl=kl_kind),
     )

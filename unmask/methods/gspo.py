@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, z_score
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, k3, sequence_clip, sequence_mean, token_divergence
 from unmask.core.probes import fully_masked
 
@@ -27,11 +27,11 @@ def gspo(
     advantage: Advantage = z_score,
 ) -> Method:
     """One length-normalised ratio for a whole sequence: Qwen's GRPO."""
-    within(0, 1, prompt_masking=prompt_masking)
-    within(0, inf, low=low, high=high)
+    check_range(0, 1, prompt_masking=prompt_masking)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="gspo",
-        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=advantage,
         objective=partial(sequence_clip, low=low, high=high),
         kl=kl,

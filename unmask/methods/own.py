@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.core.method import Method
-from unmask.util.parsing import closest
+from unmask.util.parsing import suggestion
 from unmask.util.user_file import run_file
 
 WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
@@ -70,7 +70,7 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
     if not inspect.isfunction(function):
         module = run_file(Path(file))
         names = [each for each, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
-        told = f"; {closest(name, names)}" if names else ""
+        told = f"; {suggestion(name, names)}" if names else ""
         raise ValueError(f"{key}: {file}: there is no function {name} in it{told}")
     where = f"{key}: {file}: {name}"
     try:

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import batch_z_score, group_mean_batch_std
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import Normaliser, k2, token_clip, token_divergence, token_mean
 from unmask.core.probes import fully_masked
 
@@ -29,11 +29,11 @@ def reinforce_pp(
     normaliser: Normaliser = token_mean,
 ) -> Method:
     """Advantages normalised over the whole batch: REINFORCE++ and its baseline variant."""
-    within(0, 1, prompt_masking=prompt_masking)
-    within(0, inf, low=low, high=high)
+    check_range(0, 1, prompt_masking=prompt_masking)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="reinforce_pp",
-        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=group_mean_batch_std if baseline else batch_z_score,
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl if baseline else 0.0,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, counted_units, k3, token_divergence
 from unmask.core.probes import Probes, rank, uniform, views
 from unmask.core.shapes import Metrics
@@ -33,7 +33,7 @@ from unmask.core.trace import Trace, until_eos
 
 def block_random(trace: Trace, rng: torch.Generator, draws: int = 2, hidden: float = 0.15) -> Probes:
     """`draws` semi-autoregressive maskings of each trace."""
-    within(1, inf, draws=draws)
+    check_range(1, inf, draws=draws)
     hidden_KBL = torch.stack([_block_masking(trace, rng, hidden) for _ in range(draws)])
     return views(trace, hidden_KBL, hidden_KBL & trace.canvas_BL)
 
@@ -98,16 +98,16 @@ def spg(
     advantage: Advantage = group_mean,
 ) -> Method:
     """A lower bound pushed up for good traces, an upper bound pushed down for bad ones."""
-    within(0, 1, hidden=hidden)
-    within(0, inf, mix=mix)
+    check_range(0, 1, hidden=hidden)
+    check_range(0, inf, mix=mix)
     if not 0 < beta < inf:
         raise ValueError(f"beta={beta} must be above 0")
     return Method(
         name="spg",
-        probe=each_turn(partial(block_random, draws=draws, hidden=hidden)),
+        probe=each_inner_step(partial(block_random, draws=draws, hidden=hidden)),
         advantage=advantage,
         objective=partial(sandwich, beta=beta, mix=mix),
-        compares=False,
+        uses_old_logprobs=False,
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind),
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, z_score
-from unmask.core.method import Method, within
+from unmask.core.method import Method, check_range
 from unmask.core.objective import KL, Normaliser, k3, sequence_mean, token_clip, token_divergence
 from unmask.core.probes import Probes, uniform, views
 from unmask.core.trace import Trace
@@ -51,7 +51,7 @@ def unigrpo(
     normaliser: Normaliser = sequence_mean,
 ) -> Method:
     """Random mask ratios, ratios on the masked tokens: MMaDA's GRPO."""
-    within(0, inf, low=low, high=high)
+    check_range(0, inf, low=low, high=high)
     return Method(
         name="unigrpo",
         probe=spread_ratios,

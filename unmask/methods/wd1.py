@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import group_max, group_mean, group_size, group_sum
-from unmask.core.method import Method, each_turn, within
+from unmask.core.method import Method, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, policy_gradient, token_divergence, trace_sum
 from unmask.core.probes import fully_masked
 
@@ -44,14 +44,14 @@ def wd1(
     normaliser: Normaliser = trace_sum,
 ) -> Method:
     """Weighted log-likelihood, no ratios: good traces up, bad traces down."""
-    within(0, 1, prompt_masking=prompt_masking)
-    within(0, inf, psi=psi)
+    check_range(0, 1, prompt_masking=prompt_masking)
+    check_range(0, inf, psi=psi)
     return Method(
         name="wd1",
-        probe=each_turn(partial(fully_masked, prompt_masking=prompt_masking)),
+        probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
         advantage=partial(preference_weight, psi=psi),
         objective=partial(policy_gradient, normaliser=normaliser),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
-        compares=False,
+        uses_old_logprobs=False,
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.models.names import SAME, Names
-from unmask.util.files import digest, save_tensors, synced
+from unmask.util.files import digest, fsync, save_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,7 @@ class Origin:
     names: Names = SAME
 
 
-class Kept:
+class StoredTensors:
     """A policy that knows which checkpoint it is: `save` writes it."""
 
     lm: Any
@@ -213,7 +213,7 @@ def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def save(policy: Kept, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
+def save(policy: StoredTensors, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
     """Write a checkpoint that the family's own tools read: its field names, its tensor names, its tokenizer.
 
     The folder appears whole or not at all, and takes the place of a checkpoint that was there; other files stay.
@@ -271,10 +271,10 @@ def _put(new: Path, folder: Path, gone: Callable[[str], bool]) -> None:
     sums = "".join(f"{digest(path)}  {path.name}\n" for path in sorted(new.glob("*.safetensors")))
     (new / SUMS).write_text(sums)
     for path in (*new.iterdir(), new):
-        synced(path)
+        fsync(path)
     if not folder.exists() or not any(folder.iterdir()):
         new.rename(folder)
-        synced(folder.parent)
+        fsync(folder.parent)
         return
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     folder.rename(old)
@@ -282,7 +282,7 @@ def _put(new: Path, folder: Path, gone: Callable[[str], bool]) -> None:
     for path in old.iterdir():
         if not gone(path.name) and not (folder / path.name).exists():
             path.rename(folder / path.name)
-    synced(folder.parent)
+    fsync(folder.parent)
     shutil.rmtree(old)
 
 

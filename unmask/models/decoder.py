@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
-from unmask.util.metering import note_pass
+from unmask.util.metering import record_pass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The final hidden states at `at_Q`; only columns first..last - 1 are computed."""
         width = tokens_SL.shape[1]
-        note_pass(tokens_SL, last - first)
+        record_pass(tokens_SL, last - first)
         x_SWD = self.lm.model.embed_tokens(tokens_SL[:, first:last])
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)

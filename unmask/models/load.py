@@ -12,13 +12,13 @@ import torch
 
 from unmask.core.policy import Tokenizer
 from unmask.models.check import check
-from unmask.models.checkpoint import Kept, Origin, files_beside, fill, read_json, stated_dtype
+from unmask.models.checkpoint import Origin, StoredTensors, files_beside, fill, read_json, stated_dtype
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import Family, Stated, block_of, facts_of, family_of, length_of, network_of
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
-from unmask.util.parsing import no_folder
+from unmask.util.parsing import missing_folder_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
 
 
-class Released(Kept, Decoder):
+class Released(StoredTensors, Decoder):
     """A decoder that was read from a checkpoint."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
@@ -247,7 +247,7 @@ def _fetched(name: str, only: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if _meant_here(name):
-        raise ValueError(no_folder(name))
+        raise ValueError(missing_folder_message(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
             f'There is no model {name!r}: give "tiny", a folder that holds a config.json, or an id such as '

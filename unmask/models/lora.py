@@ -70,7 +70,7 @@ def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
     _inject(policy, factors, dict.fromkeys(factors, options.alpha), dropout=0.0, rslora=False)
 
 
-def adapted(policy: nn.Module) -> bool:
+def has_adapter(policy: nn.Module) -> bool:
     """Whether the policy has an adapter."""
     return "peft_config" in vars(policy.lm)
 
@@ -82,7 +82,7 @@ def unfreeze_adapter(policy: Adaptable) -> None:
             factor.requires_grad_(True)
 
 
-def trainable(policy: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(policy: nn.Module) -> list[nn.Parameter]:
     """What an optimiser moves: the adapter's weights, or all of a policy without one."""
     return [weight for weight in policy.parameters() if weight.requires_grad]
 
@@ -115,7 +115,7 @@ def swapped(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
         swap()
 
 
-class Unmoved:
+class ReferencePolicy:
     """Implements Policy: an adapted policy as it was when this was made, without gradient, with the base's weights.
 
     With a fresh adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
@@ -191,7 +191,7 @@ def base_of(folder: str | Path) -> str:
     return base
 
 
-def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
+def load_adapter(policy: Adaptable, folder: str | Path, trainable_parameters: bool = False) -> None:
     """Give the policy an adapter that we or PEFT wrote, under transformers' names or the released model's own."""
     peft, folder = _peft(), Path(folder)
     stated, linears = _read_config(folder), _linears(policy)
@@ -223,7 +223,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     for key in tensors:
         raise ValueError(f"{folder / WEIGHTS}: {key} belongs to no linear layer that {CONFIG} adapts in this model.")
     _inject(policy, factors, alphas, stated.lora_dropout, stated.use_rslora)
-    if not trainable:
+    if not trainable_parameters:
         policy.requires_grad_(False)
 
 

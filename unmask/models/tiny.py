@@ -13,8 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from unmask.models.checkpoint import Kept, Origin, fill, read_json
-from unmask.models.checkpoint import save as save
+from unmask.models.checkpoint import Origin, StoredTensors, fill, read_json, save as save
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.stated import SIZES, Stated
 
@@ -74,7 +73,7 @@ class TinyShape(BaseModel):
     max_length: Size = 128
 
 
-class Tiny(Kept, Decoder):
+class Tiny(StoredTensors, Decoder):
     """A decoder with the character vocabulary."""
 
     mask_id = MASK

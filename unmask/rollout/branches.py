@@ -7,8 +7,8 @@ from torch import Tensor
 
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Branch
-from unmask.core.token_sampling import drawn, kept_ids, law_of, plain_law, uniforms, widened
-from unmask.core.trace import Trace, selected
+from unmask.core.token_sampling import draw_tokens, kept_ids, pad_ids, sampling_logprobs, token_logprobs, uniforms
+from unmask.core.trace import Trace, select_traces
 from unmask.rollout.engine import Engine
 
 STREAM = 2
@@ -19,7 +19,7 @@ def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
     """The step before which each row branches, drawn before the rollout begins."""
     if branch is None:
         return torch.full_like(seed_B, -1)
-    edges_T = branch.step_law(steps).cumsum(0).to(seed_B.device)
+    edges_T = branch.step_probabilities(steps).cumsum(0).to(seed_B.device)
     step_B = torch.searchsorted(edges_T, uniforms(seed_B, STREAM).double(), right=True)
     return step_B.clamp(max=steps - 1)
 
@@ -31,13 +31,13 @@ def fillings(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, 
     """
     row_R, start, width = (~ended_B).nonzero().squeeze(1), engine.start, state_BL.shape[1]
     rows = torch.arange(len(seed_B), device=row_R.device)
-    source = selected(replace(engine.trace, tokens_BL=state_BL, group_B=rows, seen={}), row_R)
+    source = select_traces(replace(engine.trace, tokens_BL=state_BL, group_B=rows, seen={}), row_R)
     masked_RL = source.tokens_BL == source.mask_id
     masked_RL[:, :start] = False
     at_Q = masked_RL.flatten().nonzero().squeeze(1)
     token_ZQ, logp_ZQ, kept_QK = _drawn(replace(engine, trace=source, memories={}), seed_B[row_R], at_Q, count)
 
-    twigs = selected(source, torch.arange(len(row_R), device=row_R.device).repeat_interleave(count))
+    twigs = select_traces(source, torch.arange(len(row_R), device=row_R.device).repeat_interleave(count))
     tokens_RZL, logp_RZL = (value.view(-1, count, width).clone() for value in (twigs.tokens_BL, twigs.logp_BL * 0))
     row_Q, column_Q = at_Q // width, at_Q % width
     tokens_RZL[row_Q, :, column_Q] = token_ZQ.T
@@ -65,14 +65,16 @@ def _drawn(engine: Engine, seed_R: Tensor, at_Q: Tensor, count: int) -> tuple[Te
     seed_Q, away_Q = seed_R[at_Q // width], width - at_Q % width
     tokens, logps, kept = [at_Q.new_zeros(count, 0)], [trace.logp_BL.new_zeros(count, 0)], [at_Q.new_zeros(0, 0)]
     for piece in engine.pieces(len(at_Q)):
-        plain_QV = plain_law(engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-        law_QV, kept_QV = law_of(plain_QV, trace.law)
+        plain_QV = token_logprobs(engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
+        law_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling)
         tokens.append(
-            torch.stack([drawn(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)])
+            torch.stack(
+                [draw_tokens(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)]
+            )
         )
         logps.append(law_QV.gather(-1, tokens[-1].T).T)
         if kept_QV is not None:
-            kept.append(kept_ids(kept_QV, trace.law.most_kept))
+            kept.append(kept_ids(kept_QV, trace.sampling.most_kept))
     widest = max(ids.shape[-1] for ids in kept)
-    kept_QK = torch.cat([widened(ids, widest) for ids in kept]) if trace.law.truncated else None
+    kept_QK = torch.cat([pad_ids(ids, widest) for ids in kept]) if trace.sampling.truncated else None
     return torch.cat(tokens, dim=1), torch.cat(logps, dim=1), kept_QK

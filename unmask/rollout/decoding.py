@@ -12,11 +12,11 @@ from unmask.core.order import Order, low_confidence
 from unmask.core.policy import Policy
 from unmask.core.schedule import Schedule, even
 from unmask.core.shapes import NO_TOKEN
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts, in_batches, sample
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Decoding:
     length: int
     steps: int
     block: int
-    law: Law = Law()
+    sampling: TokenSampling = TokenSampling()
     order: Order = low_confidence
     schedule: Schedule = even
     threshold: float | None = None
@@ -35,14 +35,14 @@ class Decoding:
     stops: bool = True
 
     def greedy(self) -> "Decoding":
-        return replace(self, law=replace(self.law, temperature=0.0))
+        return replace(self, sampling=replace(self.sampling, temperature=0.0))
 
     def sample(
         self,
         policy: Policy,
         prompts: Sequence[Sequence[int]],
         seed_B: Tensor,
-        rows: Rows,
+        rows: MicroBatch,
         group_B: Tensor | None = None,
         **more: Any,
     ) -> Rollouts:
@@ -59,10 +59,10 @@ def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
 
 
 def complete(
-    policy: Policy, prompts: Sequence[list[int]], decoding: Decoding, seed_B: Tensor, rows: Rows | None = None
+    policy: Policy, prompts: Sequence[list[int]], decoding: Decoding, seed_B: Tensor, rows: MicroBatch | None = None
 ) -> Iterator[Trace]:
     """Traces of every prompt in order, at most `rows` at a time."""
-    rows, start = rows or Rows(512), 0
+    rows, start = rows or MicroBatch(512), 0
     while start < len(prompts):
         part = slice(start, start + rows.most)
         yield decoding.sample(policy, prompts[part], seed_B[part], rows).trace

@@ -72,12 +72,12 @@ class Engine:
 
         `begun`: an earlier step of the block has been here.
         """
-        streams = (False, True) if self.trace.law.guidance else (False,)
+        streams = (False, True) if self.trace.sampling.guidance else (False,)
         return [self._stream(unprompted, live_R, at_Q, number, begun) for unprompted in streams]
 
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
         """The same for some rows with no memory, at any positions."""
-        streams = (False, True) if self.trace.law.guidance else (False,)
+        streams = (False, True) if self.trace.sampling.guidance else (False,)
         return [self.policy.hidden(*self._canvas(unprompted, row_R), at_Q) for unprompted in streams]
 
     def logits(self, hidden: list[Tensor]) -> Tensor:
@@ -85,7 +85,7 @@ class Engine:
         if len(hidden) == 1:
             return self.policy.head(hidden[0])
         prompted_QV, unprompted_QV = (self.policy.head(stream) for stream in hidden)
-        return unprompted_QV + (self.trace.law.guidance + 1) * (prompted_QV - unprompted_QV)
+        return unprompted_QV + (self.trace.sampling.guidance + 1) * (prompted_QV - unprompted_QV)
 
     def pieces(self, count: int) -> list[slice]:
         """Positions 0..count - 1 in pieces whose logits fit."""

@@ -3,30 +3,32 @@
 import torch
 from torch import Tensor
 
-from unmask.core.order import Look
-from unmask.core.schedule import Commits
+from unmask.core.order import StepLogits
+from unmask.core.schedule import CommitCounts
 from unmask.core.specs import Record
-from unmask.core.token_sampling import Law, entropy, kept_ids, widened
+from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
 
 
 class Notes:
     """What the recorders keep while a rollout runs."""
 
-    def __init__(self, record: Record, commits: Commits, batch: int, length: int, law: Law, adaptive: bool) -> None:
-        self.record, self.batch, self.length, self.law = record, batch, length, law
+    def __init__(
+        self, record: Record, commits: CommitCounts, batch: int, length: int, law: TokenSampling, adaptive: bool
+    ) -> None:
+        self.record, self.batch, self.length, self.sampling = record, batch, length, law
         self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
         self.size_T = [size for sizes in commits for size in sizes]
         self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
 
-    def seen(self, look: Look, kept_QV: Tensor | None) -> dict[str, Tensor]:
+    def seen(self, look: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
         """What is kept of a piece."""
         found = {}
         if self.record.entropy:
             found["entropy"] = entropy(look.law_QV)
         if kept_QV is not None:
-            found["kept"] = kept_ids(kept_QV, self.law.most_kept)
+            found["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
         if self.record.top:
             found["top_logp"], found["top_id"] = look.plain_QV.topk(min(self.record.top, look.plain_QV.shape[-1] - 1))
         return found
@@ -75,7 +77,7 @@ class Notes:
                 tail = (widest,) if name == "kept" else ()
                 full = parts[0][-1].new_full((self.batch, self.length, *tail), -1 if name == "kept" else 0)
                 for row_R1, column_RM, chosen_RM, value_RM in parts:
-                    value_RM = widened(value_RM, widest) if name == "kept" else value_RM
+                    value_RM = pad_ids(value_RM, widest) if name == "kept" else value_RM
                     chosen = chosen_RM.view(*chosen_RM.shape, *(1 for _ in tail))
                     full[row_R1, column_RM] = torch.where(chosen, value_RM, full[row_R1, column_RM])
                 seen[name] = full

@@ -20,18 +20,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import Look, Order, level, low_confidence
+from unmask.core.order import Order, StepLogits, low_confidence, score_threshold
 from unmask.core.policy import CachingPolicy, Policy
-from unmask.core.schedule import Commits, Schedule, even, one_by_one
+from unmask.core.schedule import CommitCounts, Schedule, even, one_by_one
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.core.specs import Branch, Record
-from unmask.core.token_sampling import Law, drawn, law_of, mixed, plain_law, uniforms, widened
-from unmask.core.trace import Rule, Trace, everything, joined
+from unmask.core.token_sampling import (
+    TokenSampling,
+    draw_tokens,
+    pad_ids,
+    sampling_logprobs,
+    splitmix64,
+    token_logprobs,
+    uniforms,
+)
+from unmask.core.trace import TokenRule, Trace, all_tokens, concat_traces
 from unmask.rollout.branches import branch_steps, fillings
 from unmask.rollout.cache import Cache
 from unmask.rollout.engine import Engine, aligned
 from unmask.rollout.recorder import Notes
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 COMPACTED = 16
@@ -57,7 +65,7 @@ def canvas(
 
 def row_seeds(seed: int, rows: int) -> Tensor:
     """Seeds for the `rows` rollouts of one batch; every later use of a row's noise follows from its seed."""
-    return mixed(torch.tensor(seed)) + torch.arange(rows)
+    return splitmix64(torch.tensor(seed)) + torch.arange(rows)
 
 
 class Rollouts(NamedTuple):
@@ -67,7 +75,7 @@ class Rollouts(NamedTuple):
 
 
 def in_batches(
-    roll: Callable[..., Rollouts], prompts: Sequence[Sequence[int]], seed_B: Tensor, group_B: Tensor, rows: Rows
+    roll: Callable[..., Rollouts], prompts: Sequence[Sequence[int]], seed_B: Tensor, group_B: Tensor, rows: MicroBatch
 ) -> Rollouts:
     """roll(prompts, seed_B, group_B=...) over at most `rows` prompts at a time, fewer when memory runs out."""
     parts, start = list[Rollouts](), 0
@@ -85,7 +93,7 @@ def in_batches(
     if len(parts) == 1:
         return parts[0]
     twigs = [branches for _, branches in parts if branches is not None and len(branches)]
-    return Rollouts(joined([trace for trace, _ in parts]), joined(twigs) if twigs else parts[0].branches)
+    return Rollouts(concat_traces([trace for trace, _ in parts]), concat_traces(twigs) if twigs else parts[0].branches)
 
 
 @torch.no_grad()
@@ -97,7 +105,7 @@ def sample(
     length: int,
     steps: int | None = None,
     block: int | None = None,
-    law: Law = Law(),
+    law: TokenSampling = TokenSampling(),
     order: Order = low_confidence,
     schedule: Schedule = even,
     threshold: float | None = None,
@@ -105,7 +113,7 @@ def sample(
     attend_padding: bool = False,
     stops: bool = True,
     group_B: Tensor | None = None,
-    counted: Rule = everything,
+    counted: TokenRule = all_tokens,
     record: Record = Record(),
     branch: Branch | None = None,
 ) -> Rollouts:
@@ -120,7 +128,7 @@ def sample(
     """
     steps, block = length if steps is None else steps, length if block is None else block
     commits = schedule(length, steps, block) if threshold is None else one_by_one(length, steps, block)
-    enough = None if threshold is None else level(order, threshold)
+    enough = None if threshold is None else score_threshold(order, threshold)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
     steps = sum(len(sizes) for sizes in commits)
@@ -150,7 +158,7 @@ def sample(
     return Rollouts(trace, None if twigs is None else replace(twigs, counted_BL=counted(twigs)))
 
 
-def _walked(walk: "_Walk", commits: Commits, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
+def _walked(walk: "_Walk", commits: CommitCounts, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
     """Denoise the walk's trace in place, all blocks and steps.
 
     Returns the canvas of every row as it was before its branch step, and whether the row had ended by then.
@@ -175,7 +183,7 @@ def _blank(
     length: int,
     block: int,
     steps: int,
-    law: Law,
+    law: TokenSampling,
     group_B: Tensor | None,
     device: torch.device,
 ) -> Trace:
@@ -193,7 +201,7 @@ def _blank(
         mask_id=policy.mask_id,
         eos_id=policy.eos_id,
         steps=steps,
-        law=law,
+        sampling=law,
     )
 
 
@@ -299,20 +307,20 @@ class _Walk:
         noise_Q = uniforms(seed_R1, _PLACE, step, away_RM).flatten()
         column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
         for piece in self.engine.pieces(len(column_Q)):
-            plain_QV = plain_law(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-            law_QV, kept_QV = law_of(plain_QV, trace.law.warm())
-            if trace.law.temperature:
-                token_Q = drawn(law_QV, uniform_Q[piece])
+            plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
+            law_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling.warm())
+            if trace.sampling.temperature:
+                token_Q = draw_tokens(law_QV, uniform_Q[piece])
                 logp_Q = law_QV.gather(-1, token_Q[:, None]).squeeze(-1)
             else:
                 token_Q = plain_QV.argmax(-1)
                 logp_Q = torch.zeros_like(plain_QV[:, 0])
-            look = Look(plain_QV, law_QV, token_Q, noise_Q[piece], column_Q[piece])
+            look = StepLogits(plain_QV, law_QV, token_Q, noise_Q[piece], column_Q[piece])
             noted = self.notes.seen(look, kept_QV)
             pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(look), **noted})
         widest = max(piece["kept"].shape[-1] for piece in pieces) if "kept" in pieces[0] else 0
         if "kept" in pieces[0]:
-            pieces = [piece | {"kept": widened(piece["kept"], widest)} for piece in pieces]
+            pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 

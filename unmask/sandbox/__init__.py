@@ -8,6 +8,6 @@ Two sandboxes for each program: one executes it, the other executes the tests an
 no other way to run a program: where the sandbox cannot be made, this raises and says what to install.
 """
 
-from unmask.sandbox.verdicts import Job, Unavailable, Verdict, description, problem, run, run_many
+from unmask.sandbox.verdicts import ProgramJob, Unavailable, Verdict, description, problem, run, run_many
 
-__all__ = ["Job", "Unavailable", "Verdict", "description", "problem", "run", "run_many"]
+__all__ = ["ProgramJob", "Unavailable", "Verdict", "description", "problem", "run", "run_many"]

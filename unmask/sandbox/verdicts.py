@@ -35,7 +35,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProgramJob:
     """A program with its tests.
 
     `names` are what tests take from the program, by the name a test uses -> the name in the program; if not given, all
@@ -75,10 +75,10 @@ def run(
     timeout: float = 5.0,
 ) -> list[Verdict]:
     """A verdict for every test; see Job for the arguments. Raises Unavailable where there is no sandbox."""
-    return _judged(_interpreter(), Job(program, tests, names, setup, timeout))
+    return _judged(_interpreter(), ProgramJob(program, tests, names, setup, timeout))
 
 
-def run_many(jobs: Iterable[Job], workers: int | None = None) -> list[list[Verdict]]:
+def run_many(jobs: Iterable[ProgramJob], workers: int | None = None) -> list[list[Verdict]]:
     """The verdicts of many programs, as many at a time as there are processors if not said otherwise."""
     interpreter = _interpreter()
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
@@ -108,7 +108,7 @@ def _probed() -> tuple[Path | None, str]:
     """The interpreter with which a sandbox gives the verdicts that it should, or why there is none."""
     if told := jail.missing():
         return None, told
-    probe = Job(
+    probe = ProgramJob(
         "def grow(x):\n    x.append(1)\n    return len(x)",
         ["assert grow([1]) == 2", "assert grow([1]) == 3"],
         timeout=STARTING,
@@ -129,7 +129,7 @@ def _probed() -> tuple[Path | None, str]:
     )
 
 
-def _judged(interpreter: Path, job: Job, errors: int = subprocess.DEVNULL) -> list[Verdict]:
+def _judged(interpreter: Path, job: ProgramJob, errors: int = subprocess.DEVNULL) -> list[Verdict]:
     if not 0 < job.timeout < math.inf:
         raise ValueError(f"timeout: must be a number of seconds above 0, not {job.timeout}")
     if len(job.program) > LONGEST:

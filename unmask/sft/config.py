@@ -10,7 +10,7 @@ from unmask.config.config import check_device
 from unmask.config.sections import OptimizerConfig
 from unmask.models.lora import LoraOptions
 from unmask.sft.data import Lessons, checked_lessons
-from unmask.util.parsing import assign, closest, parsed_yaml, read_keys, shown, told
+from unmask.util.parsing import assign, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
 
 
@@ -70,7 +70,7 @@ def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **n
         key, equals, value = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
-        assign(data, key, parsed_yaml(value, key))
+        assign(data, key, parse_yaml(value, key))
     data.update({key: value for key, value in named.items() if value is not None})
     for key in ("model", "data"):
         if not data.get(key):
@@ -102,5 +102,5 @@ def _sentence(error: ValidationError | TypeError) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {closest(str(first['loc'][-1]), SftConfig.model_fields)}"
-    return f"{key}: {told(first)}, got {shown(first['input'])}"
+        return f"{key}: unknown key; {suggestion(str(first['loc'][-1]), SftConfig.model_fields)}"
+    return f"{key}: {pydantic_message(first)}, got {short_repr(first['input'])}"

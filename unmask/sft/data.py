@@ -24,7 +24,7 @@ from unmask.util.strict_model import Strict
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 
 
-class Lesson(Strict):
+class SftSource(Strict):
     task: str | None = None
     """A task by name; or else"""
     file: str | None = None
@@ -37,7 +37,7 @@ class Lesson(Strict):
     """Positions of a completion, end tokens included; of the longest completion if not given. Longer ones have more."""
 
     @model_validator(mode="after")
-    def one_source(self) -> "Lesson":
+    def one_source(self) -> "SftSource":
         if (self.task is None) == (self.file is None):
             raise ValueError("name either a task or a file")
         if self.file is not None and self.options:
@@ -58,11 +58,11 @@ def _listed(value: Any) -> Any:
     return [_spelled(each) for each in ([value] if isinstance(value, str | dict) else value)]
 
 
-Lessons = Annotated[tuple[Lesson, ...], BeforeValidator(_listed), Field(min_length=1)]
+Lessons = Annotated[tuple[SftSource, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
 @dataclass(frozen=True)
-class Taught:
+class SftData:
     """A lesson as examples of a policy's tokens."""
 
     name: str
@@ -74,7 +74,7 @@ class Taught:
     """None: of a file, whose answers nothing can judge."""
 
 
-def checked_lessons(lessons: Sequence[Lesson]) -> None:
+def checked_lessons(lessons: Sequence[SftSource]) -> None:
     """ValueError for what can be known to be wrong before a model is loaded."""
     names = [lesson.name for lesson in lessons]
     if len(set(names)) < len(names):
@@ -88,7 +88,7 @@ def checked_lessons(lessons: Sequence[Lesson]) -> None:
                 task.rows(split, 1, 0)
 
 
-def built(lesson: Lesson) -> Task:
+def built(lesson: SftSource) -> Task:
     if lesson.task not in TASKS:
         raise ValueError(f"data: there is no task {lesson.task!r}, and no file of that name; unmask tasks lists them")
     try:
@@ -97,7 +97,7 @@ def built(lesson: Lesson) -> Task:
         raise ValueError(f"data: {lesson.task}: {error}") from None
 
 
-def taught(lesson: Lesson, policy: Policy, seed: int, rows: int, held_out: int) -> Taught:
+def load_sft_data(lesson: SftSource, policy: Policy, seed: int, rows: int, held_out: int) -> SftData:
     """The examples of a lesson; `held_out` of a file, at most a tenth of it, are not among those to learn from."""
     most = lesson.rows or rows
     task = built(lesson) if lesson.task is not None else None
@@ -121,7 +121,7 @@ def taught(lesson: Lesson, policy: Policy, seed: int, rows: int, held_out: int) 
         told = f"canvas: {canvas} positions are too few for completions of up to {longest}; {longest} are decoded"
         warnings.warn(f"{lesson.name}: {told}", stacklevel=2)
     examples, held = ([Example(*pair, canvas) for pair in pairs] for pairs in (fits, rest))
-    return Taught(lesson.name, examples, held, max(canvas, longest), task)
+    return SftData(lesson.name, examples, held, max(canvas, longest), task)
 
 
 Pair = tuple[list[int], list[int]]
@@ -131,7 +131,7 @@ def _of_task(policy: Policy, task: Task, row: Row) -> Pair:
     return prompt_ids(policy, task, row), policy.tokenizer.encode(task.solution(row))
 
 
-def _of_file(policy: Policy, lesson: Lesson, seed: int, most: int, held_out: int) -> tuple[list[Pair], list[Pair]]:
+def _of_file(policy: Policy, lesson: SftSource, seed: int, most: int, held_out: int) -> tuple[list[Pair], list[Pair]]:
     rows = read_rows(str(lesson.file), {}, shaped)
     rng = random.Random(f"unmask lesson {lesson.name} {seed}")
     rng.shuffle(rows)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import PIECE, Policy
-from unmask.core.token_sampling import plain_law
-from unmask.sft.packing import Batch
+from unmask.core.token_sampling import token_logprobs
+from unmask.sft.packing import PackedBatch
 
 QUARTERS = 4
 
@@ -50,14 +50,14 @@ def ratios(rows: int, rng: torch.Generator) -> Tensor:
     return (torch.randperm(rows, generator=rng) + shift) / rows
 
 
-def noised(batch: Batch, mask_id: int, rng: torch.Generator) -> Noised:
+def noised(batch: PackedBatch, mask_id: int, rng: torch.Generator) -> Noised:
     """Mask each token of a completion with the chance its row has drawn; a prompt is never touched."""
     ratio_B = ratios(len(batch.given_B), rng)
     drawn_BW = torch.rand(batch.tokens_BW.shape, generator=rng, dtype=torch.float64)
     return masked(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
 
 
-def masked(batch: Batch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> Noised:
+def masked(batch: PackedBatch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> Noised:
     """These positions masked."""
     states_BW = batch.tokens_BW.masked_fill(masked_BW, mask_id)
     return Noised(states_BW, masked_BW, batch.tokens_BW, ratio_B, batch.canvas_BW.sum(1))
@@ -71,7 +71,7 @@ def token_losses(policy: Policy, noise: Noised, device: torch.device | str) -> T
     size = max(1, PIECE // policy.vocabulary)
 
     def said(hidden_PD: Tensor, target_P: Tensor) -> Tensor:
-        return -plain_law(policy.head(hidden_PD), policy.mask_id).gather(-1, target_P[:, None]).squeeze(-1)
+        return -token_logprobs(policy.head(hidden_PD), policy.mask_id).gather(-1, target_P[:, None]).squeeze(-1)
 
     if len(target_Q) <= size or not torch.is_grad_enabled():
         parts = [said(h, t) for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)]

@@ -19,19 +19,19 @@ import torch
 
 from unmask.evaluation.evaluate import evaluate
 from unmask.models import Model, Tiny, load_model
-from unmask.models.lora import LoraOptions, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.models.lora import LoraOptions, add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.decoding import Decoding, complete, completions
 from unmask.rollout.sample import row_seeds
 from unmask.sft.config import SftConfig, device_of, read_sft_config
-from unmask.sft.data import Taught, taught
+from unmask.sft.data import SftData, load_sft_data
 from unmask.sft.diffusion_loss import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
-from unmask.sft.packing import Batch, Batches, bucketed, coarseness
+from unmask.sft.packing import Batches, PackedBatch, bucketed, coarseness
 from unmask.training.loop import last_state, optimizer_of
-from unmask.training.run.folder import Run, checkpoint_of, claimed, claiming, made_by
+from unmask.training.run.folder import RunFolder, checkpoint_of, lock_run, lock_when_made, provenance
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import Optimizer, State, restore, tensors_of, write
 from unmask.training.setup import decoder_of, is_large
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
 CONFIG = "sft.yaml"
@@ -47,53 +47,53 @@ Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class Result:
+class SftResult:
     before: dict[str, float]
     after: dict[str, float]
-    run: Run
+    run: RunFolder
     seconds: float
 
 
 def finetune(
     config: SftConfig,
-    run_folder: Callable[[], Run],
+    run_folder: Callable[[], RunFolder],
     report: Report = lambda step, metrics: None,
     stop: Stop = lambda: False,
-) -> Result:
+) -> SftResult:
     """Train as configured. The run folder is made once the model is loaded, the data is read and the model evaluated.
 
     Once `stop` says so, the update is finished, its state is kept, and Paused is raised.
     """
-    with claiming(run_folder) as made:
+    with lock_when_made(run_folder) as made:
         return _finetuned(config, made, report, None, stop)
 
 
-def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop = lambda: False) -> Result:
+def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop = lambda: False) -> SftResult:
     """Go on with a run that was cut off, from the last state it has kept, or from the beginning if it has kept none."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
-    with claimed(folder):
+    with lock_run(folder):
         config = read_sft_config(folder / CONFIG)
         state = last_state(folder, CONFIG)
         lengths = state.facts["lengths"] if state is not None else {}
-        return _finetuned(config, lambda: Run.reopened(folder, lengths), report, state, stop)
+        return _finetuned(config, lambda: RunFolder.reopened(folder, lengths), report, state, stop)
 
 
 def _finetuned(
-    config: SftConfig, run_folder: Callable[[], Run], report: Report, state: State | None, stop: Stop
-) -> Result:
+    config: SftConfig, run_folder: Callable[[], RunFolder], report: Report, state: State | None, stop: Stop
+) -> SftResult:
     """From the state on, if there is one."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("fine-tuning runs in one process: start it without torchrun")
     start, device = time.perf_counter(), device_of(config)
     policy = trained_policy(config, device)
-    lessons = [taught(lesson, policy, config.seed, config.rows, config.eval.prompts) for lesson in config.data]
+    lessons = [load_sft_data(lesson, policy, config.seed, config.rows, config.eval.prompts) for lesson in config.data]
     examples = [example for lesson in lessons for example in lesson.examples]
     coarse = coarseness(examples, policy.max_length, config.tokens)
     batches = Batches(bucketed(examples, policy.eos_id, policy.max_length, coarse), config.tokens, config.seed)
     optimizer, rate = optimizer_of(policy, config)
-    rng, rows = torch.Generator().manual_seed(config.seed), Rows(_pass_tokens(config, policy))
-    keeper = _Keeper(config, policy, optimizer, rng, rows, lessons, report, device)
+    rng, rows = torch.Generator().manual_seed(config.seed), MicroBatch(_pass_tokens(config, policy))
+    keeper = _SftRun(config, policy, optimizer, rng, rows, lessons, report, device)
     step = keeper.begin(run_folder, state)
     while step < config.updates:
         step, clock = step + 1, time.perf_counter()
@@ -112,8 +112,8 @@ def trained_policy(config: SftConfig, device: str) -> Model:
     """The model with what is to be trained set free."""
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
-    full = config.full if config.full is not None else isinstance(policy, Tiny) and not adapted(policy)
-    if config.lora != LoraOptions() and (full or adapted(policy)):
+    full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
+    if config.lora != LoraOptions() and (full or has_adapter(policy)):
         why = "all weights are trained" if full else "the adapter that is trained further has its own"
         raise ValueError(f"lora: has options, but {why}; leave them out")
     if config.grow and decoder_of(policy, "grow").causal_block is not None:
@@ -121,10 +121,10 @@ def trained_policy(config: SftConfig, device: str) -> Model:
     if config.checkpointing:
         decoder_of(policy, "checkpointing").checkpointing = True
     if full:
-        if adapted(policy):
+        if has_adapter(policy):
             merge(policy)
         policy.requires_grad_(True)
-    elif adapted(policy):
+    elif has_adapter(policy):
         unfreeze_adapter(policy)
     else:
         add_adapter(policy, config.lora, config.seed)
@@ -158,7 +158,13 @@ def block_at(step: int, updates: int, width: int) -> int:
 
 
 def learn(
-    policy: Model, optimizer: Optimizer, batch: Batch, noise: Noised, rows: Rows, config: SftConfig, device: str
+    policy: Model,
+    optimizer: Optimizer,
+    batch: PackedBatch,
+    noise: Noised,
+    rows: MicroBatch,
+    config: SftConfig,
+    device: str,
 ) -> dict[str, float]:
     """One optimiser step; none where the loss or its gradient is not finite, which is in what it returns.
 
@@ -190,7 +196,7 @@ def learn(
     return {"train/loss": total, **quarters, "train/grad_norm": norm}
 
 
-class _Keeper:
+class _SftRun:
     """What a run does beside learning: evaluates, logs, keeps states and weights, and ends."""
 
     def __init__(
@@ -199,8 +205,8 @@ class _Keeper:
         policy: Model,
         optimizer: Optimizer,
         rng: torch.Generator,
-        rows: Rows,
-        lessons: list[Taught],
+        rows: MicroBatch,
+        lessons: list[SftData],
         report: Report,
         device: str,
     ) -> None:
@@ -208,7 +214,7 @@ class _Keeper:
         self.lessons, self.report, self.device = lessons, report, device
         self.before, self.skips = dict[str, float](), Skips()
 
-    def begin(self, run_folder: Callable[[], Run], state: State | None) -> int:
+    def begin(self, run_folder: Callable[[], RunFolder], state: State | None) -> int:
         """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
         if state is not None:
             restore(self.policy, self.optimizer, self.rng, state.tensors)
@@ -242,15 +248,15 @@ class _Keeper:
         if stopping and not last:
             raise Paused(self.run.folder, step)
 
-    def finish(self, seconds: float) -> Result:
+    def finish(self, seconds: float) -> SftResult:
         after = self._looked(self.config.updates)
         self.run.finish(self.before, after, canvas={lesson.name: lesson.canvas for lesson in self.lessons})
-        return Result(self.before, after, self.run, seconds)
+        return SftResult(self.before, after, self.run, seconds)
 
     def _save(self, step: int) -> None:
         tensors = tensors_of(self.policy, self.optimizer, self.rng)
         facts = {"before": self.before, "skips": self.skips, "rows": [self.rows.most, self.rows.halved]}
-        facts |= {"made_by": made_by(self.run.folder, CONFIG), "lengths": self.run.lengths()}
+        facts |= {"made_by": provenance(self.run.folder, CONFIG), "lengths": self.run.lengths()}
         write(self.run.folder / "state", step, tensors, facts)
         self.run.save(self.policy)
 
@@ -279,25 +285,25 @@ class _Keeper:
             how = Decoding(lesson.canvas, max(1, lesson.canvas // 2), lesson.canvas)
             if lesson.task is not None:
                 rows = lesson.task.rows("test", self.config.eval.prompts, 0)
-                asked = how, self.config.eval.samples, EVAL_SEED, self.device, Rows(ROLLOUTS)
+                asked = how, self.config.eval.samples, EVAL_SEED, self.device, MicroBatch(ROLLOUTS)
                 solved = evaluate(self.policy, lesson.task, rows, *asked).metrics()
                 told |= {key.removeprefix("eval/"): value for key, value in solved.items()}
             found |= {f"eval/{lesson.name}/{key}": value for key, value in told.items()}
             samples += self._samples(lesson, how)
         return found, samples
 
-    def _held_out_loss(self, lesson: Taught) -> dict[str, float]:
+    def _held_out_loss(self, lesson: SftData) -> dict[str, float]:
         """By the same noise every time."""
         rng, total, sums_24 = torch.Generator().manual_seed(0), 0.0, torch.zeros(2, QUARTERS, dtype=torch.float64)
         for bucket in bucketed(lesson.held_out, self.policy.eos_id, self.policy.max_length):
-            batch = Batch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
+            batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
             for piece in noised(batch, self.policy.mask_id, rng).pieces(max(1, self.rows.most // bucket.width)):
                 loss_Q = token_losses(self.policy, piece, self.device)
                 total += float(bound(loss_Q, piece))
                 sums_24 += by_quarter(loss_Q, piece)
         return {"loss": total / len(lesson.held_out), **named_quarters(sums_24)}
 
-    def _samples(self, lesson: Taught, how: Decoding) -> Iterator[dict[str, str]]:
+    def _samples(self, lesson: SftData, how: Decoding) -> Iterator[dict[str, str]]:
         some = lesson.held_out[:SHOWN]
         seeds = row_seeds(EVAL_SEED, len(some)).to(self.device)
         traces = complete(self.policy, [example.prompt for example in some], how.greedy(), seeds)

@@ -70,7 +70,7 @@ KINDS = {
 }
 
 
-class Stored(NamedTuple):
+class GgufTensor(NamedTuple):
     shape: tuple[int, ...]
     kind: Kind
     start: int
@@ -81,7 +81,7 @@ class Stored(NamedTuple):
 class Gguf:
     path: Path
     fields: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, GgufTensor]
 
     def need(self, name: str) -> Any:
         if name not in self.fields:
@@ -162,7 +162,7 @@ def _header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _placed(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> Stored:
+def _placed(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> GgufTensor:
     if number not in KINDS:
         known = ", ".join(kind.name for kind in KINDS.values())
         raise ValueError(f"{path}: {name} is stored as kind {number} of GGML; {known} are read.")
@@ -170,4 +170,4 @@ def _placed(path: Path, name: str, shape: tuple[int, ...], number: int, start: i
     size = math.prod(shape) // kind.weights * kind.size
     if min(shape) < 1 or shape[-1] % kind.weights or start + size > path.stat().st_size:
         raise ValueError(f"{path} is not a whole GGUF file: {name} does not lie in it; fetch it again.")
-    return Stored(shape, kind, start)
+    return GgufTensor(shape, kind, start)

@@ -78,7 +78,7 @@ def _bucket(examples: Sequence[Example], numbers: list[int], width: int, eos_id:
     return Bucket(tokens_NW, given_N, torch.tensor(numbers))
 
 
-class Batch(NamedTuple):
+class PackedBatch(NamedTuple):
     tokens_BW: Tensor
     given_B: Tensor
     full: int
@@ -103,13 +103,13 @@ class Batches:
         """Rows of a full batch: about so many tokens."""
         return max(1, self.tokens // bucket.width)
 
-    def batch(self, update: int) -> Batch:
+    def batch(self, update: int) -> PackedBatch:
         """The batch of an update, counted from 1."""
         epoch, place = divmod(update - 1, self.count)
         if self.drawn[0] != epoch:
             self.drawn = epoch, self._epoch(epoch)
         bucket, row_B = self.drawn[1][place]
-        return Batch(bucket.tokens_NW[row_B].long(), bucket.given_N[row_B], self.rows(bucket))
+        return PackedBatch(bucket.tokens_NW[row_B].long(), bucket.given_N[row_B], self.rows(bucket))
 
     def _epoch(self, number: int) -> list[tuple[Bucket, Tensor]]:
         rng = random.Random(f"unmask batches {self.seed} {number}")

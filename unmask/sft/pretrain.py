@@ -21,13 +21,13 @@ from torch import Tensor
 from unmask.core.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
 from unmask.tasks import TASKS, Row, Task
-from unmask.util.parsing import parsed_yaml
+from unmask.util.parsing import parse_yaml
 
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RECORD = "pretrain.json"  # beside the weights: the config they were made from
 
 
-class Lesson(BaseModel):
+class PretrainTask(BaseModel):
     """One task of the mixture: how many rows a step sees, and how many of them are wrong, and how much."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,14 +51,14 @@ class PretrainConfig(BaseModel):
     warmup: PositiveInt
     weight_decay: float = Field(ge=0)
     shape: TinyShape
-    lessons: list[Lesson] = Field(min_length=1)
+    lessons: list[PretrainTask] = Field(min_length=1)
 
 
 def read_pretrain_config(path: str | Path) -> PretrainConfig:
     if not Path(path).is_file():
         raise ValueError(f"There is no file {path}; configs/pretrain_tiny.yaml is the one of the embedded model.")
     try:
-        return PretrainConfig.model_validate(parsed_yaml(Path(path).read_text(), str(path)))
+        return PretrainConfig.model_validate(parse_yaml(Path(path).read_text(), str(path)))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text: {error}") from error
     except ValidationError as error:
@@ -131,7 +131,7 @@ WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
 """How the solution of a row is made wrong, by task: places are drawn anew with the chance `noise`."""
 
 
-def lesson_tokens(lesson: Lesson, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
+def lesson_tokens(lesson: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
     """Prompts (B, P) and completions (B, C), some of them wrong, filled up with EOS to the task's length."""
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []

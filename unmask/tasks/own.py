@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unmask.tasks.support.composite import Part, Weights, composite
+from unmask.tasks.support.composite import RewardPart, Weights, composite
 from unmask.tasks.support.process import Ended, Process
 from unmask.tasks.support.sources import Shape, set_rows
 from unmask.tasks.support.split import hashed_split
@@ -98,7 +98,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
             raise ValueError(f"{file}: there are no rows; give own.data=FILE.jsonl, or define rows() in the file")
         return [row for row in _own_rows(file, module.rows, own_prompt is None) if shape.split(row) == split]
 
-    def part(value: Callable[[Row, str, str], float]) -> Part:
+    def part(value: Callable[[Row, str, str], float]) -> RewardPart:
         last: list[tuple[Row, str, float]] = []  # remembered, since reward and verdict both ask
 
         def known(row: Row, completion: str) -> float:
@@ -106,7 +106,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
                 last[:] = [(row, completion, value(row, prompt(row), completion))]
             return last[0][2]
 
-        return Part(known, 1.0)
+        return RewardPart(known, 1.0)
 
     def solved(row: Row, completion: str) -> bool:
         if own_solved is not None:

@@ -28,7 +28,7 @@ class RewardConfig(Strict):
     this process, without a limit."""
 
 
-class Failure(NamedTuple):
+class RewardFailure(NamedTuple):
     """A completion that a reward could not be had for, and what went wrong."""
 
     task: str
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 class RewardError(ValueError):
     """A reward failed, and the run is to stop."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[RewardFailure]) -> None:
         self.failures = list(failures)
         first = failures[0]
         shown = first.completion if len(first.completion) <= SHOWN else first.completion[:SHOWN] + "..."
@@ -50,22 +50,22 @@ class RewardError(ValueError):
         )
 
 
-class Judged(NamedTuple):
+class Scores(NamedTuple):
     reward_B: Tensor
     solved_B: Tensor
     parts: dict[str, Tensor]
     """The parts of each reward, (B,) each."""
-    failures: list[Failure]
+    failures: list[RewardFailure]
 
 
-def judged(
+def score(
     task: Task,
     rows: Sequence[Row],
     texts: Sequence[str],
     how: RewardConfig | None = None,
     ranks: Ranks = ALONE,
     device: torch.device | str = "cpu",
-) -> Judged:
+) -> Scores:
     """Reward, verdict and parts of the completions of all processes, of which `texts` are this one's.
 
     RewardError in every process where one has met a failure and the run is to stop: so they stop together.
@@ -77,9 +77,9 @@ def judged(
         raise RewardError(failures)
 
     def column(values: list[float]) -> Tensor:
-        return ranks.gathered(torch.tensor(values, dtype=torch.float64, device=device))
+        return ranks.gather(torch.tensor(values, dtype=torch.float64, device=device))
 
-    return Judged(
+    return Scores(
         column([outcome.reward for outcome in outcomes]),
         column([outcome.solved for outcome in outcomes]).bool(),
         {name: column([outcome.parts[name] for outcome in outcomes]) for name in task.weights},
@@ -89,18 +89,18 @@ def judged(
 
 def grades(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig | None = None
-) -> tuple[list[Grade], list[Failure]]:
+) -> tuple[list[Grade], list[RewardFailure]]:
     """The grade of every completion, and the rewards that failed: the protocol's grade, or the verdict of a task of
     one's own, asked as its reward is."""
     if task.elsewhere is not None:
-        found = judged(task, rows, texts, how)
+        found = score(task, rows, texts, how)
         return [Grade(float(solved), 1.0) for solved in found.solved_B], found.failures
     if task.ahead is not None:
         task.ahead(list(rows), list(texts))
     return [task.graded(row, text) for row, text in zip(rows, texts, strict=True)], []
 
 
-def failures_told(failures: Sequence[Failure]) -> str:
+def failure_summary(failures: Sequence[RewardFailure]) -> str:
     """In one line, of at least one."""
     first = failures[0]
     count = "1 reward" if len(failures) == 1 else f"{len(failures)} rewards"
@@ -109,9 +109,9 @@ def failures_told(failures: Sequence[Failure]) -> str:
 
 def _outcomes(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig
-) -> tuple[list[Outcome], list[Failure]]:
+) -> tuple[list[Outcome], list[RewardFailure]]:
     """What each completion earned, nothing where the reward failed; if that stops the run, no other is asked then."""
-    outcomes, failures = list[Outcome](), list[Failure]()
+    outcomes, failures = list[Outcome](), list[RewardFailure]()
     if task.ahead is not None:
         task.ahead(list(rows), list(texts))
     for row, text in zip(rows, texts, strict=True):
@@ -124,15 +124,15 @@ def _outcomes(
                     outcome = task.elsewhere(row, text, how.timeout)
             except Exception as error:  # of whatever kind: a task may be a user's own
                 told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                failures.append(Failure(task.name, row, text, told))
+                failures.append(RewardFailure(task.name, row, text, told))
         outcomes.append(outcome)
     return outcomes, failures
 
 
-def _of_all(failures: list[Failure], ranks: Ranks, device: torch.device | str) -> list[Failure]:
+def _of_all(failures: list[RewardFailure], ranks: Ranks, device: torch.device | str) -> list[RewardFailure]:
     """The failures of all processes, sent as lines of JSON."""
-    if ranks.size == 1 or not ranks.largest(len(failures), torch.device(device)):
+    if ranks.size == 1 or not ranks.max(len(failures), torch.device(device)):
         return failures
     lines = "".join(json.dumps(failure) + "\n" for failure in failures).encode()
-    received = ranks.gathered(torch.tensor(list(lines), dtype=torch.uint8, device=device))
-    return [Failure(*json.loads(line)) for line in bytes(received.tolist()).decode().splitlines()]
+    received = ranks.gather(torch.tensor(list(lines), dtype=torch.uint8, device=device))
+    return [RewardFailure(*json.loads(line)) for line in bytes(received.tolist()).decode().splitlines()]

@@ -8,11 +8,11 @@ from torch import Tensor
 from unmask.config.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
-from unmask.core.trace import Trace, joined, selected
+from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.tasks import Task
-from unmask.tasks.scoring import Failure, judged
+from unmask.tasks.scoring import RewardFailure, score
 from unmask.tasks.task import Row, prompt_ids
 from unmask.training.setup import Setup
 
@@ -38,7 +38,7 @@ class Batch:
     groups: int
     parts: dict[str, float]
     """The mean of each part of the reward, over all that was sampled."""
-    failures: list[Failure]
+    failures: list[RewardFailure]
     """Completions whose reward failed, branches included."""
     signs: dict[str, float]
     """What the rollouts look like, over all that was sampled (`signs_of`), and the prompts that were too long."""
@@ -52,12 +52,12 @@ class Batch:
         return self.rollouts.branches
 
 
-class TooLong(ValueError):
+class PromptTooLong(ValueError):
     """Too few prompts of an update leave room for a completion."""
 
 
 @dataclass(frozen=True)
-class Source:
+class Experiment:
     """Where batches come from. Every process rolls out its share of the rows and sees the whole batch."""
 
     setup: Setup
@@ -67,23 +67,23 @@ class Source:
     decoding: Decoding
 
 
-def collect(source: Source, step: int) -> Batch:
+def collect(source: Experiment, step: int) -> Batch:
     """A batch of rewarded rollouts; groups without a signal are kept, left out or replaced, as configured."""
     config = source.config
     tries = 1 + RESAMPLES if config.idle_groups == "resample" else 1
     batches: list[Batch] = []
     for attempt in range(tries):
-        batches.append(rewarded(source, step, attempt))
+        batches.append(sample_and_score(source, step, attempt))
         if sum(batch.groups - batch.idle for batch in batches) >= config.prompts:
             break
-    batch = batches[0] if len(batches) == 1 else merged(batches)
+    batch = batches[0] if len(batches) == 1 else merge_batches(batches)
     if config.idle_groups == "keep":
         return batch
     index = varied(batch.reward_B, batch.trace.group_B).nonzero().squeeze(1)[: config.prompts * config.group]
     chosen = [int(i) for i in index]
     return replace(
         batch,
-        rollouts=Rollouts(selected(batch.trace, index), batch.branches),
+        rollouts=Rollouts(select_traces(batch.trace, index), batch.branches),
         reward_B=batch.reward_B[index],
         rows=[batch.rows[i] for i in chosen],
         texts=[batch.texts[i] for i in chosen],
@@ -91,7 +91,7 @@ def collect(source: Source, step: int) -> Batch:
     )
 
 
-def rewarded(source: Source, step: int, attempt: int) -> Batch:
+def sample_and_score(source: Experiment, step: int, attempt: int) -> Batch:
     """Sample a group for every prompt of this step and score it, branches included. No prompt is ever cut short: one
     that leaves no room for a completion is left out, and counted."""
     policy, device, ranks = source.setup.policy, source.setup.device, source.setup.ranks
@@ -102,7 +102,7 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
     rows = [row for row, _ in fitting for _ in range(config.group)]
     prompts = [ids for _, ids in fitting for _ in range(config.group)]
     if len(rows) < ranks.size:
-        raise TooLong(
+        raise PromptTooLong(
             f"{len(drawn) - len(fitting)} of the {len(drawn)} prompts of update {step} are too long for the model's "
             f"limit of {policy.max_length} tokens with a completion of {length}: shorten them, or rollout.length"
         )
@@ -111,21 +111,21 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
         policy,
         prompts[mine.start : mine.stop],
         row_seeds(number, len(rows))[mine.start : mine.stop].to(device),
-        source.setup.rollout_rows,
+        source.setup.rollout_batch,
         group_B=torch.arange(mine.start, mine.stop, device=device) // config.group,
         **source.method.sampling,
     )
 
     width = max(len(prompt) for prompt in prompts) + length
     how = config.reward, ranks, device
-    earned = judged(task, rows[mine.start : mine.stop], completions(policy, trace, length), *how)
+    earned = score(task, rows[mine.start : mine.stop], completions(policy, trace, length), *how)
     branch_reward_B, failures = None, earned.failures
     if branches is not None:
         sources = [rows[mine.start + i] for i in branches.group_B.tolist()]
-        fillings = judged(task, sources, completions(policy, branches, length), *how)
+        fillings = score(task, sources, completions(policy, branches, length), *how)
         branch_reward_B, failures = fillings.reward_B, failures + fillings.failures
-        branches = ranks.gathered_trace(replace(branches, group_B=branches.group_B + mine.start), width)
-    trace = ranks.gathered_trace(trace, width)
+        branches = ranks.gather_trace(replace(branches, group_B=branches.group_B + mine.start), width)
+    trace = ranks.gather_trace(trace, width)
     groups = len(trace.group_B.unique())
     live = len(trace.group_B[varied(earned.reward_B, trace.group_B)].unique())
     return Batch(
@@ -141,11 +141,11 @@ def rewarded(source: Source, step: int, attempt: int) -> Batch:
         groups=groups,
         parts={name: float(part_B.mean()) for name, part_B in earned.parts.items()},
         failures=failures,
-        signs={"long_prompts": 1 - len(fitting) / len(drawn), **signs_of(trace)},
+        signs={"long_prompts": 1 - len(fitting) / len(drawn), **rollout_signs(trace)},
     )
 
 
-def signs_of(trace: Trace) -> dict[str, float]:
+def rollout_signs(trace: Trace) -> dict[str, float]:
     """What shows that rollouts go wrong: completions of end tokens alone (`empty`), end tokens among what the later
     half of the steps wrote (`late_ends`), and minus the log-probability of a completion (`nats`), near 0 where the
     policy always says the same."""
@@ -158,7 +158,7 @@ def signs_of(trace: Trace) -> dict[str, float]:
     return found | ({"late_ends": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
 
 
-def merged(batches: list[Batch]) -> Batch:
+def merge_batches(batches: list[Batch]) -> Batch:
     """Several batches as one, their groups and branch sources numbered apart."""
     groups = [sum(b.groups for b in batches[:i]) for i in range(len(batches))]
     sizes = [sum(len(b.trace) for b in batches[:i]) for i in range(len(batches))]
@@ -170,7 +170,7 @@ def merged(batches: list[Batch]) -> Batch:
     ]
     twig_rewards = [b.branch_reward_B for b in batches if b.branch_reward_B is not None]
     return Batch(
-        rollouts=Rollouts(joined(traces), joined(twigs) if twigs else batches[0].branches),
+        rollouts=Rollouts(concat_traces(traces), concat_traces(twigs) if twigs else batches[0].branches),
         reward_B=torch.cat([b.reward_B for b in batches]),
         rows=[row for b in batches for row in b.rows],
         texts=[text for b in batches for text in b.texts],

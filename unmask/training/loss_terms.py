@@ -14,11 +14,11 @@ from unmask.core.probes import Probes, one_shot
 from unmask.core.trace import Trace
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.sample import Rollouts
-from unmask.training.update import Part, answers
-from unmask.util.micro_batch import Rows
+from unmask.training.update import LossTerm, logprobs
+from unmask.util.micro_batch import MicroBatch
 
 
-def parts_of(
+def loss_terms(
     method: Method,
     policy: Policy,
     reference: Policy | None,
@@ -27,20 +27,20 @@ def parts_of(
     branch_reward_B: Tensor | None,
     rng: torch.Generator,
     turns: int = 1,
-    rows: int | Rows = 512,
+    rows: int | MicroBatch = 512,
     ranks: Ranks = ALONE,
     weight_BL: Tensor | None = None,
-) -> list[list[Part]]:
+) -> list[list[LossTerm]]:
     """The parts of every inner update, all questions drawn and the old policy asked before the first of them.
 
     `reference` is needed where `method.needs_reference`, `branch_reward_B` where the rollouts have branches. Traces
     that were left out (idle groups) are simply not there. `rows` bounds the states in one pass. `weight_BL` multiplies
     the credit: importance weights of a rollout that was not quite the policy's own (mismatch.truncated_weights).
     """
-    rows = rows if isinstance(rows, Rows) else Rows(rows)
+    rows = rows if isinstance(rows, MicroBatch) else MicroBatch(rows)
     if method.needs_reference and reference is None:
         raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
-    lists: list[list[Part]] = [[] for _ in range(turns)]
+    lists: list[list[LossTerm]] = [[] for _ in range(turns)]
     if len(rollouts.trace):
         probes = method.probe(rollouts.trace, rng, turns)
         found = _base_parts(method, policy, reference, rollouts.trace, reward_B, weight_BL, probes, rows, ranks)
@@ -63,16 +63,16 @@ def _base_parts(
     reward_B: Tensor,
     weight_BL: Tensor | None,
     probes: list[Probes],
-    rows: Rows,
+    rows: MicroBatch,
     ranks: Ranks,
-) -> list[Part]:
+) -> list[LossTerm]:
     # On the first turn the answer itself is the old one, unless the reward has to be priced before it.
     old = [
-        answers(policy, p, rows, ranks) if (turn and method.compares) or method.reward_kl else None
+        logprobs(policy, p, rows, ranks) if (turn and method.uses_old_logprobs) or method.reward_kl else None
         for turn, p in enumerate(probes)
     ]
     known = [
-        answers(reference, p, rows, ranks) if reference is not None and (method.kl or method.reward_kl) else None
+        logprobs(reference, p, rows, ranks) if reference is not None and (method.kl or method.reward_kl) else None
         for p in probes
     ]
     if method.reward_kl:
@@ -84,7 +84,7 @@ def _base_parts(
     _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x columns of the canvas")
     credit_BL = credit_BL if weight_BL is None else credit_BL * weight_BL
     return [
-        Part(
+        LossTerm(
             probes=asked,
             advantage_B=advantage_B,
             credit_BL=credit_BL,
@@ -93,7 +93,7 @@ def _base_parts(
             reference_NL=known_NL if method.kl else None,
             kl=method.kl,
             divergence=method.divergence,
-            dead_when_idle=method.compares,
+            skip_zero_advantage=method.uses_old_logprobs,
         )
         for asked, old_NL, known_NL in zip(probes, old, known, strict=True)
     ]
@@ -113,22 +113,22 @@ def _branch_part(
     branches: Trace,
     reward_B: Tensor,
     turns: int,
-    rows: Rows,
+    rows: MicroBatch,
     ranks: Ranks,
-) -> Part:
+) -> LossTerm:
     """One question at the shared state, the same on every turn."""
     term, probes = method.branch, one_shot(branches)
     assert term is not None
-    return Part(
+    return LossTerm(
         probes=probes,
         advantage_B=term.advantage(reward_B, branches.group_B),
         credit_BL=uniform_credit(branches),
         objective=term.objective,
-        old_NL=answers(policy, probes, rows, ranks) if turns > 1 else None,
-        reference_NL=answers(reference, probes, rows, ranks) if reference is not None and term.kl else None,
+        old_NL=logprobs(policy, probes, rows, ranks) if turns > 1 else None,
+        reference_NL=logprobs(reference, probes, rows, ranks) if reference is not None and term.kl else None,
         kl=term.kl,
         divergence=term.divergence,
         weight=term.weight,
         label="branch_",
-        dead_when_idle=True,
+        skip_zero_advantage=True,
     )

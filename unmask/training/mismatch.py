@@ -12,16 +12,16 @@ from torch import Tensor
 
 from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.probes import every_step, visited
-from unmask.core.trace import Trace, selected
+from unmask.core.trace import Trace, select_traces
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.training.update import answers
-from unmask.util.micro_batch import Rows
+from unmask.training.update import logprobs
+from unmask.util.micro_batch import MicroBatch
 
 CHECKED = 8
 """Traces of a batch whose sampled log-probabilities are compared with the scorer's."""
 
 
-def replayed(policy: Policy, trace: Trace, rows: Rows, ranks: Ranks = ALONE) -> Tensor:
+def replayed(policy: Policy, trace: Trace, rows: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
     """Log-probability of every token at the state it was drawn at, without a cache, (B, L); 0 where nothing was drawn.
 
     One pass for every row and step: as much as rolling out without a cache.
@@ -29,10 +29,10 @@ def replayed(policy: Policy, trace: Trace, rows: Rows, ranks: Ranks = ALONE) -> 
     ranks, found = replace(ranks, sharded=False), []  # the weights are whole here, so passes may be one's own
     some = max(1, 2**22 // (trace.steps * trace.tokens_BL.shape[1]))
     for index_B in torch.arange(len(trace), device=trace.group_B.device).split(some):
-        part = selected(trace, index_B)
+        part = select_traces(trace, index_B)
         probes = every_step(part, torch.Generator())
         with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():  # as the sampler asked
-            logp_NL = answers(policy, probes, rows, ranks)
+            logp_NL = logprobs(policy, probes, rows, ranks)
         found.append(torch.zeros_like(part.logp_BL).index_add(0, probes.trace_N, logp_NL.to(part.logp_BL.dtype)))
     return torch.cat(found)
 
@@ -40,7 +40,7 @@ def replayed(policy: Policy, trace: Trace, rows: Rows, ranks: Ranks = ALONE) -> 
 def random_share(trace: Trace, share: float, rng: torch.Generator) -> Trace:
     """A random share of the rows, one at least."""
     count = max(1, round(share * len(trace)))
-    return selected(trace, torch.randperm(len(trace), generator=rng)[:count].to(trace.group_B.device))
+    return select_traces(trace, torch.randperm(len(trace), generator=rng)[:count].to(trace.group_B.device))
 
 
 def scorer_gap(policy: Policy, trace: Trace, rng: torch.Generator, ranks: Ranks = ALONE) -> float:
@@ -52,7 +52,7 @@ def scorer_gap(policy: Policy, trace: Trace, rng: torch.Generator, ranks: Ranks 
     place_B1 = torch.multinomial(weight_BL, 1, generator=rng).to(some.step_BL.device)
     step_B1 = some.step_BL.gather(1, place_B1)
     probes = visited(some, step_B1, torch.ones_like(step_B1, dtype=torch.float64))
-    scored_NL = answers(policy, probes, Rows(CHECKED), replace(ranks, sharded=False))
+    scored_NL = logprobs(policy, probes, MicroBatch(CHECKED), replace(ranks, sharded=False))
     apart_NL = (scored_NL - some.logp_BL[probes.trace_N].to(scored_NL.dtype)).abs()
     return float(apart_NL[probes.asked_NL].mean())
 

@@ -11,17 +11,17 @@ from torch import nn
 from unmask.config.config import Config, device_of, rollout_shape
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
-from unmask.core.token_sampling import Law
-from unmask.distributed.processes import Ranks, joined_ranks
+from unmask.core.token_sampling import TokenSampling
+from unmask.distributed.processes import Ranks, join_processes
 from unmask.distributed.sharding import shard
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
-from unmask.models.lora import LoraOptions, Unmoved, adapted, add_adapter, merge, unfreeze_adapter
+from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.cache import cache_of
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import Task
 from unmask.training.run.folder import checkpoint_of
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 LARGE = 10_000_000
 """Parameters from which a model's passes are counted in rows rather than in hundreds."""
@@ -34,26 +34,26 @@ class Setup:
     """The policy as it was, where a method asks for it."""
     device: str
     ranks: Ranks
-    rollout_rows: Rows
-    update_rows: Rows
+    rollout_batch: MicroBatch
+    update_batch: MicroBatch
 
 
 @contextmanager
-def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
+def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
     """The policy ready to be trained. With a new adapter the reference costs nothing: it is the policy without it."""
-    with joined_ranks(device_of(config)) as (ranks, device):
+    with join_processes(device_of(config)) as (ranks, device):
         check_shares(config, ranks)
         dtype = None if config.dtype is None else getattr(torch, config.dtype)
         policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
-        full = config.full if config.full is not None else isinstance(policy, Tiny) and not adapted(policy)
+        full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
         reference: Policy | None = None
-        if config.lora != LoraOptions() and (full or adapted(policy)):
+        if config.lora != LoraOptions() and (full or has_adapter(policy)):
             why = "all weights are trained" if full else "the adapter that is trained further has its own"
             raise ValueError(f"lora: has options, but {why}; leave them out")
         if config.checkpointing:
             decoder_of(policy, "checkpointing").checkpointing = True
         if full:
-            if adapted(policy):
+            if has_adapter(policy):
                 merge(policy)
             policy.requires_grad_(True)
             # Compiled layers round differently where nothing takes a gradient, so the reference's do too.
@@ -65,16 +65,16 @@ def prepared(config: Config, needs_reference: bool) -> Iterator[Setup]:
                 if reference is not None:
                     shard(reference, _layers(reference), ranks)
         else:
-            if adapted(policy):
+            if has_adapter(policy):
                 unfreeze_adapter(policy)
             else:
                 add_adapter(policy, config.lora, config.seed)
-            reference = Unmoved(policy, alike=config.compile) if needs_reference else None
+            reference = ReferencePolicy(policy, alike=config.compile) if needs_reference else None
         if config.compile:
             for compiled in (policy, reference):
-                if compiled is not None and not isinstance(compiled, Unmoved):
+                if compiled is not None and not isinstance(compiled, ReferencePolicy):
                     decoder_of(compiled, "compile").compile_layers()
-        update_rows = Rows(config.rows or (8 if is_large(policy) else 512))
+        update_rows = MicroBatch(config.rows or (8 if is_large(policy) else 512))
         yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
 
 
@@ -82,9 +82,9 @@ def is_large(policy: Model) -> bool:
     return sum(weight.numel() for weight in policy.parameters()) >= LARGE
 
 
-def rollout_rows(config: Config, policy: Model) -> Rows:
+def rollout_rows(config: Config, policy: Model) -> MicroBatch:
     """Rollouts at a time, as configured or by the size of the model."""
-    return Rows(config.rollout.rows or (32 if is_large(policy) else 512))
+    return MicroBatch(config.rollout.rows or (32 if is_large(policy) else 512))
 
 
 def check_shares(config: Config, ranks: Ranks) -> None:
@@ -101,7 +101,7 @@ def decoding_of(config: Config, task: Task) -> Decoding:
     rollout = config.rollout
     return Decoding(
         *rollout_shape(config, task),
-        law=Law(rollout.temperature, rollout.top_k, rollout.top_p, rollout.guidance),
+        sampling=TokenSampling(rollout.temperature, rollout.top_k, rollout.top_p, rollout.guidance),
         order=ORDERS[rollout.order],
         schedule=SCHEDULES[rollout.schedule],
         threshold=rollout.threshold,

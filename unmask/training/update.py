@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 
 from unmask.core.objective import Divergence, Objective
 from unmask.core.policy import Policy
-from unmask.core.probes import Probes, ask, bundled, chunks, of_states, speechless
+from unmask.core.probes import Probes, ask, at_states, chunks, empty, microbatches
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.training.optim import MasterAdamW
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)
-class Part:
+class LossTerm:
     """One term of the loss: a question, what is known about it, and how the answer becomes a loss."""
 
     probes: Probes
@@ -37,12 +37,12 @@ class Part:
     weight: float = 1.0
     label: str = ""
     """What its metrics begin with."""
-    dead_when_idle: bool = False
+    skip_zero_advantage: bool = False
     """Where a trace's advantage is zero its answers move neither loss nor metrics as long as the policy is the old one:
     true of objectives that look at ratios alone. Such traces are not asked. False asks them all."""
 
 
-Hear = Callable[[Part, Tensor], None]
+Hear = Callable[[LossTerm, Tensor], None]
 """Is told the answers to a part's questions, (N, L); those of questions that were not live are zero."""
 
 
@@ -55,7 +55,7 @@ class NotFinite(ValueError):
         super().__init__(f"{what} is not finite ({told}): lower optimizer.lr, or check the method's options")
 
 
-def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
+def term_loss(part: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
     """weight * (objective + kl * divergence)."""
     old_NL = logp_NL.detach() if part.old_NL is None else part.old_NL.to(logp_NL.dtype)
     loss, metrics = part.objective(logp_NL, old_NL, part.probes, part.advantage_B, part.credit_BL)
@@ -68,7 +68,7 @@ def part_loss(part: Part, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
 
 
 @torch.no_grad()
-def answers(policy: Policy, probes: Probes, rows: Rows, ranks: Ranks = ALONE) -> Tensor:
+def logprobs(policy: Policy, probes: Probes, rows: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
     """What the policy says without gradient, (N, L), every process answering at its share of the states."""
     mine = ranks.share(len(probes.states_SL))
     while True:
@@ -79,24 +79,24 @@ def answers(policy: Policy, probes: Probes, rows: Rows, ranks: Ranks = ALONE) ->
             _fewer(rows, ranks, error)
     if ranks.sharded:
         longest = -(-(len(probes.states_SL) // -ranks.size) // -rows.most)
-        found += [(probes.state_N[:0], ask(policy, speechless(probes))) for _ in range(longest - len(found))]
+        found += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(found))]
     if ranks.sharded and isinstance(policy, FSDPModule):
         policy.reshard()  # nothing comes back through these passes, so what surrounds the layers may go too
     return _summed(_put_together(probes, found), ranks)
 
 
-def accumulate(policy: Policy, part: Part, rows: int | Rows, ranks: Ranks = ALONE) -> Metrics:
+def accumulate(policy: Policy, part: LossTerm, rows: int | MicroBatch, ranks: Ranks = ALONE) -> Metrics:
     """Add the gradient of one part to the parameters, with at most `rows` states in memory at a time.
 
     With several processes, each adds its share; `ranks.sum_gradients` puts the shares together.
     """
-    rows = rows if isinstance(rows, Rows) else Rows(rows)
+    rows = rows if isinstance(rows, MicroBatch) else MicroBatch(rows)
     known_NL = _summed(_backpropagated(policy, part, rows.most, ranks), ranks)
     with torch.no_grad():
-        return part_loss(part, known_NL)[1]
+        return term_loss(part, known_NL)[1]
 
 
-def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tensor:
+def _backpropagated(policy: Policy, part: LossTerm, rows: int, ranks: Ranks) -> Tensor:
     """Add this process's share of the gradient; returns the answers it has heard, (N, L), zero elsewhere.
 
     A trace's states go through together, so that its slopes are known when its pass is still there to go back through.
@@ -106,7 +106,7 @@ def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tens
     # Whose a trace is must not depend on `rows`, of which others may have fewer. Sharded, all have as many, and a pass
     # is one of all of them: who has less to ask than the others asks nothing beside them.
     everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
-    shares = {rank: bundled(probes, rows, replace(ranks, rank=rank).share, live_N) for rank in everybody}
+    shares = {rank: microbatches(probes, rows, replace(ranks, rank=rank).share, live_N) for rank in everybody}
     mine = shares[ranks.rank]
     for turn in range(max(map(len, shares.values()))):
         bundle_S = mine[turn] if turn < len(mine) else probes.state_N[:0]
@@ -126,19 +126,19 @@ def _backpropagated(policy: Policy, part: Part, rows: int, ranks: Ranks) -> Tens
     return _put_together(probes, heard)
 
 
-def _slopes(part: Part, known_NL: Tensor, number_N: Tensor) -> Tensor:
+def _slopes(part: LossTerm, known_NL: Tensor, number_N: Tensor) -> Tensor:
     """d loss / d logp of some questions, (N, L), at answers known for them: no loss mixes the answers of two traces."""
     stand_in_NL = torch.zeros_like(known_NL) if part.old_NL is None else part.old_NL.to(known_NL.dtype).clone()
     stand_in_NL[number_N] = known_NL[number_N]
     stand_in_NL.requires_grad_()
-    loss, _ = part_loss(part, stand_in_NL)
+    loss, _ = term_loss(part, stand_in_NL)
     (slope_NL,) = torch.autograd.grad(loss, stand_in_NL)
     return slope_NL
 
 
-def live_questions(part: Part) -> Tensor:
+def live_questions(part: LossTerm) -> Tensor:
     """Questions that are asked, (N,): all, but for traces that cannot teach anything."""
-    if not part.dead_when_idle or part.old_NL is not None or part.reference_NL is not None:
+    if not part.skip_zero_advantage or part.old_NL is not None or part.reference_NL is not None:
         return torch.ones_like(part.probes.state_N, dtype=torch.bool)
     return part.advantage_B[part.probes.trace_N] != 0
 
@@ -150,7 +150,7 @@ def _questions(probes: Probes, state_S: Tensor) -> Tensor:
 
 def _posed(probes: Probes, state_S: Tensor) -> Probes:
     """The questions put at some states; at none, a pass that asks nothing."""
-    return of_states(probes, state_S) if len(state_S) else speechless(probes)
+    return at_states(probes, state_S) if len(state_S) else empty(probes)
 
 
 def _put_together(probes: Probes, found: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -164,10 +164,10 @@ def _put_together(probes: Probes, found: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 def _summed(answer_NL: Tensor, ranks: Ranks) -> Tensor:
     """The answers of all processes. In double: one that has heard none does not know the type of the others'."""
-    return answer_NL if ranks.size == 1 else ranks.summed(answer_NL.double())
+    return answer_NL if ranks.size == 1 else ranks.sum(answer_NL.double())
 
 
-def _fewer(rows: Rows, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
+def _fewer(rows: MicroBatch, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
     """Try again with fewer rows; sharded, the others would wait for a pass that does not come."""
     if ranks.sharded:
         raise error
@@ -177,8 +177,8 @@ def _fewer(rows: Rows, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
 def update(
     policy: Policy,
     optimizer: torch.optim.Optimizer | MasterAdamW,
-    parts: list[Part],
-    rows: int | Rows,
+    parts: list[LossTerm],
+    rows: int | MicroBatch,
     max_norm: float,
     ranks: Ranks = ALONE,
     hear: Hear | None = None,
@@ -188,7 +188,10 @@ def update(
 
     When memory runs out, what this process has found is thrown away and found again with fewer rows.
     """
-    rows, asked = rows if isinstance(rows, Rows) else Rows(rows), [part for part in parts if len(part.probes.state_N)]
+    rows, asked = (
+        rows if isinstance(rows, MicroBatch) else MicroBatch(rows),
+        [part for part in parts if len(part.probes.state_N)],
+    )
     while True:
         optimizer.zero_grad(set_to_none=True)
         try:
@@ -200,7 +203,7 @@ def update(
     with torch.no_grad():
         for part, known_NL in zip(asked, heard, strict=True):
             known_NL = _summed(known_NL, ranks)
-            found = part_loss(part, known_NL)[1]
+            found = term_loss(part, known_NL)[1]
             if hear is not None:
                 hear(part, known_NL)
             metrics |= {part.label + name: value for name, value in found.items()}

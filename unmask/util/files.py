@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 
-def synced(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Have the disk hold what was written, or what a folder lists."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -19,7 +19,7 @@ def synced(path: Path) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """An OSError under it says which file it is about: that of a full disk does not."""
     try:
         yield
@@ -31,14 +31,14 @@ def write_whole(path: Path, text: str) -> None:
     """Written aside, synced and renamed; where that fails, what was there stays."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with naming(path):
+        with naming_file(path):
             aside.write_text(text)
-            synced(aside)
+            fsync(aside)
             aside.rename(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    synced(path.parent)
+    fsync(path.parent)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -50,7 +50,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from None
-    synced(path)
+    fsync(path)
 
 
 def digest(path: Path) -> str:

@@ -29,7 +29,7 @@ _RUNNING: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def metered(meter: Meter | None) -> Iterator[None]:
+def count_passes(meter: Meter | None) -> Iterator[None]:
     """Count the passes made here on this meter; None: on none."""
     before = _RUNNING.set(meter)
     try:
@@ -38,7 +38,7 @@ def metered(meter: Meter | None) -> Iterator[None]:
         _RUNNING.reset(before)
 
 
-def note_pass(tokens_SL: Tensor, columns: int) -> None:
+def record_pass(tokens_SL: Tensor, columns: int) -> None:
     """A model says that it computes so many columns of these canvases now."""
     meter = _RUNNING.get()
     if meter is not None:

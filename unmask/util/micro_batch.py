@@ -6,7 +6,7 @@ import torch
 
 
 @dataclass
-class Rows:
+class MicroBatch:
     """How many canvases go through the model at a time. Halved when memory runs out; no result depends on it."""
 
     most: int

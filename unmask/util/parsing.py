@@ -33,29 +33,31 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parsed_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
     """What the text says; ValueError that begins with `where` for what is not YAML."""
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
-        mark, told = error.problem_mark, str(error.problem)
+        mark, pydantic_message = error.problem_mark, str(error.problem)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        told = f"{error.context} {told}" if told.startswith("but ") else told
-        raise ValueError(f"{where}: not YAML: {told}{place}") from None
+        pydantic_message = (
+            f"{error.context} {pydantic_message}" if pydantic_message.startswith("but ") else pydantic_message
+        )
+        raise ValueError(f"{where}: not YAML: {pydantic_message}{place}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last of a number or a date that is none
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except (IndexError, KeyError, AttributeError):  # the reader's own, at a tag such as !!int before what is no number
         raise ValueError(f"{where}: not YAML: a value is not of the type that its tag says") from None
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in a message: short, however large it is."""
     short = reprlib.Repr()
     short.maxstring = short.maxlong = short.maxother = LONGEST
     return short.repr(value)
 
 
-def number_or_not(value: Any, annotation: Any) -> Any:
+def check_not_bool(value: Any, annotation: Any) -> Any:
     """The value; ValueError for true or false where a number is meant, as which Python would take them."""
     kinds = {annotation, *get_args(annotation)}
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
@@ -69,7 +71,7 @@ def read_keys(path: Path) -> dict[str, Any]:
         more = "" if path.suffix in (".yaml", ".yml") else "; a setting is written key=value"
         raise ValueError(f"there is no configuration file {path}{more}")
     try:
-        data = parsed_yaml(path.read_text(), str(path))
+        data = parse_yaml(path.read_text(), str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text: {error}") from None
     if not isinstance(data or {}, dict):
@@ -87,14 +89,14 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-def closest(name: str, names: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str]) -> str:
     """What may have been meant instead of a name that is not known."""
     names = list(names)
     match = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
 
 
-def no_folder(name: str | Path) -> str:
+def missing_folder_message(name: str | Path) -> str:
     """Says that a folder is not there, and which one may have been meant: one beside it, or a run."""
     places = dict.fromkeys([Path(name).parent, Path("runs")])
     near = {path.name: path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
@@ -102,13 +104,13 @@ def no_folder(name: str | Path) -> str:
     return f"there is no folder {name}" + (f"; did you mean {near[match[0]]}?" if match else "")
 
 
-def check_there(folder: Path) -> None:
+def check_exists(folder: Path) -> None:
     """ValueError for a folder that is not there."""
     if not folder.exists():
-        raise ValueError(no_folder(folder))
+        raise ValueError(missing_folder_message(folder))
 
 
-def told(problem: Mapping[str, Any]) -> str:
+def pydantic_message(problem: Mapping[str, Any]) -> str:
     """What pydantic found, in our words."""
     if problem["type"] == "model_type":
         return f"expected keys such as {problem['loc'][-1]}.key=value"

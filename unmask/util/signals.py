@@ -25,7 +25,7 @@ class Paused(Exception):
 
 
 @contextmanager
-def wishes() -> Iterator[Callable[[], bool]]:
+def stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether a signal has asked to stop."""
     asked: list[float] = []
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from unmask.util.parsing import number_or_not
+from unmask.util.parsing import check_not_bool
 
 
 class Strict(BaseModel):
@@ -13,4 +13,4 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        return number_or_not(value, cls.model_fields[str(info.field_name)].annotation)
+        return check_not_bool(value, cls.model_fields[str(info.field_name)].annotation)

@@ -2,6 +2,6 @@
 
 from typing import Any
 
-Line = dict[str, Any]
+TraceLine = dict[str, Any]
 VERSION = 1
 """Of the lines of traces.jsonl and of the index of `unmask view`."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from unmask.util.parsing import parsed_yaml
-from unmask.util.trace_lines import VERSION, Line
+from unmask.util.parsing import parse_yaml
+from unmask.util.trace_lines import VERSION, TraceLine
 from unmask.view.series import Series
 
 FINISHED = "finished.json"  # as in unmask.training.run.folder, which would load torch
@@ -63,7 +63,7 @@ class Log:
             file.seek(self.read - len(self.tail))
             return file.read(len(self.tail)) == self.tail
 
-    def fresh(self) -> Iterator[tuple[int, int, Line]]:
+    def fresh(self) -> Iterator[tuple[int, int, TraceLine]]:
         """The lines that have not been read, each with its place and its length in bytes."""
         if not self.path.is_file():
             return
@@ -81,7 +81,7 @@ class Log:
                     yield start, len(line), found
 
 
-class RunFolder:
+class RunReader:
     """A run as the page sees it; `refresh` reads what is new."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,9 +96,9 @@ class RunFolder:
         self.logs = {name: Log(self.folder / f"{name}.jsonl") for name in names}
         self.series: dict[str, Series] = {}
         self.done, self.errors = 0, 0
-        self.warnings, self.traces = list[Line](), list[Line]()
+        self.warnings, self.traces = list[TraceLine](), list[TraceLine]()
         self.places: dict[str, tuple[int, int]] = {}
-        self.sampled: dict[str, Line] = {}
+        self.sampled: dict[str, TraceLine] = {}
         self.finished: Any = None
         self.cut = False
 
@@ -140,7 +140,7 @@ class RunFolder:
             "traces": self.groups(),
         }
 
-    def groups(self) -> list[Line]:
+    def groups(self) -> list[TraceLine]:
         """The list of what `trace` knows."""
         return self.traces or [told for line in self.sampled.values() if (told := _told(line)) is not None]
 
@@ -174,11 +174,11 @@ class RunFolder:
         for row in (plain(row) for _, _, row in self.logs["samples"].fresh()):
             step, prompt = row.get("step"), json.dumps(row.get("row"), ensure_ascii=False)
             name, about = f"t{step}-0", {"kind": "train", "step": step, "task": _text(self.config.get("task"))}
-            blank: Line = {"v": VERSION, "id": name, **about, "prompt": prompt, "steps": 0, "rollouts": []}
+            blank: TraceLine = {"v": VERSION, "id": name, **about, "prompt": prompt, "steps": 0, "rollouts": []}
             rollout = {"tokens": [str(row.get("completion"))], "reward": row.get("reward")}
             self.sampled.setdefault(name, blank)["rollouts"].append(rollout)
 
-    def _measured(self, row: Line) -> None:
+    def _measured(self, row: TraceLine) -> None:
         step = row.pop("step", None)
         if not isinstance(step, int) or not _is_number(step):
             return
@@ -190,7 +190,7 @@ class RunFolder:
                 self.series[key].add(step, value)
 
 
-def index_of(runs: Sequence[RunFolder], live: bool) -> dict[str, Any]:
+def index_of(runs: Sequence[RunReader], live: bool) -> dict[str, Any]:
     """Live where a run that is not finished is served: the page asks again then."""
     names = [run.folder.resolve().name for run in runs]
     if len(set(names)) < len(names):
@@ -203,7 +203,7 @@ def _settings(path: Path) -> dict[str, Any]:
     """The configuration as it was written: an older run's may not be one of today."""
     try:
         text = path.read_text()
-        found = None if _swells(text) else parsed_yaml(text, str(path))
+        found = None if _swells(text) else parse_yaml(text, str(path))
     except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # the last two of PyYAML, for a tag that lies
         found = None
     if not isinstance(found, dict):
@@ -245,12 +245,12 @@ def _number(value: Any) -> float | None:
     return value if known and _is_number(value) else None
 
 
-def _warned(row: Line) -> Line:
+def _warned(row: TraceLine) -> TraceLine:
     """A warning with a text where the page writes one, and a number or nothing where it counts."""
     return {key: _text(value) if key in ("name", "told") else _number(value) for key, value in row.items()}
 
 
-def _told(line: Line) -> Line | None:
+def _told(line: TraceLine) -> TraceLine | None:
     """A group in the list; None for a line that is not one."""
     name, rollouts = line.get("id"), line.get("rollouts")
     if not isinstance(name, str) or not ID.fullmatch(name) or not isinstance(rollouts, list):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from unmask.view.index import RunFolder, index_of, json_text
+from unmask.view.index import RunReader, index_of, json_text
 
 PAGE = Path(__file__).parent / "page.html"
 DATA, TRACES = "<!--unmask-data-->", "<!--unmask-traces-->"
@@ -36,7 +36,7 @@ def block(name: str, text: str) -> str:
     return f'<script type="application/json" id="{name}">{escaped(text)}</script>\n'
 
 
-def index_text(runs: Sequence[RunFolder], live: bool) -> str:
+def index_text(runs: Sequence[RunReader], live: bool) -> str:
     return json_text(index_of(runs, live))
 
 
@@ -51,7 +51,7 @@ def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path
         raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
-    read = [RunFolder(Path(folder)) for folder in folders]
+    read = [RunReader(Path(folder)) for folder in folders]
     head, middle, tail = template(page)
     for run in read:
         run.refresh()
@@ -65,7 +65,7 @@ def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path
     return path
 
 
-def thin(run: RunFolder, largest: int) -> None:
+def thin(run: RunReader, largest: int) -> None:
     """Leave steps out, evenly, until the groups of the rest have no more than so many bytes, or one step is left."""
     names, groups = dict[int | None, list[str]](), run.groups()
     for told in groups:
@@ -79,7 +79,7 @@ def thin(run: RunFolder, largest: int) -> None:
         run.keep(kept)
 
 
-def _trace_blocks(runs: Sequence[RunFolder]) -> Iterator[str]:
+def _trace_blocks(runs: Sequence[RunReader]) -> Iterator[str]:
     for number, run in enumerate(runs):
         for told in run.groups():
             line = run.trace(told["id"])

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from unmask.view.index import RunFolder
+from unmask.view.index import RunReader
 from unmask.view.page import PAGE, data_block, index_text, template
 
 HOST = "127.0.0.1"
@@ -45,7 +45,7 @@ class Viewer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folders: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
-        self.runs = {str(number): RunFolder(folder) for number, folder in enumerate(folders)}
+        self.runs = {str(number): RunReader(folder) for number, folder in enumerate(folders)}
         self.page, self.reading, self.index, self.tag = template(page), threading.Lock(), "", ""
         self.root = f"/{secrets.token_urlsafe(16)}/"
         try:

@@ -28,14 +28,14 @@ from unmask.core.order import low_confidence
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
 from unmask.core.shapes import Metrics
-from unmask.core.trace import Trace, everything, selected
+from unmask.core.trace import Trace, all_tokens, select_traces
 from unmask.models import Model
-from unmask.models.lora import trainable
+from unmask.models.lora import trainable_parameters
 from unmask.rollout.decoding import Decoding
 from unmask.studies.audit.exact import TooMany, summable, summed_orders
-from unmask.studies.audit.figures import Audit, Estimator, Slope, Value
-from unmask.training.update import Part, accumulate, answers
-from unmask.util.micro_batch import Rows
+from unmask.studies.audit.figures import Audit, EstimatorFigures, Slope, Value
+from unmask.training.update import LossTerm, accumulate, logprobs
+from unmask.util.micro_batch import MicroBatch
 
 Report = Callable[[str, float], None]
 """(what is being done, the share of it that is done); it is called with 0 where something new begins."""
@@ -62,14 +62,14 @@ def scores_choice(decoding: Decoding) -> bool:
 
 
 def truth_of(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, states: int, report: Report = silent
+    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, states: int, report: Report = silent
 ) -> Truth:
     """log pi(o | q), where that takes no more than `states` passes; else the log-probability of each trajectory."""
     if summable(decoding) and (found := _summed_groups(policy, trace, decoding, rows, states, report)) is not None:
         return found
     choice = scores_choice(decoding)
     probes = every_step(trace, torch.Generator(), choice)
-    step_N = answers(policy, probes, rows).double().sum(-1)
+    step_N = logprobs(policy, probes, rows).double().sum(-1)
     logp_B = torch.zeros(len(trace), dtype=torch.float64, device=step_N.device).index_add(0, probes.trace_N, step_N)
     told = "log P(trajectory), " + ("choice of positions included" if choice else "tokens only")
     return Truth(logp_B, told, 0.0, summed=False)
@@ -77,7 +77,7 @@ def truth_of(
 
 @torch.no_grad()
 def _summed_groups(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, states: int, report: Report
+    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, states: int, report: Report
 ) -> Truth | None:
     """The sum over orders, group by group; None where it takes too many states, or where rounding has turned a rank of
     the rollout over, so that the way a trace took is impossible."""
@@ -87,7 +87,7 @@ def _summed_groups(
         report("exact values", number / len(groups))
         mine_B = trace.group_B == group
         try:
-            found = summed_orders(policy, selected(trace, mine_B), decoding, rows, states / len(groups))
+            found = summed_orders(policy, select_traces(trace, mine_B), decoding, rows, states / len(groups))
         except TooMany:
             return None
         if not found.logp_B.isfinite().all():
@@ -108,11 +108,11 @@ def likelihoods(method: Method, probes: Probes, logp_NL: Tensor) -> dict[str, Te
     rest. Without a ratio the objective is linear in a log-likelihood and says itself which: see `_weighed`; where it is
     another for bad traces than for good ones there are two.
     """
-    probes = replace(probes, trace=replace(probes.trace, counted_BL=everything(probes.trace)))
+    probes = replace(probes, trace=replace(probes.trace, counted_BL=all_tokens(probes.trace)))
     logp_NL, tokens_B = logp_NL.double(), probes.trace.counted_BL.sum(-1).double()
     asked_BL = torch.zeros_like(probes.trace.logp_BL).index_add(0, probes.trace_M, unit_asked(probes).double()) > 0
     asked_B = torch.where(asked_BL.any(-1), asked_BL.sum(-1).double(), torch.nan)
-    if method.compares:
+    if method.uses_old_logprobs:
         sum_M = probes.weight_M * unit_likelihood(logp_NL, probes).sum(-1)
         total_B = torch.zeros_like(tokens_B).index_add(0, probes.trace_M, sum_M)
         return {"": total_B * (probes.trace.steps if method.trajectory else tokens_B / asked_B)}
@@ -205,7 +205,7 @@ class _Spread:
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-def gradient_of(policy: Model, part: Part, rows: Rows) -> tuple[Tensor, Tensor]:
+def gradient_of(policy: Model, part: LossTerm, rows: MicroBatch) -> tuple[Tensor, Tensor]:
     """The gradient of one part as a vector on the host, and the answers it was made of, (N, L)."""
     heard = list[Tensor]()
 
@@ -213,7 +213,7 @@ def gradient_of(policy: Model, part: Part, rows: Rows) -> tuple[Tensor, Tensor]:
         heard.append(logp_NL.detach())
         return part.objective(logp_NL, *rest)
 
-    weights = trainable(policy)
+    weights = trainable_parameters(policy)
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     accumulate(policy, replace(part, objective=listening), rows)
@@ -229,20 +229,20 @@ def _vector(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece if piece.dtype == torch.float64 else piece.float() for piece in flat]).cpu()
 
 
-def reference_part(trace: Trace, advantage_B: Tensor, choice: bool) -> Part:
+def reference_part(trace: Trace, advantage_B: Tensor, choice: bool) -> LossTerm:
     """- mean over traces of advantage * log P(trajectory), every step of it."""
-    trace = replace(trace, counted_BL=everything(trace))
+    trace = replace(trace, counted_BL=all_tokens(trace))
     probes = every_step(trace, torch.Generator(), choice)
-    return Part(probes, advantage_B, torch.ones_like(trace.logp_BL), step_clip)
+    return LossTerm(probes, advantage_B, torch.ones_like(trace.logp_BL), step_clip)
 
 
 def marginal_gradient(
-    policy: Model, trace: Trace, advantage_B: Tensor, decoding: Decoding, rows: Rows
+    policy: Model, trace: Trace, advantage_B: Tensor, decoding: Decoding, rows: MicroBatch
 ) -> tuple[Tensor, float]:
     """The gradient of - mean over traces of advantage * log pi(o | q), and the states a trace took."""
     found = summed_orders(policy, trace, decoding, rows)
     loss = -(advantage_B * found.logp_B).mean()
-    pieces = torch.autograd.grad(loss, trainable(policy), materialize_grads=True)
+    pieces = torch.autograd.grad(loss, trainable_parameters(policy), materialize_grads=True)
     return _vector(pieces), found.states / len(trace)
 
 
@@ -257,7 +257,7 @@ def audit(
     methods: Mapping[str, Method],
     draws: int,
     rng: torch.Generator,
-    rows: Rows,
+    rows: MicroBatch,
     states: int,
     report: Report = silent,
 ) -> Audit:
@@ -271,7 +271,7 @@ def audit(
     for number, group in enumerate(groups := trace.group_B.unique()):
         report("exact gradients", number / len(groups))
         mine_B = trace.group_B == group
-        part = selected(trace, mine_B)
+        part = select_traces(trace, mine_B)
         problems.append(_Problem(policy, part, truth.logp_B[mine_B], reward_B[mine_B], decoding, truth.summed, rows))
     found, cost = [], {name: _states(method, problems[0].trace) for name, method in methods.items()}
     done, whole = 0.0, sum(cost.values()) * len(problems)
@@ -285,16 +285,16 @@ def audit(
             slopes.append(seen.slope)
             forwards.append(seen.forwards)
             done += cost[name]
-        found.append(Estimator(name, math.fsum(forwards) / len(forwards), values, slopes))
+        found.append(EstimatorFigures(name, math.fsum(forwards) / len(forwards), values, slopes))
     told = "every step of the trajectory" + (", choice of positions included" if scores_choice(decoding) else "")
     return Audit(truth.told, told, found, draws, truth.slack, _marginal(problems) if truth.summed else None)
 
 
-def _marginal(problems: Sequence["_Problem"]) -> Estimator | None:
+def _marginal(problems: Sequence["_Problem"]) -> EstimatorFigures | None:
     """None where no problem has a gradient."""
     asked = [problem.marginal.forwards for problem in problems if problem.marginal is not None]
     slopes = [None if problem.marginal is None else problem.marginal.slope for problem in problems]
-    return Estimator("sum over orders", math.fsum(asked) / len(asked), {}, slopes) if asked else None
+    return EstimatorFigures("sum over orders", math.fsum(asked) / len(asked), {}, slopes) if asked else None
 
 
 def _states(method: Method, trace: Trace) -> float:
@@ -319,7 +319,7 @@ class _Problem:
         reward_B: Tensor,
         decoding: Decoding,
         summed: bool,
-        rows: Rows,
+        rows: MicroBatch,
     ) -> None:
         self.policy, self.trace, self.exact_B, self.rows = policy, trace, exact_B, rows
         self.advantage_B = group_mean(reward_B, trace.group_B)
@@ -341,9 +341,9 @@ class _Problem:
         probes = method.probe(trace, rng, 1)[0]
         for draw in range(draws):
             if self.reference_P is None:
-                answer_NL = answers(self.policy, probes, self.rows)
+                answer_NL = logprobs(self.policy, probes, self.rows)
             else:
-                part = Part(probes, self.advantage_B, method.credit(trace), method.objective)
+                part = LossTerm(probes, self.advantage_B, method.credit(trace), method.objective)
                 vector_P, answer_NL = gradient_of(self.policy, part, self.rows)
                 spread.add(vector_P)
             estimates.append(likelihoods(method, probes, answer_NL))

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unmask.core.order import Look, Order, drawn_confidence, low_confidence, random
+from unmask.core.order import Order, StepLogits, drawn_confidence, low_confidence, random
 from unmask.core.policy import Policy
-from unmask.core.token_sampling import law_of, plain_law
-from unmask.core.trace import Trace, selected
+from unmask.core.token_sampling import sampling_logprobs, token_logprobs
+from unmask.core.trace import Trace, select_traces
 from unmask.rollout.decoding import Decoding
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 WIDEST = 40
 """Positions of a block: sets of them are numbered."""
@@ -45,7 +45,7 @@ MOST_SETS = 20_000
 MOST_CELLS = 2**23
 """States times sets times positions in memory at a time."""
 
-_BY_DRAW: dict[Order, Callable[[Look], Tensor]] = {
+_BY_DRAW: dict[Order, Callable[[StepLogits], Tensor]] = {
     low_confidence: lambda look: look.plain_QV,
     drawn_confidence: lambda look: look.law_QV,
 }
@@ -82,7 +82,7 @@ def summable(decoding: Decoding) -> bool:
 
 
 def summed_orders(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, most: float = torch.inf, tolerance: float = 1e-6
+    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, most: float = torch.inf, tolerance: float = 1e-6
 ) -> Summed:
     """log pi(o | q) of every trace, asking the policy at no more than `most` states: TooMany where more are needed."""
     taken = _Way(policy, trace, decoding, rows, most)
@@ -93,7 +93,7 @@ def summed_orders(
     one_U = torch.zeros(int(same_B.max()) + 1, dtype=torch.long, device=same_B.device)
     one_U[same_B] = torch.arange(len(trace), device=same_B.device)
     best_U = path_B.new_zeros(len(one_U)).scatter_reduce(0, same_B, path_B, "amax", include_self=False)
-    ways = _Way(policy, selected(trace, one_U), decoding, rows, most - taken.asked)
+    ways = _Way(policy, select_traces(trace, one_U), decoding, rows, most - taken.asked)
     logp_U, lost_U = ways.walked(best_U + log(tolerance))
     slack = float((torch.logaddexp(logp_U, lost_U) - logp_U).detach().max())
     return Summed(logp_U[same_B], path_B, slack, taken.asked + ways.asked)
@@ -115,7 +115,7 @@ class _Front:
 class _Way:
     """From masks to given completions, step by step."""
 
-    def __init__(self, policy: Policy, trace: Trace, decoding: Decoding, rows: Rows, most: float) -> None:
+    def __init__(self, policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, most: float) -> None:
         self.policy, self.trace, self.decoding, self.rows, self.most = policy, trace, decoding, rows, most
         self.start = trace.tokens_BL.shape[1] - decoding.length
         self.asked = 0
@@ -191,8 +191,8 @@ class _Way:
         logits_QV = self.policy(
             state_FL[member_U], None if attended_UL.all() else attended_UL, (offset_U1 + column_UM).flatten()
         )
-        plain_QV = plain_law(logits_QV, trace.mask_id)
-        law_QV, _ = law_of(plain_QV, trace.law)
+        plain_QV = token_logprobs(logits_QV, trace.mask_id)
+        law_QV, _ = sampling_logprobs(plain_QV, trace.sampling)
         token_FM = trace.tokens_BL[front.trace_F[:, None], first + place_FM]
         row_FM = number_F[:, None] * left + torch.arange(left, device=number_F.device)
         logq_FM = law_QV.double()[row_FM, token_FM]
@@ -203,7 +203,7 @@ class _Way:
             chosen_FXK = place_FM[:, set_XK]
         else:
             column_Q, nothing_Q = column_UM.flatten(), torch.zeros(plain_QV.shape[0], device=plain_QV.device)
-            look = Look(plain_QV.detach(), law_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
+            look = StepLogits(plain_QV.detach(), law_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
             score_QV = _BY_DRAW[order](look) if order in _BY_DRAW else order(look)[:, None].expand_as(plain_QV)
             logp_FX, chosen_FXK = _ranked(score_QV, law_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
         logp_FX = front.logp_F[:, None] + logp_FX

@@ -73,7 +73,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimator:
+class EstimatorFigures:
     """What was found about one method; `values` has one reading, or two where the sign of the advantage matters."""
 
     name: str
@@ -92,12 +92,12 @@ class Audit:
     """What the values are compared with."""
     reference: str
     """What the gradients are compared with."""
-    estimators: list[Estimator]
+    estimators: list[EstimatorFigures]
     draws: int
     """Of every estimator on every completion; one where nothing is drawn."""
     slack: float = 0.0
     """The most by which an exact value may be too low, in nats."""
-    marginal: Estimator | None = None
+    marginal: EstimatorFigures | None = None
     """The gradient of log pi(o | q) in an estimator's place, where the sum over orders can be done."""
 
 
@@ -154,7 +154,7 @@ def jackknifed_size(statistic: Statistic, problems: Sequence[int]) -> Interval |
     return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
 
 
-class Shares(NamedTuple):
+class ShareEstimates(NamedTuple):
     """A problem's part in a cosine, all lengths divided by those of one draw and of what it is compared with."""
 
     along: float
@@ -163,20 +163,20 @@ class Shares(NamedTuple):
     """With `signal` this makes 1."""
 
 
-def value_shares(values: Sequence[Value]) -> list[Shares | None]:
+def value_shares(values: Sequence[Value]) -> list[ShareEstimates | None]:
     return [_shares(v.covariance, v.exact_spread, v.spread, v.noise) for v in values]
 
 
-def slope_shares(slopes: Sequence[Slope | None]) -> list[Shares | None]:
+def slope_shares(slopes: Sequence[Slope | None]) -> list[ShareEstimates | None]:
     return [None if s is None else _shares(s.along, s.reference, s.signal, s.noise) for s in slopes]
 
 
-def _shares(along: float, other: float, signal: float, noise: float) -> Shares | None:
+def _shares(along: float, other: float, signal: float, noise: float) -> ShareEstimates | None:
     """None where nothing varies, or there is no gradient."""
     whole = signal + noise
     if min(whole, other) < TINY:
         return None
-    return Shares(along / math.sqrt(other * whole), signal / whole, noise / whole)
+    return ShareEstimates(along / math.sqrt(other * whole), signal / whole, noise / whole)
 
 
 def defined(*columns: Sequence[object]) -> list[int]:
@@ -184,7 +184,7 @@ def defined(*columns: Sequence[object]) -> list[int]:
     return [i for i, cells in enumerate(zip(*columns, strict=True)) if None not in cells]
 
 
-def cosine(shares: Sequence[Shares | None], thinned: float) -> Statistic:
+def cosine(shares: Sequence[ShareEstimates | None], thinned: float) -> Statistic:
     """The cosine (or r) when the noise is multiplied by `thinned`: 1 for one draw, 0 for the mean draw."""
 
     def figure(problems: Sequence[int]) -> float | None:
@@ -197,7 +197,7 @@ def cosine(shares: Sequence[Shares | None], thinned: float) -> Statistic:
     return figure
 
 
-def relative_noise(shares: Sequence[Shares | None]) -> Statistic:
+def relative_noise(shares: Sequence[ShareEstimates | None]) -> Statistic:
     """Expected squared error of one draw over the squared length of the mean draw."""
 
     def figure(problems: Sequence[int]) -> float | None:
@@ -208,12 +208,12 @@ def relative_noise(shares: Sequence[Shares | None]) -> Statistic:
     return figure
 
 
-def mean_cosine(shares: Sequence[Shares | None], draws: int) -> Statistic:
+def mean_cosine(shares: Sequence[ShareEstimates | None], draws: int) -> Statistic:
     """The cosine of the mean draw; None where too much noise is left in it after so many draws."""
     return _trusted_cosine(shares, 0.0, draws)
 
 
-def budget_cosine(shares: Sequence[Shares | None], forwards: float, budget: float, draws: int) -> Statistic:
+def budget_cosine(shares: Sequence[ShareEstimates | None], forwards: float, budget: float, draws: int) -> Statistic:
     """The cosine at a budget; None for an estimator of which one draw costs more, or of which so many draws say too
     little about the budget's."""
     if forwards > budget + 1e-9:
@@ -221,7 +221,7 @@ def budget_cosine(shares: Sequence[Shares | None], forwards: float, budget: floa
     return _trusted_cosine(shares, forwards / budget, draws)
 
 
-def _trusted_cosine(shares: Sequence[Shares | None], thinned: float, draws: int) -> Statistic:
+def _trusted_cosine(shares: Sequence[ShareEstimates | None], thinned: float, draws: int) -> Statistic:
     """None where much of the noise that so many draws have left would have to be taken off."""
     if thinned * draws >= 1:
         return cosine(shares, thinned)
@@ -260,10 +260,12 @@ class Compared(NamedTuple):
     ratio: bool
 
 
-def compared(audit: Audit, one: Estimator, other: Estimator, budget: float) -> list[Compared]:
+def compared(audit: Audit, one: EstimatorFigures, other: EstimatorFigures, budget: float) -> list[Compared]:
     """Every figure of both, the change paired over problems. Two readings (spg's) are compared with their likes."""
 
-    def at_budget(us: Sequence[Shares | None], them: Sequence[Shares | None]) -> tuple[Statistic, Statistic]:
+    def at_budget(
+        us: Sequence[ShareEstimates | None], them: Sequence[ShareEstimates | None]
+    ) -> tuple[Statistic, Statistic]:
         ours = budget_cosine(us, one.forwards, budget, audit.draws)
         return ours, budget_cosine(them, other.forwards, budget, audit.draws)
 

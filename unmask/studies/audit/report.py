@@ -11,8 +11,8 @@ from rich.table import Table
 from unmask.studies.audit.figures import (
     Audit,
     Compared,
-    Estimator,
-    Shares,
+    EstimatorFigures,
+    ShareEstimates,
     Slope,
     Value,
     bounded,
@@ -42,7 +42,7 @@ def plain(audit: Audit) -> dict[str, Any]:
             field: [None if row is None else _rounded(getattr(row, field)) for row in rows] for field in kind._fields
         }
 
-    def told_of(one: Estimator) -> dict[str, Any]:
+    def told_of(one: EstimatorFigures) -> dict[str, Any]:
         return {
             "name": one.name,
             "forwards": one.forwards,
@@ -71,9 +71,9 @@ def restored(data: dict[str, Any]) -> Audit:
         found = [kind(*cells) for cells in zip(*(lists[field] for field in kind._fields), strict=True)]
         return [None if all(cell is None for cell in row) else row for row in found]
 
-    def estimator(one: dict[str, Any]) -> Estimator:
+    def estimator(one: dict[str, Any]) -> EstimatorFigures:
         values = {label: rows(Value, lists) for label, lists in one["values"].items()}
-        return Estimator(one["name"], one["forwards"], values, rows(Slope, one["slopes"]))
+        return EstimatorFigures(one["name"], one["forwards"], values, rows(Slope, one["slopes"]))
 
     marginal = None if data["marginal"] is None else estimator(data["marginal"])
     estimators = [estimator(one) for one in data["estimators"]]
@@ -131,7 +131,7 @@ def slope_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
     return rows
 
 
-def _all(audit: Audit) -> list[Estimator]:
+def _all(audit: Audit) -> list[EstimatorFigures]:
     return [*([] if audit.marginal is None else [audit.marginal]), *audit.estimators]
 
 
@@ -144,7 +144,7 @@ def _uncut(interval: Interval | None) -> Interval | None:
     return interval if interval is not None and interval.mean > 1 else bounded(interval)
 
 
-def _affordable(shares: Sequence[Shares | None], forwards: float, budget: float, draws: int) -> Interval | None:
+def _affordable(shares: Sequence[ShareEstimates | None], forwards: float, budget: float, draws: int) -> Interval | None:
     return bounded(jackknifed(budget_cosine(shares, forwards, budget, draws), defined(shares)))
 
 
@@ -174,7 +174,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def named(audit: Audit, names: str) -> tuple[Estimator, Estimator]:
+def named(audit: Audit, names: str) -> tuple[EstimatorFigures, EstimatorFigures]:
     """Two estimators by their names, with a comma between."""
     known = {one.name: one for one in _all(audit)}
     words = [word.strip() for word in names.split(",")]
@@ -185,7 +185,7 @@ def named(audit: Audit, names: str) -> tuple[Estimator, Estimator]:
     return known[words[0]], known[words[1]]
 
 
-def comparison(one: Estimator, other: Estimator, rows: Sequence[Compared]) -> Table:
+def comparison(one: EstimatorFigures, other: EstimatorFigures, rows: Sequence[Compared]) -> Table:
     """Both, and what lies between them, to print."""
 
     def cells(row: Compared) -> list[str]:
@@ -203,7 +203,7 @@ class Bid(NamedTuple):
     """What an estimator offers at the budget."""
 
     name: str
-    shares: list[Shares | None]
+    shares: list[ShareEstimates | None]
     thinned: float
     value: float
 
@@ -219,7 +219,7 @@ def conclusion(audit: Audit, budget: float) -> str:
     )
 
 
-def _bids(offers: list[tuple[str, float, list[Shares | None]]], budget: float, draws: int) -> list[Bid]:
+def _bids(offers: list[tuple[str, float, list[ShareEstimates | None]]], budget: float, draws: int) -> list[Bid]:
     """Those that are affordable and defined."""
     bids = []
     for name, forwards, shares in offers:

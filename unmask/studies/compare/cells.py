@@ -200,14 +200,14 @@ class Point(BaseModel):
     greedy: float
 
 
-class Found(BaseModel):
+class CellScores(BaseModel):
     """What the table is made of."""
 
     curve: Annotated[list[Point], Field(min_length=1)]
     versions: dict[str, Any]
 
 
-class Outcome(Found):
+class CellOutcome(CellScores):
     """result.json."""
 
     seconds_per_update: float
@@ -216,7 +216,7 @@ class Outcome(Found):
     threads: int
 
 
-class Failure(BaseModel):
+class CellFailure(BaseModel):
     """error.json."""
 
     error: str
@@ -234,7 +234,7 @@ def read_whole(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
 
 def outcome_of(folder: Path) -> dict[str, Any]:
     """What a cell found, or {"error": why not}; nothing where it has not ended, or where its file is damaged."""
-    for name, shape in (("result.json", Outcome), ("error.json", Failure)):
+    for name, shape in (("result.json", CellOutcome), ("error.json", CellFailure)):
         if (path := folder / name).is_file():
             if (found := read_whole(path, shape)) is not None:
                 return found

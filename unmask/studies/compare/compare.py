@@ -31,7 +31,7 @@ from unmask.studies.compare.cells import (
     variants,
     write_json,
 )
-from unmask.studies.compare.pool import Event, Job, cores, run_jobs
+from unmask.studies.compare.pool import CellJob, Event, cores, run_jobs
 from unmask.studies.compare.report import gather, publish
 
 PILOT = 4
@@ -87,15 +87,15 @@ class Study:
         every = f"eval.every={-(plan.updates // -POINTS)}"
         return self.settings.config(plan.variant, f"updates={plan.updates}", *rate, every, *more)
 
-    def job(self, kind: str, plan: Plan, seed: int, *more: str) -> Job:
+    def job(self, kind: str, plan: Plan, seed: int, *more: str) -> CellJob:
         config = self.config(plan, f"seed={seed}", *more)
         data, label = config.dump(), plan.variant.label
         evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
         name = "".join(c if c.isalnum() or c in "+-_=." else "-" for c in label)
         weight = config.updates * plan.cost.update + evaluations * plan.cost.evaluation
-        return Job(label, seed, self.out / kind / f"{name}-seed{seed}-{key_of(data)}", data, weight)
+        return CellJob(label, seed, self.out / kind / f"{name}-seed{seed}-{key_of(data)}", data, weight)
 
-    def run(self, stage: str, jobs: Sequence[Job], later: float, after: Callable[[], None] = lambda: None) -> None:
+    def run(self, stage: str, jobs: Sequence[CellJob], later: float, after: Callable[[], None] = lambda: None) -> None:
         """Train what is not finished; `later`: the work of stages to come; `after` is called when a run has ended."""
         wanted = [job for job in jobs if not job.finished]
         ahead = sum(job.weight for job in wanted) + later
@@ -272,7 +272,7 @@ def _chosen_rates(study: Study, bases: Sequence[Plan], rates: Sequence[float], l
 
 
 def _row(
-    variant: Variant, against: Variant | None, plan: Plan | None, jobs: dict[int, Job], lost: dict[int, str]
+    variant: Variant, against: Variant | None, plan: Plan | None, jobs: dict[int, CellJob], lost: dict[int, str]
 ) -> dict[str, Any]:
     """A variant, and where the outcome of its seeds will be; no plan: it was given up before it had one."""
     return {

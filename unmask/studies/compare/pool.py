@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue, SimpleQueue
-from threading import Event as Flag
-from threading import Thread
+from threading import Event as Flag, Thread
 from typing import Any
 
 import unmask
@@ -19,7 +18,7 @@ from unmask.util.signals import deaf
 
 
 @dataclass(frozen=True)
-class Job:
+class CellJob:
     """A cell to be trained, in its folder."""
 
     label: str
@@ -41,7 +40,7 @@ class Job:
 class Event:
     """Something has happened to a job."""
 
-    job: Job
+    job: CellJob
     share: float = 1.0
     """How much of it is done."""
     error: str = ""
@@ -57,10 +56,10 @@ def threads_of(workers: int) -> int:
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // workers))
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, keep: bool) -> Iterator[Event]:
+def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Event]:
     """Train every job, `workers` at a time; yields what happens. Whatever ends one, the others go on; who stops asking
     ends them all."""
-    waiting: Queue[Job] = Queue()
+    waiting: Queue[CellJob] = Queue()
     events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
     running: list[subprocess.Popen[str]] = []
     over, threads = Flag(), list[Thread]()
@@ -124,7 +123,7 @@ def _started(threads: int) -> "subprocess.Popen[str]":
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-def _served(process: "subprocess.Popen[str]", job: Job, keep: bool, over: Flag) -> Iterator[Event]:
+def _served(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Flag) -> Iterator[Event]:
     """Give a job to a process and pass on what it says, until it has done or died; where all is over, it was killed."""
     assert process.stdin is not None and process.stdout is not None
     order = {"folder": str(job.folder.resolve()), "config": job.config, "keep": keep}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PositiveFloat
 
-from unmask.studies.compare.cells import Found, outcome_of, read_whole, write_json
+from unmask.studies.compare.cells import CellScores, outcome_of, read_whole, write_json
 from unmask.util.statistics import Interval, bootstrap, paired, t_interval
 
 FEW = 5
@@ -27,7 +27,7 @@ class Row(BaseModel):
     planned_forwards: PositiveFloat | None
     rate: float | None
     folders: dict[Seed, str]
-    runs: dict[Seed, Found]
+    runs: dict[Seed, CellScores]
     failed: dict[Seed, str]
 
 

@@ -74,10 +74,10 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
     from unmask.config.config import parse_config
     from unmask.training.loop import train
-    from unmask.training.run.folder import Run, read_metrics
+    from unmask.training.run.folder import RunFolder, read_metrics
     from unmask.util.versions import versions
 
-    class CellRun(Run):
+    class CellRun(RunFolder):
         def draw(self) -> None:
             """The comparison draws all of them."""
 

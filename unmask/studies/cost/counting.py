@@ -17,17 +17,17 @@ from unmask.config.config import Config
 from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
-from unmask.core.trace import selected
+from unmask.core.trace import select_traces
 from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import Task
 from unmask.tasks.task import prompt_ids
 from unmask.training.batch import RESAMPLES
-from unmask.training.loss_terms import parts_of
+from unmask.training.loss_terms import loss_terms
 from unmask.training.mismatch import replayed
 from unmask.training.update import update
-from unmask.util.micro_batch import Rows
+from unmask.util.micro_batch import MicroBatch
 
 TEMPLATE = 16
 """Tokens that a chat template adds to a prompt, about."""
@@ -128,7 +128,9 @@ def counted(
     groups = min(config.prompts, -(update_rows // -config.group))  # as many as fill a pass
     count, everything = groups * config.group, config.prompts * config.group
     seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
-    rollouts = decoding.sample(sampler, [[2] * prompt] * count, seed_B, Rows(roll_rows), group_B, **method.sampling)
+    rollouts = decoding.sample(
+        sampler, [[2] * prompt] * count, seed_B, MicroBatch(roll_rows), group_B, **method.sampling
+    )
 
     rng = torch.Generator().manual_seed(config.seed)
     reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # nothing is idle
@@ -136,7 +138,7 @@ def counted(
     if twigs is not None:
         branch_reward_B = torch.rand(len(twigs), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     base = reference if method.needs_reference else None
-    turns = parts_of(method, policy, base, rollouts, reward_B, branch_reward_B, rng, config.inner, update_rows)
+    turns = loss_terms(method, policy, base, rollouts, reward_B, branch_reward_B, rng, config.inner, update_rows)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     for parts in turns:
         update(policy, optimizer, parts, update_rows, 1.0)
@@ -145,8 +147,8 @@ def counted(
     if config.rollout.cache == "none" or not (config.rollout.correction or config.rollout.mismatch):
         replays = 0
     if replays:
-        replayed(replayer, selected(rollouts.trace, torch.tensor([0])), Rows(roll_rows))
-    decoding.greedy().sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), Rows(1))
+        replayed(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(roll_rows))
+    decoding.greedy().sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), MicroBatch(1))
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
     widest = {"rollout": min(everything, roll_rows), "evaluation": min(solved, roll_rows)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Efficiency:
     """The part of a large matrix product's rate that a pass reaches, and what there is beside the products."""
 
     whole: float
@@ -33,10 +33,10 @@ class Shares:
     "growth", length 256, less its whole passes and its sampling."""
 
 
-EAGER = Shares(whole=0.605, window=0.538, gradient=0.481)  # rows "trunk", not compiled; "methods_as_written", wd1
-COMPILED = Shares(whole=0.810, window=0.775, gradient=0.683)  # rows "trunk", compiled; "methods", wd1
+EAGER = Efficiency(whole=0.605, window=0.538, gradient=0.481)  # rows "trunk", not compiled; "methods_as_written", wd1
+COMPILED = Efficiency(whole=0.810, window=0.775, gradient=0.683)  # rows "trunk", compiled; "methods", wd1
 # The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
-CPU = Shares(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0)
+CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0)
 H200_RATE = 772e12  # row "peak"
 SHEET = H200_RATE / 989e12
 """What the H200 reaches of its data sheet; other GPUs are taken to reach as much of theirs."""
@@ -51,7 +51,7 @@ class Hardware:
     """Bytes of memory a second."""
     memory: float
     """GiB."""
-    shares: Shares
+    shares: Efficiency
     source: str
 
 

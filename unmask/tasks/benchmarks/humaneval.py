@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal
 
-from unmask.sandbox import Job
+from unmask.sandbox import ProgramJob
 from unmask.sandbox.tests import names_wanted, parsed
 from unmask.tasks.support.composite import Weights
 from unmask.tasks.support.data import Wanted, hub_rows
 from unmask.tasks.support.manner import JUSTGRPO
 from unmask.tasks.support.programs import (
-    Protocol,
+    ProgramProtocol,
     checked_timeout,
     continuation,
     defines,
@@ -107,12 +107,12 @@ def _checked(row: Row) -> Row:
     return row
 
 
-def job(row: Row, program: str, timeout: float) -> Job:
+def job(row: Row, program: str, timeout: float) -> ProgramJob:
     names = {CANDIDATE: row["entry_point"]}
     setup, tests = check_tests(row["test"])
     if set(names_wanted(setup, tests)) - {CANDIDATE}:  # helpers, from the reference
         setup = f"{row['prompt']}{row['canonical_solution']}\n{setup}"
-    return Job(program, tests, names, seeded(setup, tests), timeout)
+    return ProgramJob(program, tests, names, seeded(setup, tests), timeout)
 
 
 @cache
@@ -164,7 +164,7 @@ def _with_body(row: Row, body: str) -> str:
 
 
 PROTOCOLS = {
-    "unmask": Protocol(
+    "unmask": ProgramProtocol(
         prompt=lambda row: (
             "Complete the following Python function. Answer with the whole function in one block of code.\n\n"
             f"```python\n{row['prompt'].rstrip()}\n```"
@@ -173,7 +173,7 @@ PROTOCOLS = {
         solution=lambda row: f"```python\n{row['prompt']}{row['canonical_solution'].rstrip()}\n```",
     ),
     # as in the paper, for models that continue a text
-    "continuation": Protocol(
+    "continuation": ProgramProtocol(
         prompt=lambda row: row["prompt"],
         program=_continued,
         solution=lambda row: row["canonical_solution"],

@@ -39,7 +39,7 @@ TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 Formats = Literal["asserted", "ignored"]
 
 
-class Found(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """A JSON value and the text it was read from."""
 
     text: str
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 class Score(NamedTuple):
     """What a completion is worth; all of it or, for partial credit, the parts."""
 
-    found: Found | None
+    found: ParsedAnswer | None
     valid: bool = False
     agreement: float | None = None
     """With the reference; None where there is none."""
@@ -88,12 +88,12 @@ def parsed(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def found_in(completion: str) -> Found | None:
+def found_in(completion: str) -> ParsedAnswer | None:
     """The answer in a completion; None where there is none."""
     text = _fenced(spoken(completion)).strip(BLANK)
     if text and not OPENING.match(text):
         try:
-            return Found(text, parsed(text))
+            return ParsedAnswer(text, parsed(text))
         except ValueError:
             pass  # prose; the answer may be in it
     place = 0
@@ -103,7 +103,7 @@ def found_in(completion: str) -> Found | None:
             return None
         piece, place = text[opening.start() : end], end
         try:
-            return Found(piece, parsed(piece))
+            return ParsedAnswer(piece, parsed(piece))
         except ValueError:
             continue
     return None

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial as bound
 
-from unmask.sandbox import Job
+from unmask.sandbox import ProgramJob
 from unmask.tasks.support.composite import Weights
 from unmask.tasks.support.data import Wanted, hub_rows
 from unmask.tasks.support.manner import JUSTGRPO
-from unmask.tasks.support.programs import Protocol, checked_timeout, interface, program_of, program_task
+from unmask.tasks.support.programs import ProgramProtocol, checked_timeout, interface, program_of, program_task
 from unmask.tasks.support.protocol import chosen
 from unmask.tasks.support.sources import Shape, set_rows
 from unmask.tasks.support.split import hashed_split
@@ -98,11 +98,11 @@ def _checked(row: Row) -> Row:
     return row
 
 
-def job(row: Row, program: str, timeout: float) -> Job:
+def job(row: Row, program: str, timeout: float) -> ProgramJob:
     setup = "\n".join([row.get("test_setup_code", ""), *row.get("test_imports", [])])
     tests = tuple(row["test_list"])
     names, setup = interface(row["code"], setup, tests)
-    return Job(program, tests, names, setup, timeout)
+    return ProgramJob(program, tests, names, setup, timeout)
 
 
 def _name(row: Row) -> str:
@@ -120,7 +120,7 @@ def _paper_prompt(row: Row) -> str:
 
 
 PROTOCOLS = {
-    "unmask": Protocol(
+    "unmask": ProgramProtocol(
         prompt=lambda row: (
             f"{_question(row).strip()}\nAnswer with Python code in one block. It must pass these tests:\n\n"
             "```python\n" + "\n".join(row["test_list"]) + "\n```"
@@ -129,7 +129,7 @@ PROTOCOLS = {
         solution=lambda row: f"```python\n{row['code'].strip()}\n```",
     ),
     # the paper's, without its three examples
-    "paper": Protocol(
+    "paper": ProgramProtocol(
         prompt=_paper_prompt,
         program=lambda row, completion: program_of(completion, _name(row)),
         solution=lambda row: f"{row['code'].strip()}\n[DONE]",

@@ -13,8 +13,8 @@ The split is by the function, that is by its values: whichever way a test functi
 import re
 from itertools import product
 
-from unmask.sandbox import Job
-from unmask.tasks.support.programs import Bench, refusing
+from unmask.sandbox import ProgramJob
+from unmask.tasks.support.programs import ProgramRunner, refusing
 from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Row, Task, checked_partial
 
@@ -48,10 +48,10 @@ def admitted(completion: str) -> bool:
     return len(completion) <= LONGEST and ALPHABET.fullmatch(completion) is not None and "x" in completion
 
 
-def tests(row: Row, completion: str) -> Job:
+def tests(row: Row, completion: str) -> ProgramJob:
     """The expression as a function, with a test for every input; a lambda, so that it must be whole by itself."""
     wanted = tuple(f"assert f({x}) == {value}" for x, value in zip(INPUTS, row["values"], strict=True))
-    return Job(f"f = lambda x: {completion.strip()}", wanted, {"f": "f"}, timeout=TIMEOUT)
+    return ProgramJob(f"f = lambda x: {completion.strip()}", wanted, {"f": "f"}, timeout=TIMEOUT)
 
 
 def task(squares: int = 0, largest: int = 9, partial: float = 0.0) -> Task:
@@ -67,7 +67,7 @@ def task(squares: int = 0, largest: int = 9, partial: float = 0.0) -> Task:
     others = range(-largest, largest + 1)
     functions = [f for f in product(range(squares + 1), others, others) if f[:2] != (0, 0)]
     width = max(len(str(value)) for f in functions for value in values(f)[: len(SHOWN_FROM)])
-    bench = Bench(tests)
+    bench = ProgramRunner(tests)
 
     def rows(split: str, n: int, seed: int) -> list[Row]:
         rng = split_rng("code_mini", split, seed)

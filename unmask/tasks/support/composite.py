@@ -26,7 +26,7 @@ Rewards = Literal["unmask", "d1"]
 """Whose parts a benchmark's reward has: correctness, format and length, or those of unmask.tasks.support.d1_rewards."""
 
 
-class Part(NamedTuple):
+class RewardPart(NamedTuple):
     value: Callable[[Row, str], float]
     """Of a row and a completion."""
     weight: float
@@ -49,7 +49,7 @@ def weighed(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float
     return found
 
 
-def composite(task: Task, parts: Mapping[str, Part], weights: Weights = None, where: str | None = None) -> Task:
+def composite(task: Task, parts: Mapping[str, RewardPart], weights: Weights = None, where: str | None = None) -> Task:
     """The task with a reward that is the weighted sum of parts. `where` names it in an error."""
     found = weighed(where or task.name, weights or {}, {name: part.weight for name, part in parts.items()})
     ends = [sorted((found[name] * part.low, found[name] * part.high)) for name, part in parts.items()]
@@ -65,16 +65,16 @@ def composite(task: Task, parts: Mapping[str, Part], weights: Weights = None, wh
     return replace(task, reward=reward, parts=values, weights=found, reward_range=(low, high))
 
 
-def standard(task: Task, formed: Callable[[str], bool]) -> dict[str, Part]:
+def standard(task: Task, formed: Callable[[str], bool]) -> dict[str, RewardPart]:
     """Correctness (the task's reward so far), format and length; by default correctness alone counts."""
 
     def length(row: Row, completion: str) -> float:
         return brevity(completion, CHARACTERS * task.length) if task.solved(row, completion) else 0.0
 
     return {
-        "correctness": Part(task.reward, 1.0),
-        "format": Part(lambda row, completion: float(formed(completion)), 0.0),
-        "length": Part(length, 0.0),
+        "correctness": RewardPart(task.reward, 1.0),
+        "format": RewardPart(lambda row, completion: float(formed(completion)), 0.0),
+        "length": RewardPart(length, 0.0),
     }
 
 

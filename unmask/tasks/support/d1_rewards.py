@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 
 from unmask.tasks.support.answers import BOXED, ENDS, LONGEST, closing_braces
-from unmask.tasks.support.composite import Part
+from unmask.tasks.support.composite import RewardPart
 from unmask.tasks.task import Row
 
 TRAILING = 0.001  # a character
@@ -85,8 +85,8 @@ def cells_right(text: str, puzzle: str, solution: str) -> float:
     return sum(grid[cell] == solution[cell] for cell in empty) / len(empty)
 
 
-def part(value: Callable[[Row, str], float], weight: float, low: float = 0.0, high: float = 1.0) -> Part:
-    return Part(lambda row, text: float(value(row, read(text))), weight, low, high)
+def part(value: Callable[[Row, str], float], weight: float, low: float = 0.0, high: float = 1.0) -> RewardPart:
+    return RewardPart(lambda row, text: float(value(row, read(text))), weight, low, high)
 
 
 GSM8K = {
@@ -100,7 +100,7 @@ GSM8K = {
 SUDOKU = {"cells": part(lambda row, text: cells_right(text, row["puzzle"], row["solution"]), 1.0)}
 
 
-def math_parts(normal: Callable[[str], str]) -> dict[str, Part]:
+def math_parts(normal: Callable[[str], str]) -> dict[str, RewardPart]:
     """Of MATH; `normal` is the form in which two answers are compared."""
     return {
         "correctness": part(lambda row, text: normal(boxed(text)) == normal(row["answer"]), 2.0),
@@ -108,6 +108,6 @@ def math_parts(normal: Callable[[str], str]) -> dict[str, Part]:
     }
 
 
-def countdown_parts(value: Callable[[str], float | None]) -> dict[str, Part]:
+def countdown_parts(value: Callable[[str], float | None]) -> dict[str, RewardPart]:
     """Of Countdown; `value` is that of an expression in Python's arithmetic."""
     return {"answer": part(lambda row, text: expression_score(text, row["numbers"], row["target"], value), 1.0)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from unmask import sandbox
-from unmask.sandbox import Job, Verdict
+from unmask.sandbox import ProgramJob, Verdict
 from unmask.sandbox.tests import names_read, names_wanted, parsed
 from unmask.tasks.support.composite import Weights, composite, standard
 from unmask.tasks.support.protocol import Rules
@@ -28,7 +28,7 @@ TURN_END = re.compile(r"<\|[a-z_]{1,40}\|>|\[DONE\]")
 
 
 @dataclass(frozen=True)
-class Protocol(Rules):
+class ProgramProtocol(Rules):
     """How a row is asked, which program a completion is, and a completion that is right."""
 
     prompt: Callable[[Row], str]
@@ -121,10 +121,10 @@ def seeded(setup: str, tests: Iterable[str]) -> str:
     return f"import random\nrandom.seed(0)\n{setup}" if any("random" in text for text in (setup, *tests)) else setup
 
 
-class Bench:
+class ProgramRunner:
     """Judges completions, many at a time, and remembers what it judged."""
 
-    def __init__(self, job: Callable[[Row, str], Job]) -> None:
+    def __init__(self, job: Callable[[Row, str], ProgramJob]) -> None:
         self.job = job
         self.known: dict[tuple[str, tuple[str, ...], str], list[Verdict]] = {}
 
@@ -162,8 +162,8 @@ def program_task(
     summary: str,
     length: int,
     rows: Rows,
-    protocol: Protocol,
-    tests: Callable[[Row, str], Job],
+    protocol: ProgramProtocol,
+    tests: Callable[[Row, str], ProgramJob],
     partial: bool,
     weights: Weights,
     about: About,
@@ -173,7 +173,7 @@ def program_task(
 
     tests(row, program) is the job of a row. The format is one block of code.
     """
-    bench = Bench(lambda row, completion: tests(row, protocol.program(row, completion)))
+    bench = ProgramRunner(lambda row, completion: tests(row, protocol.program(row, completion)))
 
     def solved(row: Row, completion: str) -> bool:
         passed, total = bench.share(row, completion)

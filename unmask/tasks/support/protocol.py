@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from unmask.tasks.support.answers import in_form
-from unmask.tasks.support.composite import Part, Rewards, Weights, composite, standard
+from unmask.tasks.support.composite import RewardPart, Rewards, Weights, composite, standard
 from unmask.tasks.support.manner import FIELD, Manner
 from unmask.tasks.task import About, Grade, Row, Task
 
@@ -87,7 +87,7 @@ def text_task(
     about: About,
     weights: Weights = None,
     credit: Callable[[Row, str], float] | None = None,
-    parts: Mapping[str, Part] | None = None,
+    parts: Mapping[str, RewardPart] | None = None,
     fixed: bool = True,
     stored: Callable[[Row], Row] = dict,
 ) -> Task:
@@ -107,7 +107,7 @@ def text_task(
     def formed(completion: str) -> bool:
         return in_form((protocol.prefill + completion).replace(f"{protocol.tag}>", "reasoning>"))
 
-    def whole(part: Part) -> Part:
+    def whole(part: RewardPart) -> RewardPart:
         return part._replace(value=lambda row, completion: part.value(row, protocol.prefill + completion))
 
     task = Task(

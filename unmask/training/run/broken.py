@@ -16,25 +16,25 @@ from torch import Tensor
 
 from unmask.core.method import Method
 from unmask.core.probes import Probes
-from unmask.core.token_sampling import Law
+from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
 from unmask.training.batch import Batch
-from unmask.training.update import NotFinite, Part
+from unmask.training.update import LossTerm, NotFinite
 from unmask.util.files import save_tensors
 
 FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"
 
 
-class Broken(NamedTuple):
+class BrokenUpdate(NamedTuple):
     """The turn of an update that was not finite."""
 
     turn: int
-    parts: list[Part]
+    parts: list[LossTerm]
     """Empty where the rollouts themselves were not finite."""
     error: NotFinite
 
 
-class Kept(NamedTuple):
+class StoredUpdate(NamedTuple):
     """What a folder under broken/ holds."""
 
     step: int
@@ -42,11 +42,11 @@ class Kept(NamedTuple):
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
     traces: list[Trace]
-    parts: list[Part]
+    parts: list[LossTerm]
     weights: dict[str, Tensor]
 
 
-def keep(run: Path, step: int, batch: Batch, broken: Broken, state: Mapping[str, Tensor]) -> Path:
+def keep(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mapping[str, Tensor]) -> Path:
     """Write an update, and of a state's tensors (state.tensors_of) the weights, to RUN/broken/STEP."""
     final, aside = run / FOLDER / str(step), run / FOLDER / f".{step}.partial"
     shutil.rmtree(aside, ignore_errors=True)
@@ -69,7 +69,7 @@ def keep(run: Path, step: int, batch: Batch, broken: Broken, state: Mapping[str,
         "turn": broken.turn,
         "error": str(broken.error),
         "metrics": {name: str(value) for name, value in broken.error.metrics.items()},  # JSON has no nan
-        "traces": [{**_plain(trace), "law": asdict(trace.law)} for trace in traces],
+        "traces": [{**_plain(trace), "law": asdict(trace.sampling)} for trace in traces],
         "parts": terms,
         "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in answers],
     }
@@ -84,7 +84,7 @@ def sampled_logp(trace: Trace) -> float:
     return float(trace.logp_BL[trace.filled_BL].mean())
 
 
-def read(folder: Path, method: Method, device: str = "cpu") -> Kept:
+def read(folder: Path, method: Method, device: str = "cpu") -> StoredUpdate:
     """What `keep` wrote; the method supplies the formulas."""
     if not (folder / FACTS).is_file():
         raise ValueError(f"{folder} holds no update that was not finite: there is no {FACTS} in it")
@@ -98,27 +98,27 @@ def read(folder: Path, method: Method, device: str = "cpu") -> Kept:
         found = under(f"trace/{number}/")
         known: dict[str, Any] = {name: value for name, value in found.items() if "/" not in name}
         seen = under(f"trace/{number}/seen/")
-        traces.append(Trace(**{**plain, **known, "law": Law(**plain["law"]), "seen": seen}))
+        traces.append(Trace(**{**plain, **known, "law": TokenSampling(**plain["law"]), "seen": seen}))
     parts = [_part(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
     metrics = {name: float(value) for name, value in facts["metrics"].items()}
-    return Kept(facts["step"], facts["turn"], metrics, facts["rows"], traces, parts, under("weight/"))
+    return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, parts, under("weight/"))
 
 
-def _part(plain: dict[str, Any], traces: Sequence[Trace], found: dict[str, Tensor], method: Method) -> Part:
+def _part(plain: dict[str, Any], traces: Sequence[Trace], found: dict[str, Tensor], method: Method) -> LossTerm:
     term = method.branch if plain["label"] else method
     assert term is not None  # a method that branches has the term of its branches
     asked: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in found.items() if "/" in key}
     probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **asked)
     known: dict[str, Any] = {key: value for key, value in found.items() if "/" not in key}
     rest = {key: value for key, value in plain.items() if key not in ("visited", "trace")}
-    return Part(probes=probes, objective=term.objective, divergence=term.divergence, **known, **rest)
+    return LossTerm(probes=probes, objective=term.objective, divergence=term.divergence, **known, **rest)
 
 
-def _tensors(thing: Trace | Probes | Part) -> dict[str, Tensor]:
+def _tensors(thing: Trace | Probes | LossTerm) -> dict[str, Tensor]:
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _plain(thing: Trace | Part) -> dict[str, Any]:
+def _plain(thing: Trace | LossTerm) -> dict[str, Any]:
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}

@@ -29,11 +29,11 @@ import yaml
 
 from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
-from unmask.models.lora import adapted, save_adapter
-from unmask.tasks.scoring import Failure
-from unmask.training.run.health import Begun
+from unmask.models.lora import has_adapter, save_adapter
+from unmask.tasks.scoring import RewardFailure
+from unmask.training.run.health import HealthWarning
 from unmask.util import user_file as own_file
-from unmask.util.files import naming, synced, write_whole
+from unmask.util.files import fsync, naming_file, write_whole
 from unmask.util.versions import versions
 
 
@@ -59,7 +59,7 @@ def _versions_told() -> str:
     return json.dumps(versions(), indent=2) + "\n"
 
 
-def made_by(folder: Path, config: str = "config.yaml") -> dict[str, str]:
+def provenance(folder: Path, config: str = "config.yaml") -> dict[str, str]:
     """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
     were run, versions, processes and their threads."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
@@ -72,7 +72,7 @@ LOGS = ("metrics.jsonl", "samples.jsonl", "traces.jsonl", "errors.jsonl", "warni
 LAST, BEST = "checkpoint", "checkpoint-best"
 
 
-class Run:
+class RunFolder:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], name: str = "config.yaml") -> None:
@@ -83,7 +83,7 @@ class Run:
         write_whole(folder / "versions.json", _versions_told())
 
     @classmethod
-    def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "Run":
+    def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
         """The folder of a run that was cut off, its logs as long as they were when the state to go on from was kept."""
         run = cls.__new__(cls)
         run.folder = folder
@@ -111,7 +111,7 @@ class Run:
         """The bytes of each log, which are on the disk by then."""
         paths = [self.folder / name for name in LOGS if (self.folder / name).is_file()]
         for path in paths:
-            synced(path)
+            fsync(path)
         return {path.name: path.stat().st_size for path in paths}
 
     def wished_to_stop(self) -> bool:
@@ -137,19 +137,19 @@ class Run:
         if rows := list(lines):
             self._append("traces.jsonl", rows)
 
-    def log_errors(self, step: int, failures: Iterable[Failure]) -> None:
+    def log_errors(self, step: int, failures: Iterable[RewardFailure]) -> None:
         """Completions whose reward failed; the file is there only where one did."""
         if rows := [{"step": step, **failure._asdict()} for failure in failures]:
             self._append("errors.jsonl", rows)
 
-    def log_warnings(self, step: int, begun: Iterable[Begun]) -> None:
+    def log_warnings(self, step: int, begun: Iterable[HealthWarning]) -> None:
         """Warnings that begin; the file is there only where one did."""
         if rows := [{"step": step, **warning._asdict()} for warning in begun]:
             self._append("warnings.jsonl", rows)
 
     def save(self, policy: Model, name: str = LAST) -> None:
         """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
-        if adapted(policy):
+        if has_adapter(policy):
             save_adapter(policy, self.folder / name, policy.home)
         else:
             save(policy, self.folder / name)
@@ -198,12 +198,12 @@ class Run:
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        with naming(self.folder / name), (self.folder / name).open("a") as file:
+        with naming_file(self.folder / name), (self.folder / name).open("a") as file:
             file.write(text)
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Meanwhile no other process writes the run; ValueError where one does. Of several processes the first claims."""
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -226,13 +226,13 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def claiming(run_folder: Callable[[], Run]) -> Iterator[Callable[[], Run]]:
+def lock_when_made(run_folder: Callable[[], RunFolder]) -> Iterator[Callable[[], RunFolder]]:
     """The same, and the folder is claimed from when it is made."""
     with ExitStack() as held:
 
-        def made() -> Run:
+        def made() -> RunFolder:
             run = run_folder()
-            held.enter_context(claimed(run.folder))
+            held.enter_context(lock_run(run.folder))
             return run
 
         yield made

@@ -21,7 +21,7 @@ REACH = 1 + NORMS + WINDOW
 """Updates that anything here looks at."""
 
 
-class Sign(NamedTuple):
+class HealthCheck(NamedTuple):
     """A warning: it holds where the value is known and above the bound (or below it)."""
 
     value: Callable[[History], float | None]
@@ -38,7 +38,7 @@ class Sign(NamedTuple):
         return found
 
 
-class Begun(NamedTuple):
+class HealthWarning(NamedTuple):
     """A warning that begins: a line of warnings.jsonl."""
 
     name: str
@@ -47,15 +47,15 @@ class Begun(NamedTuple):
     told: str
 
 
-def watched(history: History) -> tuple[dict[str, float], list[Begun]]:
+def health_warnings(history: History) -> tuple[dict[str, float], list[HealthWarning]]:
     """How often each warning has begun, `warn/NAME`, and which begin with the last update."""
     earlier = [history[:-back] for back in range(1, WINDOW + 1)]
     before = earlier[0][-1] if earlier[0] else {}
-    counts, begun = {key: value for key, value in before.items() if key.startswith("warn/")}, list[Begun]()
+    counts, begun = {key: value for key, value in before.items() if key.startswith("warn/")}, list[HealthWarning]()
     for name, sign in SIGNS.items():
         value = sign.held(history)
         if value is not None and all(sign.held(then) is None for then in earlier):
-            begun.append(Begun(name, value, sign.bound, sign.told))
+            begun.append(HealthWarning(name, value, sign.bound, sign.told))
             counts[f"warn/{name}"] = counts.get(f"warn/{name}", 0.0) + 1
     return counts, begun
 
@@ -118,62 +118,62 @@ def newly_skipped(history: History) -> float | None:
     return counts[-1] - (counts[0] if len(counts) > 1 else 0.0) if counts else None
 
 
-SIGNS: dict[str, Sign] = {
-    "not_finite": Sign(
+SIGNS: dict[str, HealthCheck] = {
+    "not_finite": HealthCheck(
         newly_skipped,
         0,
         "the loss, the gradient or a sampled log-probability was not finite, and the update was skipped: if it goes "
         "on, lower optimizer.lr or look at the method's options",
     ),
-    "idle_groups": Sign(
+    "idle_groups": HealthCheck(
         mean_of("train/idle_groups"),
         0.9,
         "more than nine groups in ten have rewards that are all alike, so almost nothing is learnt: the problems are "
         "too hard or too easy, or the reward too coarse",
     ),
-    "empty_completions": Sign(
+    "empty_completions": HealthCheck(
         mean_of("train/empty"),
         0.25,
         "more than a quarter of the completions are end tokens and nothing else: look at samples.jsonl, the prompt's "
         "template and the reward of an empty text",
     ),
-    "long_prompts": Sign(
+    "long_prompts": HealthCheck(
         last_of("train/long_prompts"),
         0,
         "some prompts are too long to leave room for a completion and were left out: shorten them, or rollout.length",
     ),
-    "cache_mismatch": Sign(
+    "cache_mismatch": HealthCheck(
         last_of("train/cache_mismatch"),
         0.1,
         "the cache changes log-probabilities by more than 0.1 nats a token, so what is learnt from is not what was "
         "sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or do without the cache",
     ),
-    "scorer_gap": Sign(
+    "scorer_gap": HealthCheck(
         last_of("train/scorer_gap"),
         0.1,
         "sampler and scorer disagree about the same tokens by more than 0.1 nats each, so ratios are not what they "
         "say: the model's passes are not reproducible, or its precision is too low",
     ),
-    "entropy_collapse": Sign(
+    "entropy_collapse": HealthCheck(
         completion_nats,
         0.5,
         "rollouts of a prompt are nearly all the same text, and not because they are right: raise the method's kl or "
         "rollout.temperature, or lower optimizer.lr",
         below=True,
     ),
-    "gradient_spike": Sign(
+    "gradient_spike": HealthCheck(
         norm_over_median,
         10,
         "the gradient is more than ten times the median of the updates before it: clipping holds the step, but if this "
         "goes on lower optimizer.lr",
     ),
-    "late_ends": Sign(
+    "late_ends": HealthCheck(
         mean_of("train/late_ends"),
         0.8,
         "more than four in five tokens of the later half of the steps are end tokens: the steps are spent on padding; "
         "lower rollout.length, or set rollout.block",
     ),
-    "format_only": Sign(
+    "format_only": HealthCheck(
         unsolved_format,
         0.5,
         "the reward for the format is earned while almost nothing is solved: lower its weight, or check the grader",

@@ -35,7 +35,7 @@ class Best:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     before: Evaluation
     best: Best
     looked: int
@@ -48,10 +48,10 @@ class Progress:
         return {"before": self.before.data(), "best": best, "looked": self.looked, "skips": self.skips}
 
 
-def progress_of(data: Mapping[str, Any]) -> Progress:
+def progress_of(data: Mapping[str, Any]) -> RunProgress:
     """A Progress from what `Progress.data` says of it."""
     best = Best(data["best"]["step"], evaluation_of(data["best"]["found"]), data["best"]["since"])
-    return Progress(evaluation_of(data["before"]), best, data["looked"], Skips(*data["skips"]))
+    return RunProgress(evaluation_of(data["before"]), best, data["looked"], Skips(*data["skips"]))
 
 
 def keeps_best(settings: EvalConfig) -> bool:

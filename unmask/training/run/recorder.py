@@ -4,16 +4,16 @@ sampled, learnt or measured depends on it."""
 import torch
 from torch import Tensor
 
-from unmask.core.trace import Trace, selected
+from unmask.core.trace import Trace, select_traces
 from unmask.evaluation.evaluate import WATCHED, Watch
 from unmask.rollout.decoding import completions
-from unmask.tasks.scoring import Failure, Judged
+from unmask.tasks.scoring import RewardFailure, Scores
 from unmask.tasks.task import Row
-from unmask.training.batch import Batch, Source
+from unmask.training.batch import Batch, Experiment
 from unmask.training.run.records import answer_of, branches_of, rounded, short, taught_of, written
 from unmask.training.run.sudoku_board import board_of, cells_of
-from unmask.training.update import Part
-from unmask.util.trace_lines import VERSION, Line
+from unmask.training.update import LossTerm
+from unmask.util.trace_lines import VERSION, TraceLine
 
 MOST = 16
 """Rollouts of a group that are written down."""
@@ -22,13 +22,13 @@ MOST = 16
 class Recorder:
     """Holds lines until they are written. Every process has one; the first one's has lines."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Experiment) -> None:
         self.source, self.config = source, source.config
         self.show = source.setup.policy.tokenizer.show
-        self.waiting = list[Line]()
-        self.said = list[tuple[Part, Tensor]]()
+        self.waiting = list[TraceLine]()
+        self.said = list[tuple[LossTerm, Tensor]]()
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TraceLine]:
         """What has been written down since this was last asked."""
         found, self.waiting = self.waiting, []
         return found
@@ -38,16 +38,16 @@ class Recorder:
         if not self.config.trace_every or not self.source.setup.ranks.first:
             return None
 
-        def seen(trace: Trace, found: Judged) -> None:
+        def seen(trace: Trace, found: Scores) -> None:
             samples = self.config.eval.samples
             for number in range(min(WATCHED, len(trace) // samples)):
                 index = number * samples + torch.arange(min(samples, MOST))
-                group = selected(trace, index)
+                group = select_traces(trace, index)
                 self.waiting.append(self._line("eval", step, number, rows[number], group, found, index))
 
         return seen
 
-    def heard(self, part: Part, logp_NL: Tensor) -> None:
+    def heard(self, part: LossTerm, logp_NL: Tensor) -> None:
         """What the policy has said to a part of the first inner update."""
         self.said.append((part, logp_NL))
 
@@ -59,7 +59,7 @@ class Recorder:
         if not due or not self.source.setup.ranks.first or not len(batch.trace):
             return
         index = torch.arange(min(self.config.group, MOST))
-        group, found = selected(batch.trace, index), Judged(batch.reward_B, batch.solved_B, {}, batch.failures)
+        group, found = select_traces(batch.trace, index), Scores(batch.reward_B, batch.solved_B, {}, batch.failures)
         line = self._line("train", step, 0, batch.rows[0], group, found, index)
         for part, logp_NL in said:
             if part.probes.trace is batch.trace:
@@ -68,7 +68,9 @@ class Recorder:
         self._add_branches(line["rollouts"], batch, group, branch_part)
         self.waiting.append(line)
 
-    def _line(self, kind: str, step: int, number: int, row: Row, trace: Trace, found: Judged, index: Tensor) -> Line:
+    def _line(
+        self, kind: str, step: int, number: int, row: Row, trace: Trace, found: Scores, index: Tensor
+    ) -> TraceLine:
         """A group of which nothing has been learnt yet; `index` is where its traces are in what was judged."""
         task, policy, length = self.source.task, self.source.setup.policy, self.source.decoding.length
         texts, rollouts = completions(policy, trace, length), written(trace, length, self.show, policy.pad_id)
@@ -102,14 +104,14 @@ class Recorder:
             "rollouts": rollouts,
         }
 
-    def _verdict(self, row: Row, text: str, failures: list[Failure]) -> str | None:
+    def _verdict(self, row: Row, text: str, failures: list[RewardFailure]) -> str | None:
         """The grader's word; where the reward failed, why."""
         for failure in failures:
             if failure.row == row and failure.completion == text:
                 return short(failure.error)
         return None if self.source.task.verdict is None else short(self.source.task.verdict(row, text))
 
-    def _add_branches(self, rollouts: list[Line], batch: Batch, group: Trace, part: Part | None) -> None:
+    def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, part: LossTerm | None) -> None:
         """To each trace of the first group what filled a state of it in one shot."""
         if batch.branches is None or batch.branch_reward_B is None:
             return

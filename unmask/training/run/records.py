@@ -16,8 +16,8 @@ from unmask.models.tokenizer import SHOWN_END
 from unmask.tasks import Task
 from unmask.tasks.support.answers import last_answer, last_boxed
 from unmask.tasks.task import Row
-from unmask.training.update import Part, live_questions
-from unmask.util.trace_lines import Line
+from unmask.training.update import LossTerm, live_questions
+from unmask.util.trace_lines import TraceLine
 
 Show = Callable[[list[int]], str]
 
@@ -46,7 +46,7 @@ def answer_of(task: Task, row: Row) -> str | None:
     return short(last_answer(text) or last_boxed(text) or text) or None
 
 
-def written(trace: Trace, length: int, show: Show, pad_id: int) -> list[Line]:
+def written(trace: Trace, length: int, show: Show, pad_id: int) -> list[TraceLine]:
     """What each trace wrote, position by position: the token, the step that filled it, and how sure the sampler was."""
     text_of = cache(lambda token: show([token]))
     columns = {name: getattr(trace, f"{name}_BL")[:, -length:].tolist() for name in COLUMNS}
@@ -71,7 +71,7 @@ def written(trace: Trace, length: int, show: Show, pad_id: int) -> list[Line]:
     return found
 
 
-def probes_of(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[Line]:
+def probes_of(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[TraceLine]:
     """Where one trace was asked: each question's state, the tokens asked there, and what the policy said of them."""
     units = (probes.trace_M == trace).nonzero().squeeze(1).tolist()
     found = []
@@ -94,7 +94,7 @@ def probes_of(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[
 
 def branches_of(
     branches: Trace, numbers: Sequence[int], step_C: Tensor, reward_B: Tensor, advantage_B: Tensor | None, show: Show
-) -> list[Line]:
+) -> list[TraceLine]:
     """The fillings of one state of a trace, whose steps are `step_C`: the state is the one before the step that filled
     the first of the positions that the filling filled."""
     found = []
@@ -113,7 +113,7 @@ def branches_of(
     return found
 
 
-def taught_of(rollouts: list[Line], part: Part, logp_NL: Tensor, length: int, learnt: bool) -> None:
+def taught_of(rollouts: list[TraceLine], part: LossTerm, logp_NL: Tensor, length: int, learnt: bool) -> None:
     """Tell the rollouts, the first of the part's, what it made of them, where it asked, and what was answered. One that
     cannot teach anything was not asked."""
     first = slice(0, len(rollouts))

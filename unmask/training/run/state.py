@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from unmask.training.optim import MasterAdamW
-from unmask.util.files import digest, save_tensors, synced
+from unmask.util.files import digest, fsync, save_tensors
 
 KEPT = 2
 TENSORS, FACTS = "tensors.safetensors", "state.json"
@@ -31,7 +31,7 @@ GENERATOR = "generator"
 Optimizer = torch.optim.Optimizer | MasterAdamW
 
 
-class Stored(Mapping[str, Tensor]):
+class TensorFile(Mapping[str, Tensor]):
     """The tensors of a file, each read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -117,11 +117,11 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[st
         told = json.loads(json.dumps({"step": step, **facts, "sha256": digest(aside / TENSORS)}))
         (aside / FACTS).write_text(json.dumps({**told, SUM: _sum(told)}) + "\n")
         for path in (aside / FACTS, aside):
-            synced(path)
+            fsync(path)
         if final.exists():  # one that could not be used, or that was kept when a reward failed
             final.rename(folder / f".{step}.partial.old")
         aside.rename(final)
-        synced(folder)
+        fsync(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -147,7 +147,7 @@ def _read(folder: Path) -> State:
         raise ValueError(f"{FACTS} does not match its checksum")
     if digest(folder / TENSORS) != facts["sha256"]:
         raise ValueError(f"{TENSORS} does not match its checksum")
-    return State(facts["step"], Stored(folder / TENSORS), facts)
+    return State(facts["step"], TensorFile(folder / TENSORS), facts)
 
 
 def _sum(facts: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from unmask.training.run.folder import Run, read_metrics
+from unmask.training.run.folder import RunFolder, read_metrics
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROJECT = "unmask"
 COUNTS = "tracking.json"
 
-RunFolder = Callable[[], Run]
+MakeFolder = Callable[[], RunFolder]
 
 
 class Tracker(Protocol):
@@ -108,13 +108,13 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 
 @contextmanager
 def tracking(
-    config: "Config", run_folder: RunFolder, report: "Report", resumed: bool
-) -> "Iterator[tuple[RunFolder, Report]]":
+    config: "Config", run_folder: MakeFolder, report: "Report", resumed: bool
+) -> "Iterator[tuple[MakeFolder, Report]]":
     """Both as they were, with the trackers told what is reported once the folder is there: by the first process."""
     check(config.track)
     trackers = Trackers(config.track)
 
-    def opened() -> Run:
+    def opened() -> RunFolder:
         run = run_folder()
         if config.track:
             trackers.begin(run.folder, config.dump(), resumed)

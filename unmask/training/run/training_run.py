@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.distributed.sharding import whole
+from unmask.distributed.sharding import unsharded
 from unmask.evaluation.evaluate import Evaluation, evaluate
 from unmask.rollout.sample import canvas
-from unmask.tasks.scoring import Failure, RewardError
+from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.tasks.task import prompt_ids
-from unmask.training.batch import Batch, Source, TooLong, batch_metrics, samples_of
-from unmask.training.run.broken import Broken, keep
-from unmask.training.run.folder import BEST, Run, made_by, read_metrics
-from unmask.training.run.health import REACH, Update, updates_of, watched
-from unmask.training.run.progress import Best, Progress, Skips, ending, keeps_best, progress_of
+from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metrics, samples_of
+from unmask.training.run.broken import BrokenUpdate, keep
+from unmask.training.run.folder import BEST, RunFolder, provenance, read_metrics
+from unmask.training.run.health import REACH, Update, health_warnings, updates_of
+from unmask.training.run.progress import Best, RunProgress, Skips, ending, keeps_best, progress_of
 from unmask.training.run.recorder import Recorder
 from unmask.training.run.state import Optimizer, State, restore, tensors_of, write
 from unmask.training.setup import Setup
-from unmask.util.metering import Meter, metered
-from unmask.util.micro_batch import Rows
+from unmask.util.metering import Meter, count_passes
+from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
 EVAL_SEED = -1
@@ -34,25 +34,25 @@ EVAL_SEED = -1
 
 Report = Callable[[int, dict[str, float]], None]
 Stop = Callable[[], bool]
-Look = Callable[[Source, Batch], None]
+Look = Callable[[Experiment, Batch], None]
 """Shown every batch, by the first process."""
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     before: Evaluation
     after: Evaluation
-    run: Run | None
+    run: RunFolder | None
     """None in a process that is not the first."""
     seconds: float
     ended: str = ""
     """Why the run ended before its last update; `after` is then its best evaluation."""
 
 
-class Keeper:
+class TrainingRun:
     def __init__(
         self,
-        source: Source,
+        source: Experiment,
         optimizer: Optimizer,
         rng: torch.Generator,
         meter: Meter,
@@ -68,12 +68,12 @@ class Keeper:
         prompts = [prompt_ids(self.policy, source.task, row) for row in self.held_out]
         canvas(prompts, source.decoding.length, self.policy, "cpu")  # says now if one is too long
         self.recorder = Recorder(source)
-        self.run: Run | None = None
+        self.run: RunFolder | None = None
         self.spent, self.why, self.history = 0.0, "", list[Update]()
         if self.ranks.first:
             report(0, {})
 
-    def begin(self, run_folder: Callable[[], Run], start: State | Evaluation | None) -> int:
+    def begin(self, run_folder: Callable[[], RunFolder], start: State | Evaluation | None) -> int:
         """Put everything where it was, or evaluate what is to be trained where nobody has; returns the updates done."""
         if isinstance(start, State):
             state = start
@@ -87,7 +87,7 @@ class Keeper:
             self._check_best(state.step)
             return state.step
         before = start or self._measured(0)
-        self.so_far = Progress(before, Best(0, before), 0, Skips())
+        self.so_far = RunProgress(before, Best(0, before), 0, Skips())
         self.run = run_folder() if self.ranks.first else None
         self._record(0, before.metrics(), before.failures)
         self._save_best()
@@ -98,7 +98,7 @@ class Keeper:
         """Problems or a reward that stop the run in a step cost nothing that has been learnt in those that are done."""
         try:
             yield
-        except (RewardError, TooLong) as error:
+        except (RewardError, PromptTooLong) as error:
             if done:
                 self._save(done)
             if self.run is not None and isinstance(error, RewardError):
@@ -106,14 +106,14 @@ class Keeper:
             raise
 
     def took(
-        self, step: int, batch: Batch, found: dict[str, float], rest: dict[str, float], broken: Broken | None
+        self, step: int, batch: Batch, found: dict[str, float], rest: dict[str, float], broken: BrokenUpdate | None
     ) -> None:
         """Log an update, warn, and keep its state where that is due. `rest` is what no warning is about."""
         self.spent = self.ranks.total(self.meter.forwards, self.setup.device)
         skips = self.so_far.skips = self.so_far.skips.after(broken is not None)
         told = {**batch_metrics(batch), **found, "train/skipped": float(skips.total)}
         told = told if broken is None else {key: value for key, value in told.items() if math.isfinite(value)}
-        counts, begun = watched([*self.history, told])
+        counts, begun = health_warnings([*self.history, told])
         self.history = [*self.history, {**told, **counts}][-REACH:]
         self.recorder.took(step, batch, learnt=broken is None or broken.turn > 0)
         self._record(step, {**told, "cost/forwards": self.spent, **rest, **counts}, batch.failures)
@@ -138,7 +138,7 @@ class Keeper:
             self.why = ending(self.so_far.best, step, found, self.config.eval)
         return step == last or bool(self.why)
 
-    def finish(self) -> Result:
+    def finish(self) -> TrainingResult:
         """The end; before the last update, with the best weights."""
         after = self.so_far.best.found if self.why else self._looked(self.config.updates)
         before = self.so_far.before
@@ -148,13 +148,13 @@ class Keeper:
             best = {"best": self.so_far.best.step} if keeps_best(self.config.eval) else {}
             self.run.finish(before.metrics(), after.metrics(), **best, **({"ended": self.why} if self.why else {}))
             self.run.draw()
-        return Result(before, after, self.run, time.perf_counter() - self.start, self.why)
+        return TrainingResult(before, after, self.run, time.perf_counter() - self.start, self.why)
 
     def _measured(self, step: int) -> Evaluation:
         # What is measured is no part of what it costs to learn.
-        with self.safe(step, step), whole(self.policy, self.ranks), metered(None):
+        with self.safe(step, step), unsharded(self.policy, self.ranks), count_passes(None):
             asked = self.source.task, self.held_out, self.source.decoding, self.config.eval.samples, EVAL_SEED
-            how = self.setup.device, self.setup.rollout_rows, self.ranks, self.config.reward
+            how = self.setup.device, self.setup.rollout_batch, self.ranks, self.config.reward
             return evaluate(self.policy, *asked, *how, self.recorder.watch(step, self.held_out))
 
     def _looked(self, step: int) -> Evaluation:
@@ -168,7 +168,7 @@ class Keeper:
                 self._save(step)
         return found
 
-    def _record(self, step: int, metrics: dict[str, float], failures: Sequence[Failure]) -> None:
+    def _record(self, step: int, metrics: dict[str, float], failures: Sequence[RewardFailure]) -> None:
         if self.run is not None:
             self.run.log(step, metrics)
             self.run.log_errors(step, failures)
@@ -180,16 +180,16 @@ class Keeper:
         tensors = tensors_of(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
         if self.run is not None:
             rows = [[each.most, each.halved] for each in _rows(self.setup)]
-            facts = {**self.so_far.data(), "forwards": self.spent, "rows": rows, "made_by": made_by(self.run.folder)}
+            facts = {**self.so_far.data(), "forwards": self.spent, "rows": rows, "made_by": provenance(self.run.folder)}
             write(self.run.folder / "state", step, tensors, {**facts, "lengths": self.run.lengths()})
-        with whole(self.policy, self.ranks):
+        with unsharded(self.policy, self.ranks):
             if self.run is not None:
                 self.run.save(self.policy)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def _save_best(self) -> None:
         if keeps_best(self.config.eval):
-            with whole(self.policy, self.ranks):
+            with unsharded(self.policy, self.ranks):
                 if self.run is not None:
                     self.run.save(self.policy, BEST)
 
@@ -201,7 +201,7 @@ class Keeper:
             self.so_far.best = Best(step, self._measured(step))
             self._save_best()
 
-    def _give_up(self, step: int, batch: Batch, broken: Broken) -> None:
+    def _give_up(self, step: int, batch: Batch, broken: BrokenUpdate) -> None:
         tensors = tensors_of(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
         where = keep(self.run.folder, step, batch, broken, tensors) if self.run is not None else "the run folder"
         self._save(step)
@@ -211,5 +211,5 @@ class Keeper:
         )
 
 
-def _rows(setup: Setup) -> tuple[Rows, Rows]:
-    return setup.rollout_rows, setup.update_rows
+def _rows(setup: Setup) -> tuple[MicroBatch, MicroBatch]:
+    return setup.rollout_batch, setup.update_batch

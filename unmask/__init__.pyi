@@ -1,0 +1,162 @@
+# The public names of `unmask` and where they live: read by type checkers, and by lazy_loader at run time.
+from .core.advantage import (
+    ADVANTAGES as ADVANTAGES,
+    batch_z_score as batch_z_score,
+    group_mean as group_mean,
+    group_mean_batch_std as group_mean_batch_std,
+    leave_one_out as leave_one_out,
+    varied as varied,
+    z_score as z_score,
+)
+from .core.method import (
+    BranchTerm as BranchTerm,
+    Method as Method,
+    each_inner_step as each_inner_step,
+    uniform_credit as uniform_credit,
+)
+from .core.objective import (
+    KLS as KLS,
+    NORMALISERS as NORMALISERS,
+    canvas_mean as canvas_mean,
+    k1 as k1,
+    k2 as k2,
+    k3 as k3,
+    policy_gradient as policy_gradient,
+    reward_divergence as reward_divergence,
+    sequence_clip as sequence_clip,
+    sequence_divergence as sequence_divergence,
+    sequence_mean as sequence_mean,
+    step_clip as step_clip,
+    step_mean as step_mean,
+    token_clip as token_clip,
+    token_divergence as token_divergence,
+    token_mean as token_mean,
+    trace_sum as trace_sum,
+)
+from .core.order import (
+    ORDERS as ORDERS,
+    left_to_right as left_to_right,
+    low_confidence as low_confidence,
+    surest_position as surest_position,
+)
+from .core.policy import (
+    Policy as Policy,
+)
+from .core.probes import (
+    Probes as Probes,
+    ask as ask,
+    every_step as every_step,
+    fully_masked as fully_masked,
+    left_to_right_views as left_to_right_views,
+    one_shot as one_shot,
+    segmented as segmented,
+    unit_likelihood as unit_likelihood,
+    views as views,
+    visited as visited,
+)
+from .core.specs import (
+    Branch as Branch,
+    Record as Record,
+)
+from .core.token_sampling import (
+    TokenSampling as TokenSampling,
+)
+from .core.trace import (
+    Trace as Trace,
+    all_tokens as all_tokens,
+    concat_traces as concat_traces,
+    select_traces as select_traces,
+    state_before as state_before,
+    until_eos as until_eos,
+)
+from .methods import (
+    BASES as BASES,
+    PLUGINS as PLUGINS,
+    agrpo as agrpo,
+    coupled_grpo as coupled_grpo,
+    daca as daca,
+    diffu_grpo as diffu_grpo,
+    dispo as dispo,
+    dps as dps,
+    espo as espo,
+    gspo as gspo,
+    reinforce_pp as reinforce_pp,
+    sml as sml,
+    spg as spg,
+    unigrpo as unigrpo,
+    wd1 as wd1,
+)
+from .methods.agrpo import (
+    STEP_LAWS as STEP_LAWS,
+    entropy_steps as entropy_steps,
+    sampled_steps as sampled_steps,
+    uniform_steps as uniform_steps,
+)
+from .methods.coupled_grpo import (
+    coupled as coupled,
+)
+from .methods.daca import (
+    LAYOUTS as LAYOUTS,
+    SCOPES as SCOPES,
+    VARIANTS as VARIANTS,
+    agreement_progress as agreement_progress,
+    batch_scope as batch_scope,
+    confidence_progress as confidence_progress,
+    decode_order_strata as decode_order_strata,
+    group_scope as group_scope,
+    likelihood_progress as likelihood_progress,
+    own_progress as own_progress,
+    progress_credit as progress_credit,
+    random_strata as random_strata,
+    rollout_scope as rollout_scope,
+    stratified as stratified,
+    strided_strata as strided_strata,
+)
+from .methods.espo import (
+    elbo as elbo,
+)
+from .methods.spg import (
+    block_random as block_random,
+    sandwich as sandwich,
+)
+from .methods.unigrpo import (
+    random_ratio as random_ratio,
+)
+from .methods.wd1 import (
+    preference_weight as preference_weight,
+)
+from .models import (
+    load_model as load_model,
+)
+from .rollout.cache import (
+    Cache as Cache,
+)
+from .rollout.decoding import (
+    Decoding as Decoding,
+)
+from .rollout.sample import (
+    Rollouts as Rollouts,
+    row_seeds as row_seeds,
+    sample as sample,
+)
+from .tasks import (
+    TASKS as TASKS,
+    Task as Task,
+)
+from .training.loss_terms import (
+    loss_terms as loss_terms,
+)
+from .training.mismatch import (
+    mismatch_metrics as mismatch_metrics,
+    replayed as replayed,
+    truncated_weights as truncated_weights,
+)
+from .training.update import (
+    LossTerm as LossTerm,
+    accumulate as accumulate,
+    logprobs as logprobs,
+    term_loss as term_loss,
+    update as update,
+)
+
+__version__: str
