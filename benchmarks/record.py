@@ -30,7 +30,7 @@ RENAMED: dict[str, str] = {}
 BASES = ("diffu_grpo", "unigrpo", "coupled_grpo", "wd1", "spg", "gspo", "espo", "reinforce_pp", "agrpo")
 SMALL = ("prompts=3", "group=4", "eval.prompts=4", "eval.samples=2", "trace_every=2", "sudoku.partial=0.5")
 THREE = (*SMALL, "updates=3", "inner=2", "optimizer.lr=1e-3")
-LEFT_OUT = ("seconds", "seconds_per_update", "wall", "threads", "versions", "config", "card")
+LEFT_OUT = ("seconds", "seconds_per_update", "times", "wall", "threads", "versions", "config", "card")
 """Keys that hold times, versions or settings."""
 LOGS = ("samples.jsonl", "traces.jsonl", "warnings.jsonl", "errors.jsonl")
 
