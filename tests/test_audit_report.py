@@ -145,7 +145,7 @@ def test_a_word_that_cannot_be_read_is_an_error(text: str, told: str) -> None:
 def test_options_go_to_the_methods_that_have_them() -> None:
     chosen = candidates("agrpo,sml")
     assert split_overrides(["rollout.steps=4", "agrpo.draws=2"], chosen) == (["rollout.steps=4"], ["agrpo.draws=2"])
-    with pytest.raises(ValueError, match="wd1: has options, but is not among the methods"):
+    with pytest.raises(ValueError, match=r"^wd1: "):
         split_overrides(["wd1.psi=2"], chosen)
 
 

@@ -18,6 +18,7 @@ from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Best, RunProgress, Skips, ending, progress_of
 from unmask.training.run.training_run import TrainingResult
+from wording import mentions
 
 
 class Cut(BaseException):
@@ -152,8 +153,7 @@ def test_a_run_that_is_wrecked_ends_with_the_model_it_began_with(tmp_path: Path,
     """For real: the embedded model, at a learning rate no model survives."""
     options = ["updates=4", "prompts=2", "group=4", "optimizer.lr=0.1", "eval.prompts=8", "eval.every=2"]
     code, out, _ = unmask("train", *options, "eval.collapse=0.1", "--out", "run")
-    assert code == 0 and "ended after update 2: it solves" in out
-    assert "The weights are those of the best evaluation." in out
+    assert code == 0 and "after update 2" in out and "best evaluation" in out
     assert alike(weights(tmp_path / "run" / "checkpoint"), load_model("tiny").state_dict())
 
 
@@ -164,7 +164,7 @@ def test_when_a_run_ends() -> None:
     assert ending(best, 7, evaluation(0.5), EvalConfig(early_stop=3)).endswith("after update 4 in 3 evaluations")
     assert ending(best, 7, evaluation(0.25), EvalConfig(collapse=0.25)) == ""  # more than that much
     fallen = ending(best, 7, evaluation(0.125), EvalConfig(collapse=0.25))
-    assert fallen == "ended after update 7: it solves 37.5 points less than after update 4"
+    assert mentions(fallen, "update 7", "37.5 points", "update 4")
 
 
 def test_what_is_remembered_survives_json() -> None:
@@ -174,5 +174,5 @@ def test_what_is_remembered_survives_json() -> None:
 
 def test_ending_early_needs_evaluations(tmp_path: Path) -> None:
     for settings in ({"early_stop": 1}, {"collapse": 0.1}):
-        with pytest.raises(ValueError, match=r"eval\.every: how often to evaluate must be given"):
+        with pytest.raises(ValueError, match=r"eval\.every"):
             config_for(tmp_path, every=0, **settings)

@@ -181,9 +181,9 @@ def test_a_row_that_waits_for_the_others_of_its_batch_is_what_it_is_alone(cached
 
 def test_caches_by_name_and_those_that_cannot_be():
     assert cache_of("none") is None and cache_of("prefix", 3) == Cache(False, 3) and cache_of("dual") == Cache(True, 1)
-    with pytest.raises(ValueError, match=r"^refresh=0 must be at least 1 block$"):
+    with pytest.raises(ValueError, match=r"^refresh=0 .*1"):
         Cache(refresh=0)
-    with pytest.raises(ValueError, match=r"^this model cannot be rolled out with a cache: choose cache none$"):
+    with pytest.raises(ValueError, match="cache none"):
         sample(Net(), [[3]], torch.arange(1), length=4, cache=Cache())
     assert Engine.__dataclass_fields__["cache"].default is None
 

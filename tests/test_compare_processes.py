@@ -129,7 +129,7 @@ for line in sys.stdin:
     jobs = [CellJob("x", seed, tmp_path / str(seed), {"seed": seed}, 1.0) for seed in range(5)]
     events = list(run_jobs(jobs, 1, keep=False))
     ends = {event.job.seed: event.error for event in events if event.share == 1.0}
-    assert ends.pop(2).startswith("its process ended with code 7") and "code 7" in jobs[2].result()["error"]
+    assert "code 7" in ends.pop(2) and "code 7" in jobs[2].result()["error"]
     assert ends == {0: "", 1: "odd", 3: "", 4: ""}
     assert [event.job.seed for event in events if event.share == 0.5] == [0, 1, 3, 4]
 
@@ -165,7 +165,7 @@ time.sleep(600)
         for each, handler in before.items():
             signal.signal(each, handler)
     assert (code, out) == (wanted, "")
-    assert err == f"stopped: what is finished is kept in {tmp_path}, and the same command goes on\n"
+    assert err.startswith("stopped: ") and str(tmp_path) in err and err.count("\n") == 1
     assert [process.poll() for process in started] == [-signal.SIGKILL]
     assert json.loads((tmp_path / "results.json").read_text())["cells"][0]["failed"] == {}
     assert not list(tmp_path.rglob("error.json"))

@@ -137,10 +137,10 @@ def test_the_anchor_is_its_share_of_mean_field_and_the_rest_of_the_stratum(ancho
 def test_bad_strata_and_anchors_are_refused():
     _, rollouts = rollout()
     for strata in (0, -1, 7):
-        with pytest.raises(ValueError, match="must lie between 1 and the 6 positions"):
+        with pytest.raises(ValueError, match=f"strata={strata} .*1 and the 6 "):
             sml(diffu_grpo(), strata=strata).probe(rollouts.trace, generator(), 1)
     for anchor in (-0.1, 1.0, 1.5):
-        with pytest.raises(ValueError, match=r"must lie in \[0, 1\)"):
+        with pytest.raises(ValueError, match=rf"anchor={anchor} .*\[0, 1\)"):
             sml(diffu_grpo(), anchor=anchor).probe(rollouts.trace, generator(), 1)
 
 
@@ -157,7 +157,7 @@ def test_sml_keeps_the_base_but_for_its_estimator_and_a_trust_region():
 
 def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
     policy, rollouts = rollout(counted=all_tokens)
-    with pytest.raises(ValueError, match="agrpo is defined by the states it asks at, and SML would replace them"):
+    with pytest.raises(ValueError, match=r"agrpo .*SML"):
         sml(agrpo())
     both, half = (parts_of(method, rollouts, generator(), moved(policy)) for method in (daca(agrpo()), dps(agrpo())))
     assert_identical(slopes(policy, both), slopes(policy, half))
@@ -326,11 +326,11 @@ def test_own_progress_of_a_blocks_first_step_is_zero():
 
 
 def test_dps_without_a_record_and_a_negative_strength_are_refused():
-    with pytest.raises(ValueError, match="sample with record=Record"):
+    with pytest.raises(ValueError, match="record=Record"):
         beliefs(rolled(Net(1)).trace)
-    with pytest.raises(ValueError, match=r"strength=-0.1 must be at least 0"):
+    with pytest.raises(ValueError, match=r"strength=-0\.1 .*0"):
         dps(diffu_grpo(), strength=-0.1)
-    with pytest.raises(ValueError, match="top=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"top=0 .*1"):
         dps(diffu_grpo(), top=0)
 
 

@@ -19,6 +19,7 @@ from unmask.training.loop import resume
 from unmask.training.run.folder import RunFolder
 from unmask.training.run.state import newest, write
 from unmask.util.files import write_whole
+from wording import mentions, naming
 
 
 def full_disk(*_: object) -> None:
@@ -88,7 +89,7 @@ def test_damaged_weights_are_not_loaded(tmp_path: Path) -> None:
     for name, file in (("adapter", "adapter_model.safetensors"), ("model", "model.safetensors")):
         load_model(tmp_path / name)
         flipped(tmp_path / name / file)
-        with pytest.raises(ValueError, match=rf"{file} is damaged\. \(If it was changed on purpose, delete .*{SUMS}"):
+        with pytest.raises(ValueError, match=naming(file, "damaged", SUMS)):
             load_model(tmp_path / name)
     (tmp_path / "model" / SUMS).unlink()
     load_model(tmp_path / "model")
@@ -113,7 +114,7 @@ def test_where_the_best_weights_are_lost_the_best_from_there_on_is_kept(model: s
         weights.unlink()
     else:
         flipped(weights)
-    with pytest.warns(UserWarning, match="checkpoint-best is damaged or gone: the best from update 4 on is kept"):
+    with pytest.warns(UserWarning, match=naming("checkpoint-best", 4)):
         resume(tmp_path / "cut")
     assert json.loads((tmp_path / "cut" / "finished.json").read_text())["best"] >= 4
     load_model(tmp_path / "cut" / "checkpoint-best")
@@ -122,7 +123,7 @@ def test_where_the_best_weights_are_lost_the_best_from_there_on_is_kept(model: s
 def test_weights_that_the_last_update_ruined_do_not_end_a_run_as_if_nothing_was(unmask) -> None:
     few = ["updates=1", "prompts=2", "group=2", "eval.prompts=2", "eval.samples=1", "sudoku.partial=0.5"]
     code, _, err = unmask("train", *few, "optimizer.lr=1e30", "optimizer.warmup=0", "--out", "run")
-    assert code == 2 and err.endswith("go back to an earlier checkpoint and lower optimizer.lr\n")
+    assert code == 2 and mentions(err, "optimizer.lr")
     assert not Path("run/finished.json").exists() and Path("run/state/1").is_dir()
 
 
@@ -130,7 +131,7 @@ def test_another_number_of_threads_is_told(model: str, tmp_path: Path, monkeypat
     with cut_at("collect", 4):
         run(config_for(model), tmp_path / "cut")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    with pytest.warns(UserWarning, match=r"threads was 1 and is 77: what follows may be rounded differently"):
+    with pytest.warns(UserWarning, match=naming("threads", 1, 77)):
         resume(tmp_path / "cut")
 
 
@@ -164,7 +165,7 @@ def test_a_damaged_log_is_named_with_its_line(model: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("more", [["--dry-run"], ["--json"], ["--hardware", "h200"]])
 def test_going_on_takes_nothing_else(unmask, more: list[str]) -> None:
     code, _, err = unmask("train", "--resume", "run", *more)
-    assert (code, err) == (2, "unmask: --resume goes on as the run was configured: give nothing else\n")
+    assert code == 2 and mentions(err, "--resume") and err.count("\n") == 1
 
 
 def test_memory_that_a_cpu_does_not_have_is_one_sentence(unmask, monkeypatch) -> None:

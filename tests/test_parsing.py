@@ -7,17 +7,16 @@ from unmask.util.parsing import _Loader, parse_yaml
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "key", "line", "column"),
     [
-        ("a: 1\nb: 2\nc: 3\nb: 4\na: 5", "'a' is there twice, line 1, column 1"),  # the first of the two that are
-        ("x: 1\ns: {k: 1, k: 2}", "'k' is there twice, line 2, column 4"),
-        ("'': 1\n'': 2", "'' is there twice, line 1, column 1"),
+        ("a: 1\nb: 2\nc: 3\nb: 4\na: 5", "'a'", 1, 1),  # the first of the two that are
+        ("x: 1\ns: {k: 1, k: 2}", "'k'", 2, 4),
+        ("'': 1\n'': 2", "''", 1, 1),
     ],
 )
-def test_a_key_that_is_there_twice_is_named(text: str, told: str) -> None:
-    with pytest.raises(ValueError) as refused:
+def test_a_key_that_is_there_twice_is_named(text: str, key: str, line: int, column: int) -> None:
+    with pytest.raises(ValueError, match=f"file.yaml.*{key} .*line {line}, column {column}"):
         parse_yaml(text, "file.yaml")
-    assert str(refused.value) == f"file.yaml: not YAML: {told}"
 
 
 def test_keys_are_not_compared_with_one_another() -> None:

@@ -37,6 +37,7 @@ from unmask.training.run.state import newest
 from unmask.training.setup import set_up
 from unmask.training.update import logprobs
 from unmask.util.micro_batch import MicroBatch
+from wording import mentions
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
@@ -241,7 +242,7 @@ def check_run(folder: Path, said: str) -> None:
 def test_an_error_on_one_process_ends_all(world: Path) -> None:
     said = (world / "ill.txt").read_text()
     assert (world / "ill.code").read_text() == "1"
-    assert "unmask: the reward of task 'toy' failed: RuntimeError: the grader is ill" in said
+    assert mentions(said, "toy", "RuntimeError: the grader is ill")
     assert "main FAILED" in said  # the launcher's own report; it names whoever it saw first
 
 
@@ -251,7 +252,7 @@ def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) 
     said = (world / f"{name}-0.txt").read_text()
     code, seconds = (world / f"{name}.alone").read_text().split()
     assert int(code) == 2, said
-    assert "unmask: another process has gone, or has not answered for 8 s (UNMASK_TIMEOUT), so this one stops" in said
+    assert mentions(said, "another process", "8 s", "UNMASK_TIMEOUT")
     assert float(seconds) < LONGEST + 30 and (float(seconds) > LONGEST - 1 or name == "killed")
     assert newest(world / name / "run" / "state")[0].step == 1  # from which the run goes on
 
@@ -259,7 +260,7 @@ def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
 def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("UNMASK_TIMEOUT", text)
-    with pytest.raises(ValueError, match=f"UNMASK_TIMEOUT: expected a number of seconds, got '{text}'"):
+    with pytest.raises(ValueError, match=f"UNMASK_TIMEOUT: .*'{text}'"):
         timeout_seconds()
 
 
@@ -355,6 +356,6 @@ def test_what_is_not_built_for_encoders(
     monkeypatch.setattr(unmask.training.setup, "load_model", lambda *given, **more: encoder)
     monkeypatch.setattr(unmask.training.setup, "joined_ranks", joined_ranks)
     asked = "full training in several processes" if size > 1 else next(iter(wish))
-    with pytest.raises(ValueError, match=f"^{asked} has been built for decoders .*, not for encoders"):
+    with pytest.raises(ValueError, match=f"^{asked} .*decoders.* encoders"):
         with set_up(toy_config(model, **{"full": True} | wish), needs_reference=False):
             pass

@@ -311,7 +311,7 @@ def test_rows_do_not_depend_on_the_process_and_leave_the_global_streams_alone():
 def test_a_split_without_questions_is_told():
     task = gym.task("prime_factorization", options={"min_value": 2, "max_value": 3})
     assert {row["answer"] for row in task.rows("train", 20, 0)} == {"2", "3"}
-    with pytest.raises(ValueError, match="prime_factorization has too few questions for the split 'test'"):
+    with pytest.raises(ValueError, match=r"prime_factorization .*'test'"):
         task.rows("test", 1, 0)
 
 
@@ -340,9 +340,9 @@ def test_a_refusal_says_why(name):
 
 
 def test_a_data_set_that_nobody_has_read_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"'chainsum' is no data set .* did you mean chain_sum\?"):
+    with pytest.raises(ValueError, match=r"'chainsum'.* chain_sum"):
         gym.task("chainsum")
-    with pytest.raises(ValueError, match=r"docs/reasoning_gym\.md lists them"):
+    with pytest.raises(ValueError, match=r"docs/reasoning_gym\.md"):
         gym.task("!!!")
     monkeypatch.setattr(gym, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'unmask\[gym\]'"):
@@ -350,7 +350,7 @@ def test_a_data_set_that_nobody_has_read_is_refused(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(gym, "find_spec", lambda name: object())
     monkeypatch.setattr(gym, "version", lambda name: "0.2.0")
-    with pytest.raises(ValueError, match=f"of reasoning-gym {VERSION} are known .* those of 0.2.0 are not"):
+    with pytest.raises(ValueError, match=rf"reasoning-gym {VERSION} .*0\.2\.0"):
         gym.task("chain_sum")
 
 

@@ -68,8 +68,8 @@ class TestParts:
     @pytest.mark.parametrize(
         ("weights", "told"),
         [
-            ("{style: 1}", "weight for 'style'.* correctness, format, length"),
-            ("{format: heavy}", "weight of format must be a number, not 'heavy'.* correctness, format, length"),
+            ("{style: 1}", "'style'.* correctness, format, length"),
+            ("{format: heavy}", "format .*'heavy'.* correctness, format, length"),
             ("{format: .nan}", "weight of format"),
             ("{format: true}", "weight of format"),
             ("{correctness: 0}", "every weight is 0"),
@@ -116,7 +116,7 @@ def test_a_reward_that_fails_is_named_and_the_others_are_judged(tmp_path: Path, 
     (failure,) = found.failures
     assert failure[:3] == ("my_task", ROWS[1], "bad")
     assert told in failure.error and "my_task.py" in failure.error and "row-1" in failure.error
-    with pytest.raises(RewardError, match=r"task 'my_task' failed: .*my_task\.py") as raised:
+    with pytest.raises(RewardError, match=r"'my_task'.*my_task\.py") as raised:
         score(task, ROWS, texts, RewardConfig(timeout=1.0))
     assert told in str(raised.value) and "completion 'bad'" in str(raised.value) and "row-1" in str(raised.value)
 
@@ -187,7 +187,7 @@ def test_rewards_that_are_not_a_file_s_are_named_too() -> None:
     """A Task made in Python, whose reward is asked in this process."""
     for value, told in ((None, "returned None"), (float("inf"), "returned inf"), ("1", "returned '1'")):
         task = replace(TASKS["sudoku"](), name="mine", reward=lambda row, text, value=value: value)
-        with pytest.raises(RewardError, match=f"task 'mine' failed: the reward {told}"):
+        with pytest.raises(RewardError, match=f"'mine'.*{told}"):
             score(task, [{"puzzle": "." * 16}], ["x" * 900])
     task = replace(TASKS["sudoku"](), name="mine", solved=lambda row, text: 1 / 0)
     found = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
@@ -218,7 +218,7 @@ def test_a_table_says_which_rewards_failed(unmask, tmp_path: Path) -> None:
     code, said, told = unmask(*table, "--json", "reward.on_error=zero")
     assert code == 0 and [line["errors"] for line in json.loads(said)] == [9, 9] and told.count(wanted) == 2
     code, _, told = unmask(*table)
-    assert code == 2 and "reward.on_error=zero goes on" in told
+    assert code == 2 and "reward.on_error=zero" in told
 
 
 class Two(Ranks):
@@ -273,7 +273,7 @@ def test_a_run_that_goes_on_counts_and_writes_down_what_failed(unmask, tmp_path:
     (tmp_path / "my_task.py").write_text(COUNTED.replace("LIMIT", str(BEFORE + 3)))
     arguments = ["--task", "my_task.py", "--out", "run", "updates=2", "reward.on_error=zero", *SHORT]
     code, _, err = unmask("train", *arguments)
-    assert code == 0 and "some rewards failed and scored 0: run/errors.jsonl" in err
+    assert code == 0 and "run/errors.jsonl" in err
     metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     counted = [(line["step"], line.get("train/reward_errors", line.get("eval/reward_errors"))) for line in metrics]
     assert counted == [(0, 0), (1, STEP - 3), (2, STEP), (2, BEFORE)]

@@ -223,18 +223,18 @@ def test_what_is_held_out_of_a_file_is_not_taught(tmp_path: Path) -> None:
     assert len(learnt) == 36 and len(kept) == 4 and not learnt & kept
     assert found.canvas == 16 and found.task is None
     for wished, canvas in ((4, 7), (7, 7), (40, 40)):  # six characters and an end token
-        told = pytest.warns(UserWarning, match="canvas: 4 positions are too few for completions of up to 7")
+        told = pytest.warns(UserWarning, match=r"canvas: 4 .*7")
         with told if wished < 7 else nullcontext():
             again = load_sft_data(
                 SftSource(file=str(tmp_path / "data.jsonl"), canvas=wished), policy, 1, 20_000, held_out=10
             )
         assert again.canvas == canvas and {example.canvas for example in again.examples} == {wished}
     short = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=6))
-    with pytest.warns(UserWarning, match="26 of 40 examples are left out, longer than the 6 tokens"):
+    with pytest.warns(UserWarning, match=r"26 of 40 examples .*6 tokens"):
         fits = load_sft_data(SftSource(file=str(tmp_path / "data.jsonl"), canvas=3), short, 1, 99, held_out=0)
     assert len(fits.examples) == 14 and fits.canvas == 3  # two characters and an end token: what is left out has no say
     narrow = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=4))
-    with pytest.raises(ValueError, match="no example fits into the 4 tokens"):
+    with pytest.raises(ValueError, match=r"no example .*4 tokens"):
         load_sft_data(SftSource(file=str(tmp_path / "data.jsonl")), narrow, 1, 99, held_out=0)
 
 

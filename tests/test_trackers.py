@@ -122,7 +122,7 @@ def test_a_pause_before_an_evaluation_loses_none(config, heard, tmp_path: Path) 
 
 def test_one_that_fails_is_warned_of_once_and_told_the_rest_when_the_run_goes_on(config, heard, tmp_path: Path) -> None:
     heard.fails = 1
-    with pytest.warns(UserWarning, match=r"tensorboard fails \(RuntimeError: the server is gone\)") as warned:
+    with pytest.warns(UserWarning, match=r"tensorboard .*RuntimeError: the server is gone") as warned:
         with pytest.raises(Paused):
             run(config, tmp_path / "run", stop=iter([False, False, True]).__next__)
     assert len(warned) == 1 and len(heard.lines) == 1 and len(read_metrics(tmp_path / "run")) == 5
@@ -133,7 +133,7 @@ def test_one_that_fails_is_warned_of_once_and_told_the_rest_when_the_run_goes_on
 
 def test_one_that_cannot_start_ends_a_new_run_but_not_one_that_goes_on(config, heard, tmp_path: Path) -> None:
     heard.starts = False
-    with pytest.raises(ValueError, match=r"^track: tensorboard cannot be started: no network; put that right and "):
+    with pytest.raises(ValueError, match=r"^track: tensorboard .*no network"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     heard.starts = True
@@ -177,13 +177,13 @@ def test_only_the_first_process_asks_who_it_is(rank: str, monkeypatch: pytest.Mo
     if rank == "1":
         check(["wandb"])
     else:
-        with pytest.raises(ValueError, match=r"^track: wandb cannot be used: No API key configured\. Use `wandb log"):
+        with pytest.raises(ValueError, match=r"^track: wandb .*No API key configured"):
             check(["wandb"])
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
-    [("tb", "track.0: input should be 'tensorboard', 'wandb' or 'trackio'"), (["wandb"] * 2, "track: .* named twice")],
+    [("tb", "track.0: .*'tensorboard', 'wandb' or 'trackio'"), (["wandb"] * 2, "track: .*twice")],
 )
 def test_other_names_are_refused(wrong: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

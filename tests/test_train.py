@@ -221,7 +221,7 @@ def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, monkeypatch, value: float) -> None:
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(broken=value))
-    with pytest.raises(ValueError, match=r"the reward of task 'toy' failed: the reward returned (nan|inf)"):
+    with pytest.raises(ValueError, match=r"reward .*'toy'.*(nan|inf)"):
         run(config_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -230,7 +230,7 @@ def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, mo
 def test_a_reward_that_raises_is_named_with_the_completion(model, tmp_path: Path, monkeypatch, guilty: str) -> None:
     broken = replace(toy_task(), **{guilty: lambda row, text: 1 / 0})
     monkeypatch.setitem(TASKS, "toy", lambda: broken)
-    with pytest.raises(ValueError, match="the reward of task 'toy' failed: ZeroDivisionError: division by zero"):
+    with pytest.raises(ValueError, match=r"reward .*'toy'.*ZeroDivisionError: division by zero"):
         run(config_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatc
 
 def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
     config = config_for(str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match=r"there is no folder .*nothing"):
+    with pytest.raises(ValueError, match=r"nothing"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -267,7 +267,7 @@ def test_a_bad_model_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("x")
-    with pytest.raises(ValueError, match="already exists and is not an empty folder"):
+    with pytest.raises(ValueError, match="not an empty folder"):
         run(config_for(model), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
@@ -311,7 +311,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step(model: str, tmp_pat
     config = config_for(model, method="agrpo", optimizer={"patience": 1})
     broken = replace(config.build_method(), credit=lambda trace: torch.full_like(trace.logp_BL, math.nan))
     monkeypatch.setattr(Config, "build_method", lambda self: broken)
-    with pytest.raises(ValueError, match=r"the gradient is not finite \(ratio 1, clipped 0, loss nan"):
+    with pytest.raises(ValueError, match=r"gradient .*ratio 1, clipped 0, loss nan"):
         run(config, tmp_path / "run")
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1]
     assert torch.equal(weights(tmp_path / "run"), torch.cat([p.flatten() for p in load_model(model).parameters()]))

@@ -245,14 +245,14 @@ def test_prompts_and_texts_are_read_by_the_policys_own_tokenizer():
     assert fast.eos_token_id == policy_end and fast.mask_token_id == 1 and fast.pad_token_id == 0
     turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert prompt_ids(tokenizer, turns) == tokenizer.prompt("u", "s") != prompt_ids(tokenizer, turns[1:])
-    with pytest.raises(ValueError, match="and not the turns user, assistant"):
+    with pytest.raises(ValueError, match="user, assistant"):
         prompt_ids(tokenizer, [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}])
 
 
 REFUSED = {
-    "epsilon": (0.1, "epsilon=0.1: the method and the decoding"),
-    "beta": (0.04, "beta=0.04: the method"),
-    "temperature": (0.7, "temperature=0.7: the method and the decoding"),
+    "epsilon": (0.1, "epsilon=0.1: "),
+    "beta": (0.04, "beta=0.04: "),
+    "temperature": (0.7, "temperature=0.7: "),
     "max_completion_length": (6, "max_completion_length=6: "),
     "use_vllm": (True, "use_vllm=True: "),
     "bf16": (True, "set bf16=False"),
@@ -268,7 +268,7 @@ def test_a_setting_that_would_be_ignored_is_refused(name, tmp_path):
 
 
 def test_branches_encoders_and_completions_without_a_reward_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="branches, and TRL has no place"):
+    with pytest.raises(ValueError, match="branches"):
         trainer_of(tmp_path, small(), unmask.dispo(unmask.diffu_grpo()))
     with pytest.raises(ValueError, match="built for decoders"):
         trainer_of(tmp_path, load_model(bert(tmp_path / "bert")), unmask.wd1())
