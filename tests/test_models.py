@@ -236,9 +236,9 @@ def test_attention_is_checked_as_it_is_declared():
     check(blocks, "cpu", causal_block=4)
     check(blocks, "cpu", first=1, causal_block=4)
     check(causal, "cpu", causal_block=1)
-    with pytest.raises(ValueError, match="A later token does not change what this model says of an earlier one"):
+    with pytest.raises(ValueError, match="later token"):
         check(causal, "cpu")
-    with pytest.raises(ValueError, match="A later token does not change what this model says of an earlier one"):
+    with pytest.raises(ValueError, match="later token"):
         check(causal, "cpu", causal_block=4)
-    with pytest.raises(ValueError, match="A later block changes what this model says of an earlier one"):
+    with pytest.raises(ValueError, match="later block"):
         check(full, "cpu", causal_block=4)
