@@ -33,7 +33,7 @@ from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import score
 from unmask.tasks.task import prompt_ids
-from unmask.training.mismatch import mismatch_metrics, random_share, replayed
+from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of
 from unmask.util.micro_batch import MicroBatch
@@ -101,7 +101,7 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
     found["positions_per_s"] = len(rows) * how.length / seconds
     if how.cache is not None and how.sampling.temperature:
         some = random_share(trace, min(1.0, REPLAYED / len(trace)), torch.Generator().manual_seed(0))
-        apart = mismatch_metrics(some, replayed(policy, some, batch))
+        apart = mismatch_metrics(some, replay_logprobs(policy, some, batch))
         found |= {"mismatch": apart["train/cache_mismatch"], "mismatch_max": apart["train/cache_mismatch_max"]}
     return found
 

@@ -17,7 +17,7 @@ from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import _Walk
-from unmask.training.mismatch import mismatch_metrics, replayed
+from unmask.training.mismatch import mismatch_metrics, replay_logprobs
 from unmask.util.micro_batch import MicroBatch
 
 # --- the baseline
@@ -140,7 +140,7 @@ def rollout(bench: Bench) -> None:
     for kind, cache in (("prefix cache", Cache(suffix=False)), ("dual cache", Cache())):
         seconds = bench.seconds(lambda c=cache: bench.roll(small, cache=c), warm=False)
         bench.note("rollout", kind=kind, rows=small, seconds=seconds, speedup=plain / seconds)
-    apart = mismatch_metrics(trace, replayed(bench.policy, trace, MicroBatch(32))) if bench.toy else {}
+    apart = mismatch_metrics(trace, replay_logprobs(bench.policy, trace, MicroBatch(32))) if bench.toy else {}
     bench.note("rollout", kind="mismatch of the dual cache", **apart)
     large = 8 if bench.toy else 128
     plain = plain_seconds(bench, large, 2)

@@ -20,9 +20,9 @@ from unmask.util.micro_batch import MicroBatch
 class Trainer:
     """One training step of a method on random rewards, with LoRA r128 on every linear layer of the blocks."""
 
-    def __init__(self, bench: Bench, rows: int, checkpointing: bool = False) -> None:
+    def __init__(self, bench: Bench, rows: int, gradient_checkpointing: bool = False) -> None:
         self.bench, self.rows = bench, MicroBatch(rows)
-        bench.policy.checkpointing = checkpointing
+        bench.policy.gradient_checkpointing = gradient_checkpointing
         if not trainable_parameters(bench.policy):
             add_adapter(bench.policy, LoraOptions(rank=4 if bench.toy else 128), seed=0)
         for name, weight in bench.policy.named_parameters():
@@ -94,7 +94,7 @@ def memory(bench: Bench) -> None:
     rows = 4 if bench.toy else 8
     group = torch.zeros(rows, dtype=torch.long, device=bench.device)
     for name, method in (("diffu_grpo", diffu_grpo()), ("daca", daca(diffu_grpo(), strata=4))):
-        trainer = Trainer(bench, 1, checkpointing=True)
+        trainer = Trainer(bench, 1, gradient_checkpointing=True)
 
         def whole_step(m: Any = method, t: Trainer = trainer) -> None:
             for _ in range(2):  # from the second on the optimiser's state is there during the rollout

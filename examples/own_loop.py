@@ -42,7 +42,7 @@ for update in range(UPDATES):
     for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
         optimizer.zero_grad()
         for part in parts:
-            unmask.accumulate(policy, part, rows=256)  # adds to .grad, at most 256 states in memory
+            unmask.accumulate(policy, part, micro_batch=256)  # adds to .grad, at most 256 states in memory
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
     print(f"update {update:3d}  reward {reward_B.mean():.3f}  of the branches {branch_reward_B.mean():.3f}")

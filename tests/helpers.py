@@ -10,18 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import unmask.rollout.sample
 import unmask.training.loop
 import unmask.training.run.training_run
+import unmask.training.update
 from unmask.core.method import Method
 from unmask.core.objective import Objective, reward_divergence
 from unmask.core.order import Order, random
 from unmask.core.probes import Probes, ask, one_shot
 from unmask.core.shapes import GIVEN, NEVER
-from unmask.core.specs import Branch, Record
+from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import TokenRule, Trace, until_eos
+from unmask.evaluation.evaluate import Evaluator
 from unmask.models.tiny import TinyShape
-from unmask.rollout.sample import Rollouts, sample
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import Rollouts
 from unmask.training.update import LossTerm, term_loss
 
 PAD, EOS, MASK, WORDS = 0, 1, 2, 7
@@ -77,6 +81,16 @@ def moved(policy: Net, by: float = 0.1, seed: int = 9) -> Net:
     return other
 
 
+def sample(policy, prompts, seed_B, *, group_B=None, micro_batch=None, **settings) -> Rollouts:
+    """`unmask.sample` with the fields of RolloutRequest and Decoding as keywords; None stands for a default."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    request = RolloutRequest(**{name: given.pop(name) for name in ("counted", "record", "branch") if name in given})
+    decoding = Decoding(**given)
+    return unmask.rollout.sample.sample(
+        policy, prompts, seed_B, decoding, group_B=group_B, request=request, micro_batch=micro_batch
+    )
+
+
 def rolled(
     policy: Net,
     *,
@@ -84,7 +98,7 @@ def rolled(
     length: int = 6,
     steps: int | None = None,
     block: int | None = None,
-    law: TokenSampling = TokenSampling(),
+    sampling: TokenSampling = TokenSampling(),
     order: Order = random,
     counted: TokenRule = until_eos,
     record: Record = Record(),
@@ -95,7 +109,7 @@ def rolled(
     prompts = [prompt for prompt, size in zip(PROMPTS, sizes, strict=False) for _ in range(size)]
     group_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     seed_B = torch.arange(len(prompts)) + 1000 * seed
-    settings = {"law": law, "order": order, "counted": counted, "record": record, "branch": branch}
+    settings = {"sampling": sampling, "order": order, "counted": counted, "record": record, "branch": branch}
     return sample(policy, prompts, seed_B, length=length, steps=steps, block=block, group_B=group_B, **settings)
 
 
@@ -331,8 +345,8 @@ class Cut(BaseException):
 @contextmanager
 def cut_at(place: str, call: int) -> Iterator[None]:
     """Under it the `call`-th call of a function of the loop does not come back, which ends the run."""
-    keeper, loop = unmask.training.run.training_run, unmask.training.loop
-    where = keeper if hasattr(keeper, place) else loop
+    places = (unmask.training.loop, unmask.training.update, unmask.training.run.training_run, Evaluator)
+    where = next(where for where in places if hasattr(where, place))
     plain, calls = getattr(where, place), count(1)
 
     def counted(*given: object, **named: object) -> object:

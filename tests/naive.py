@@ -1,6 +1,6 @@
 """A sampler of plain loops, one row alone, all logits at every step; and small random decoders to run it on.
 
-Only the noise is the library's (`law.uniforms`, with the sampler's stream numbers): from the same uniforms the same
+Only the noise is the library's (`uniforms`, with the sampler's stream numbers): from the same uniforms the same
 tokens must come, at the same steps, with the same log-probabilities.
 """
 
@@ -79,7 +79,7 @@ def by_hand(
     length: int,
     steps: int | None = None,
     block: int | None = None,
-    law: TokenSampling = TokenSampling(),
+    sampling: TokenSampling = TokenSampling(),
     schedule: Any = even,
     threshold: float | None = None,
 ) -> Row:
@@ -92,11 +92,11 @@ def by_hand(
             masked = [i for i in inside if canvas[i] == mask]
             if size and masked and not ended(canvas[first:], policy):
                 forwards += 1
-                logits_LV = guided(policy, canvas, first, law.guidance)
+                logits_LV = guided(policy, canvas, first, sampling.guidance)
                 away = torch.tensor([len(canvas) - i for i in masked])
                 noise = [uniforms(torch.tensor(seed), stream, step, away).tolist() for stream in (TOKEN, PLACE)]
                 found = [
-                    looked(logits_LV[i].tolist(), mask, law, order, i, uniform, place)
+                    looked(logits_LV[i].tolist(), mask, sampling, order, i, uniform, place)
                     for i, uniform, place in zip(masked, *noise, strict=True)
                 ]
                 ranked = sorted(range(len(masked)), key=lambda j: (-found[j][2], j))
@@ -119,16 +119,16 @@ def guided(policy: Policy, canvas: list[int], first: int, guidance: float) -> Te
 
 
 def looked(
-    logits: list[float], mask: int, law: TokenSampling, order: str, column: int, uniform: float, noise: float
+    logits: list[float], mask: int, sampling: TokenSampling, order: str, column: int, uniform: float, noise: float
 ) -> tuple[int, float, float]:
     """A token, its log-probability and its score."""
-    warm, words = law.temperature or 1.0, [v for v in range(len(logits)) if v != mask]
+    warm, words = sampling.temperature or 1.0, [v for v in range(len(logits)) if v != mask]
     plain, drawn = softmax(logits, words, 1.0), softmax(logits, words, warm)
-    if law.truncated:
-        drawn = [p * kept for p, kept in zip(drawn, kept_by_hand(drawn, law), strict=True)]
+    if sampling.truncated:
+        drawn = [p * kept for p, kept in zip(drawn, kept_by_hand(drawn, sampling), strict=True)]
         drawn = [p / sum(drawn) for p in drawn]
     token, total = max(words, key=lambda v: plain[v]), 0.0
-    if law.temperature:
+    if sampling.temperature:
         for v in words:
             total += drawn[v]
             if total > uniform * sum(drawn):
@@ -144,7 +144,7 @@ def looked(
         "margin": best - second,
         "negative_entropy": sum(p * math.log(p + 1e-10) for p in drawn),
     }[order]
-    return token, math.log(drawn[token]) if law.temperature else 0.0, score
+    return token, math.log(drawn[token]) if sampling.temperature else 0.0, score
 
 
 def softmax(logits: list[float], words: list[int], temperature: float) -> list[float]:

@@ -50,7 +50,7 @@ COMMON: dict[str, Any] = {
     "updates": 2,  # the second has a reference, and with inner 2 an old policy, that is not the policy itself
     "prompts": 3,
     "group": 3,
-    "inner": 2,
+    "inner_steps": 2,
     "rows": 4,
     "optimizer": {"lr": 0.01},
     "eval": {"prompts": 2, "samples": 1},
@@ -59,26 +59,38 @@ COMMON: dict[str, Any] = {
 DUAL = {"block": 3, "steps": 4, "cache": "dual", "correction": 1.5}
 TOP = {"top_p": 0.7}
 DACA = {"with": ["daca", "dispo"], "daca": {"strata": 3}, "dispo": {"kl": 0.1}}
-SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner": 1}
+SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner_steps": 1}
 # Two draws: with these no gradient is so near to Adam's epsilon that rounding, in sharded sums, would be made large.
 EXACT = {"choice": True, "draws": 2}
-QUIET = {"method": "agrpo", "agrpo": EXACT, "updates": 3, "inner": 1, "rows": 9, "toy": {"quiet": 2}}
-FEW = {"prompts": 2, "group": 2, "inner": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
+QUIET = {"method": "agrpo", "agrpo": EXACT, "updates": 3, "inner_steps": 1, "micro_batch_size": 9, "toy": {"quiet": 2}}
+FEW = {"prompts": 2, "group": 2, "inner_steps": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
 SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip", "resample"))
 
 CASES: dict[str, dict[str, Any]] = {
     "lora-daca": {**DACA, "rollout": {"top_k": 5, "block": 3, "steps": 4}},
     "full-daca": {**DACA, "rows": 5, "rollout": {**TOP, "steps": 3}},
     "lora-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "steps": "entropy"}, "rollout": DUAL, "with": ["dispo"]},
-    "full-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "draws": 3}, "rows": 2, "rollout": DUAL | TOP, **SKIP},
-    "lora-espo": {"method": "espo", "inner": 1, "rows": 5, "rollout": {"rows": 2}, **RESAMPLE},
-    "full-espo": {"method": "espo", "rows": 5, **RESAMPLE},
+    "full-agrpo": {
+        "method": "agrpo",
+        "agrpo": {"kl": 0.1, "draws": 3},
+        "micro_batch_size": 2,
+        "rollout": DUAL | TOP,
+        **SKIP,
+    },
+    "lora-espo": {
+        "method": "espo",
+        "inner_steps": 1,
+        "micro_batch_size": 5,
+        "rollout": {"micro_batch_size": 2},
+        **RESAMPLE,
+    },
+    "full-espo": {"method": "espo", "micro_batch_size": 5, **RESAMPLE},
     "lora-spg": {**SPG, "rollout": {"cache": "prefix", "block": 2, "mismatch": 0.5}},
-    "full-spg": {**SPG, "checkpointing": True, "rollout": {**TOP, "block": 2}},
+    "full-spg": {**SPG, "gradient_checkpointing": True, "rollout": {**TOP, "block": 2}},
     "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
     "full-quiet": QUIET,
     # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
-    "lora-oom": {"inner": 1},
+    "lora-oom": {"inner_steps": 1},
     # Two states, so that among three processes one has none; in fp32, the type of a real run.
     "lora-few": FEW,
     "full-few": FEW,

@@ -26,7 +26,8 @@ import unmask.evaluation.evaluate
 import unmask.training.loop
 import unmask.training.setup
 import unmask.training.update
-from unmask.config.config import Config, parse_config
+from helpers import sample
+from unmask.config.config import parse_config
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, empty, fully_masked
 from unmask.core.specs import Record
@@ -36,9 +37,10 @@ from unmask.distributed.processes import Ranks
 from unmask.distributed.sharding import shard, unsharded
 from unmask.models import load_model, save
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.training.run.training_run import Hooks
 from unmask.training.setup import set_up
 
 PATIENCE = 120
@@ -48,7 +50,9 @@ PATIENCE = 120
 def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """What a run finds, on every process: rollouts, metrics of every inner update, weights."""
     batches, metrics, policies, reports, silent = [list[Any]() for _ in range(5)]
-    plain = {key: getattr(unmask.training.loop, key) for key in ("collect", "update", "optimizer_of")}
+    loop, updating = unmask.training.loop, unmask.training.update
+    plain = {"collect": loop.collect, "make_optimizer": loop.make_optimizer}
+    plain_update = updating.update
 
     def collect(*given: Any) -> Any:
         batch = plain["collect"](*given)
@@ -56,28 +60,29 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
         return batch
 
     def update(*given: Any) -> Any:
-        found = plain["update"](*given)
+        found = plain_update(*given)
         metrics.append({key: float(value) for key, value in found.items()})
         return found
 
-    def optimizer_of(policy: nn.Module, config: Config) -> Any:
+    def make_optimizer(policy: nn.Module, settings: Any) -> Any:
         policies.append(policy)
-        return plain["optimizer_of"](policy, config)
+        return plain["make_optimizer"](policy, settings)
 
     config = case_config(name, str(folder / "model"))
     unmask.core.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
-    vars(unmask.training.loop).update(collect=collect, update=update, optimizer_of=optimizer_of)
+    vars(loop).update(collect=collect, make_optimizer=make_optimizer)
+    updating.update = update
     small = name if ranks.rank == ranks.size - 1 else ""
     unmask.training.update.ask = cramped if small == "lora-oom" else ask
     unmask.evaluation.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
-    unmask.training.update.speechless = lambda probes: silent.append(probes) or empty(probes)
+    unmask.training.update.empty = lambda probes: silent.append(probes) or empty(probes)
     try:
         out = folder / f"{name}-{ranks.size}-{ranks.rank}"
-        unmask.training.loop.train(
-            config, lambda: RunFolder(out, config.dump()), lambda step, found: reports.append(found)
-        )
+        hooks = Hooks(on_metrics=lambda step, metrics: reports.append(metrics))
+        loop.train(config, lambda: RunFolder(out, config.dump()), hooks)
     finally:
-        vars(unmask.training.loop).update(plain)
+        vars(loop).update(plain)
+        updating.update = plain_update
     kept = [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]
     return {
         "traces": [{key: getattr(trace, key) for key in kept} | trace.seen for trace in batches],
@@ -131,7 +136,7 @@ def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
     policy, parts = toy_model(), []
     for rank in range(ranks.size):
         prompts = [[5] * (1 + rank)] * (1 + 2 * rank)
-        how = {"length": 4, "law": TokenSampling(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
+        how = {"length": 4, "sampling": TokenSampling(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
         parts.append(sample(policy, prompts, row_seeds(rank, len(prompts)), **how).trace)
     parts = [replace(part, sampling=parts[0].sampling) for part in parts]
     assert ranks.size == 1 or len({part.seen["kept"].shape[-1] for part in parts}) > 1
@@ -281,7 +286,7 @@ def check_skips(ranks: Ranks, folder: Path) -> None:
     unmask.training.loop.collect = collect
     unmask.training.update.ask = ill if ranks.rank == ranks.size - 1 else ask
     for kind in (False, True):
-        how = {"full": kind, "updates": 9, "inner": 1, "optimizer": {"lr": 0.01, "patience": 2}}
+        how = {"full": kind, "updates": 9, "inner_steps": 1, "optimizer": {"lr": 0.01, "patience": 2}}
         config = parse_config({**COMMON, **how, "model": str(folder / "model")})
         out = folder / f"skips-{ranks.size}-{kind}"
         try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings as bounded, strategies as st
 
-from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled
+from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled, sample
 from unmask.core.order import surest_position
 from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
@@ -14,7 +14,7 @@ from unmask.core.specs import Record
 from unmask.core.trace import Trace, all_tokens
 from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
-from unmask.rollout.sample import Rollouts, sample
+from unmask.rollout.sample import Rollouts
 from unmask.training.update import term_loss
 
 

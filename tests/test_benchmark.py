@@ -8,8 +8,9 @@ import pytest
 import torch
 import yaml
 
+import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, llada, with_tokenizer
-from helpers import MASK, Net
+from helpers import MASK, Net, sample
 from naive import by_hand
 from unmask import sandbox
 from unmask.config.config import read_config
@@ -29,7 +30,6 @@ from unmask.evaluation.benchmark import (
 from unmask.evaluation.evaluate import evaluate, wilson_interval
 from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import sample
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k
 from unmask.tasks.support.manner import D1, FIELD, JUSTGRPO
@@ -85,8 +85,8 @@ def test_decodings_are_those_of_their_protocols() -> None:
 
 def test_batches_are_the_protocols_where_it_says_so() -> None:
     d1, ours = gsm8k.task(protocol="d1"), gsm8k.task()
-    assert [case.batch.most for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
-    assert [case.batch.most for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
+    assert [case.batch.size for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
+    assert [case.batch.size for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
 
 
 def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
@@ -95,7 +95,7 @@ def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
     case = Case(task, decoding_by(FIELD, 16), MicroBatch(4))
     line = measure(bench, case)
     prompts = [prompt_ids(policy, task, row) for row in bench.rows]
-    trace = case.how.sample(policy, prompts, torch.zeros(6, dtype=torch.long), MicroBatch(64)).trace
+    trace = unmask.sample(policy, prompts, torch.zeros(6, dtype=torch.long), case.how, micro_batch=MicroBatch(64)).trace
     texts = [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -16:].tolist()]
     assert list(line.texts) == texts  # greedy: noise and batch do not matter
     points = sum(min(2, text.count("31")) for text in texts)
@@ -137,12 +137,12 @@ def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() ->
         {"steps": 8, "block": 3},
         {"threshold": 0.4},
         {"schedule": timestep, "steps": 9},
-        {"steps": 6, "block": 4, "law": TokenSampling(0.0, guidance=1.0)},
+        {"steps": 6, "block": 4, "sampling": TokenSampling(0.0, guidance=1.0)},
     ],
 )
 def test_the_passes_counted_are_those_that_a_row_makes_alone(how: dict) -> None:
     policy = Net(ends=1.0)
-    how = {"length": 12, "law": TokenSampling(0.0), **how}
+    how = {"length": 12, "sampling": TokenSampling(0.0), **how}
     prompts = [[3, 4], [5], [3, 1, 6, 4], [6, 6]]
     trace = sample(policy, prompts, torch.arange(4), **how).trace
     each = 2 if trace.sampling.guidance else 1

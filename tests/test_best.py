@@ -8,15 +8,14 @@ import pytest
 import torch
 from ranks_cases import toy_model, toy_task
 
-import unmask.training.run.training_run
 from unmask.config.config import Config, parse_config
 from unmask.config.sections import EvalConfig
-from unmask.evaluation.evaluate import Evaluation, Proportion
+from unmask.evaluation.evaluate import Evaluation, Evaluator, Proportion
 from unmask.models import load_model, save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.progress import Best, RunProgress, Skips, ending, progress_of
+from unmask.training.run.progress import Best, RunProgress, Skips, progress_of, reason_to_end
 from unmask.training.run.training_run import TrainingResult
 from wording import mentions
 
@@ -50,9 +49,9 @@ class Script:
     def __init__(self, patch: pytest.MonkeyPatch, *solved: float) -> None:
         self.left, self.known, self.seen = list(solved), dict[bytes, float](), list[dict[str, torch.Tensor]]()
         self.cut = 99
-        patch.setattr(unmask.training.run.training_run, "evaluate", self.evaluate)
+        patch.setattr(Evaluator, "evaluate", lambda evaluator, *given: self.evaluate(evaluator.policy))
 
-    def evaluate(self, policy: torch.nn.Module, *given: object) -> Evaluation:
+    def evaluate(self, policy: torch.nn.Module) -> Evaluation:
         self.cut -= 1
         if not self.cut:
             raise Cut
@@ -159,11 +158,11 @@ def test_a_run_that_is_wrecked_ends_with_the_model_it_began_with(tmp_path: Path,
 
 def test_when_a_run_ends() -> None:
     best = Best(4, evaluation(0.5), since=3)
-    assert ending(best, 7, evaluation(0.1), EvalConfig()) == ""
-    assert ending(best, 7, evaluation(0.5), EvalConfig(early_stop=4)) == ""
-    assert ending(best, 7, evaluation(0.5), EvalConfig(early_stop=3)).endswith("after update 4 in 3 evaluations")
-    assert ending(best, 7, evaluation(0.25), EvalConfig(collapse=0.25)) == ""  # more than that much
-    fallen = ending(best, 7, evaluation(0.125), EvalConfig(collapse=0.25))
+    assert reason_to_end(best, 7, evaluation(0.1), EvalConfig()) == ""
+    assert reason_to_end(best, 7, evaluation(0.5), EvalConfig(early_stop=4)) == ""
+    assert reason_to_end(best, 7, evaluation(0.5), EvalConfig(early_stop=3)).endswith("after update 4 in 3 evaluations")
+    assert reason_to_end(best, 7, evaluation(0.25), EvalConfig(collapse=0.25)) == ""  # more than that much
+    fallen = reason_to_end(best, 7, evaluation(0.125), EvalConfig(collapse=0.25))
     assert mentions(fallen, "update 7", "37.5 points", "update 4")
 
 

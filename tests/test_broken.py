@@ -12,19 +12,21 @@ from ranks_cases import toy_task
 
 import unmask.training.loop
 import unmask.training.run.training_run
-from helpers import SMALL, cut_at
+import unmask.training.update
+from helpers import SMALL, cut_at, sample
 from unmask.config.config import Config, parse_config
 from unmask.core.probes import fully_masked
 from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
-from unmask.training.loop import optimizer_of, resume, train
-from unmask.training.run.broken import FACTS, read
+from unmask.training.loop import resume, train
+from unmask.training.optim import make_optimizer
+from unmask.training.run.broken import FACTS, read_broken
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
 from unmask.training.run.replay import replay
-from unmask.training.run.state import newest
+from unmask.training.run.state import newest_state
 from unmask.training.update import LossTerm, NotFinite, update
 from wording import mentions, naming
 
@@ -91,7 +93,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, set[int]], None]:
 
         monkeypatch.setattr(Tiny, "head", head)
         monkeypatch.setattr(unmask.training.loop, "collect", among("collect", unmask.training.loop.collect, step=True))
-        monkeypatch.setattr(unmask.training.loop, "update", among("update", unmask.training.loop.update))
+        monkeypatch.setattr(unmask.training.update, "update", among("update", unmask.training.update.update))
 
     return install
 
@@ -102,13 +104,13 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind(
 ) -> None:
     fault(where, {2})
     states: dict[int, tuple[dict[str, torch.Tensor], dict]] = {}
-    plain = unmask.training.run.training_run.write
+    plain = unmask.training.run.training_run.write_state
 
     def write(folder: Path, step: int, tensors: dict, facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.training.run.training_run, "write", write)
+    monkeypatch.setattr(unmask.training.run.training_run, "write_state", write)
     config = config_for(model, method="agrpo", dtype="bfloat16" if where == "gradient" else None)
     rows = strict(run(config, tmp_path / "run"))[1:-1]
     before, after = states[1][0], states[2][0]
@@ -127,7 +129,7 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind(
 
 def test_skipped_updates_survive_being_cut_off(model: str, tmp_path: Path, fault: Callable) -> None:
     fault("scored", {2, 3})
-    config = config_for(model, save_every=2, inner=2, **{"with": ["dispo"]})
+    config = config_for(model, save_every=2, inner_steps=2, **{"with": ["dispo"]})
     whole = run(config, tmp_path / "whole")
     for step in (3, 4):  # between two that are skipped, and after them
         folder = tmp_path / str(step)
@@ -147,7 +149,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_goes_on(model: str, tmp
         run(config, tmp_path / "run")
     assert mentions(str(told.value), tmp_path / "run" / "broken" / "4", "replay")
     assert [row["step"] for row in strict(tmp_path / "run")] == [0, 1, 2, 3, 4]
-    state, _ = newest(tmp_path / "run" / "state")
+    state, _ = newest_state(tmp_path / "run" / "state")
     assert state.step == 4 and state.facts["skips"] == [3, 2]
     resume(tmp_path / "run")
     assert [row["train/skipped"] for row in strict(tmp_path / "run")[1:-1]] == [1, 1, 2, 3, 3, 3]
@@ -157,7 +159,7 @@ SHAPES = {
     "adapter, branches": {"with": ["daca", "dispo"], "dispo": {"kl": 0.1}, "full": False, "lora": {"rank": 2}},
     "visited states, cut laws": {"method": "agrpo", "agrpo": {"kl": 0.1}, "rollout": {"top_k": 5}},
     "half precision": {"method": "espo", "dtype": "bfloat16", "full": True},
-    "second turn": {"inner": 2},
+    "second turn": {"inner_steps": 2},
 }
 
 
@@ -210,8 +212,8 @@ def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_pat
             run(config, tmp_path / "run")
     found = replay(tmp_path / "run" / "broken" / "3")
     assert found.keys() == {"sampled_logp", "scored_logp"} and not any(map(math.isfinite, found.values()))
-    kept = read(tmp_path / "run" / "broken" / "3", config.build_method())
-    assert kept.weights["lm.lm_head.weight"].isnan().sum() == 1 and kept.parts == [] and kept.step == 3
+    kept = read_broken(tmp_path / "run" / "broken" / "3", config.build_method())
+    assert kept.weights["lm.lm_head.weight"].isnan().sum() == 1 and kept.terms == [] and kept.step == 3
 
 
 def test_what_is_no_broken_update_is_refused(model: str, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_what_is_no_broken_update_is_refused(model: str, tmp_path: Path) -> None
 def test_the_library_raises_before_the_step(what: str) -> None:
     """A loss that is not finite though its gradient is counts too; nothing moves and no gradient is left."""
     policy = tiny_policy(SMALL, seed=1)
-    optimizer, _ = optimizer_of(policy, parse_config({}))
+    optimizer = make_optimizer(policy, parse_config({}).optimizer)
     probes = fully_masked(sample(policy, [[5], [6]], row_seeds(0, 2), length=3).trace, torch.Generator())
     worth = math.inf if what == "loss" else math.nan
 

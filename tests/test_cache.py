@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Net, assert_close, generator
+from helpers import Net, assert_close, generator, sample
 from naive import MASK, assert_same, decoder
 from unmask.core.order import ORDERS, left_to_right, low_confidence, random
 from unmask.core.policy import Memory
@@ -18,8 +18,8 @@ from unmask.core.trace import Trace, select_traces
 from unmask.models.decoder import Decoder
 from unmask.rollout.cache import Cache, cache_of
 from unmask.rollout.engine import Engine, aligned
-from unmask.rollout.sample import row_seeds, sample
-from unmask.training.mismatch import mismatch_metrics, random_share, replayed, truncated_weights
+from unmask.rollout.sample import row_seeds
+from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs, truncated_weights
 from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = {
@@ -66,7 +66,7 @@ def rolled(policy: Decoder, prompts: list[list[int]], cached: Cache | None, seed
 
 ENDS = {"llama": 20, "qwen3": 22}
 LENGTHS = {4: 12, 8: 16, 2: 8, 6: 12}  # by block
-CAUSAL = {"law": TokenSampling(0.9, top_k=8), "record": Record(3, True)}
+CAUSAL = {"sampling": TokenSampling(0.9, top_k=8), "record": Record(3, True)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -89,8 +89,8 @@ def test_a_block_causal_model_is_rolled_out_with_a_cache_as_without_one(kind, pr
     "settings",
     [
         {"threshold": 0.3, "order": low_confidence},
-        {"law": TokenSampling(guidance=0.5)},
-        {"law": TokenSampling(0.0), "order": ORDERS["margin"]},
+        {"sampling": TokenSampling(guidance=0.5)},
+        {"sampling": TokenSampling(0.0), "order": ORDERS["margin"]},
         {"branch": Branch(2, 0.0)},
     ],
 )
@@ -145,7 +145,7 @@ WINDOWS = {  # completion: columns 4 .. 15 of 16; two steps a block
 def test_which_columns_are_computed(kind, refresh, guidance):
     policy = policy_of("llama", eos_id=-1)
     policy.passes.clear()
-    settings = {"length": 12, "block": 4, "steps": 6, "law": TokenSampling(guidance=guidance)}
+    settings = {"length": 12, "block": 4, "steps": 6, "sampling": TokenSampling(guidance=guidance)}
     rolled(policy, PROMPTS["one length"], cache_of(kind, refresh), **settings)
     wanted = [(one, 3) if isinstance(one, str) else one for one in WINDOWS[kind, refresh]]
     assert policy.passes == [one for one in wanted for _ in range(2 if guidance else 1)]
@@ -163,7 +163,7 @@ def test_a_row_that_waits_for_the_others_of_its_batch_is_what_it_is_alone(cached
     """It has finished a block early, and comes to the next with what is remembered of it."""
     policy = policy_of("llama", dtype=torch.float64, eos_id=ENDS["llama"], **facts)
     prompts, law = PROMPTS["aligned"] + PROMPTS["misaligned"], TokenSampling(0.7, top_k=6, guidance=guidance)
-    settings = {"length": 16, "block": 4, "threshold": 0.3, "law": law, "cache": cached, "branch": Branch(2, 0.0)}
+    settings = {"length": 16, "block": 4, "threshold": 0.3, "sampling": law, "cache": cached, "branch": Branch(2, 0.0)}
     seed_B = row_seeds(5, len(prompts))
     trace, branches = sample(policy, prompts, seed_B, **settings)
     steps_BKW = trace.step_BL[:, -16:].view(-1, 4, 4)
@@ -272,7 +272,7 @@ def test_without_a_cache_a_replay_gives_the_log_probabilities_themselves(order, 
     trace = rolled(
         policy, PROMPTS["misaligned"], None, length=8, block=4, steps=6, sampling=law, order=ORDERS[order]
     ).trace
-    exact_BL = replayed(policy, trace, MicroBatch(7))
+    exact_BL = replay_logprobs(policy, trace, MicroBatch(7))
     assert_close(exact_BL, trace.logp_BL, 2e-6)
     metrics = mismatch_metrics(trace, exact_BL)
     assert 0 <= metrics["train/cache_mismatch"] <= metrics["train/cache_mismatch_max"] < 2e-6
@@ -301,7 +301,7 @@ def log_probability(policy: Decoder, trace: Trace, row: int, column: int) -> flo
 def test_the_mismatch_of_a_cached_rollout_is_what_a_loop_finds(cached, law):
     policy = policy_of("llama")
     trace = rolled(policy, PROMPTS["misaligned"], cached, length=8, block=4, steps=6, sampling=law).trace
-    exact_BL, apart = replayed(policy, trace, MicroBatch(5)), []
+    exact_BL, apart = replay_logprobs(policy, trace, MicroBatch(5)), []
     weight_BL, whole_BL = truncated_weights(trace, exact_BL, 1.05), truncated_weights(trace, exact_BL, torch.inf)
     for row, column in trace.filled_BL.nonzero().tolist():
         exact, sampled = log_probability(policy, trace, row, column), float(trace.logp_BL[row, column])
@@ -324,7 +324,7 @@ def test_weighted_by_the_ratio_what_a_cache_draws_is_what_the_policy_would(cache
     policy = decoder(vocabulary=6, mask_id=5, eos_id=-1, seed=2)
     law, value = TokenSampling(2.0), torch.rand(5, 5, generator=generator(), dtype=torch.float64).tolist()
     trace = rolled(policy, [[3, 4, 2]] * 3000, cached, length=2, order=left_to_right, sampling=law).trace
-    weight_BL = truncated_weights(trace, replayed(policy, trace, MicroBatch(6000)), torch.inf)
+    weight_BL = truncated_weights(trace, replay_logprobs(policy, trace, MicroBatch(6000)), torch.inf)
     cached_of, weight_of = {}, {}
     for row in range(len(trace)):
         pair = tuple(trace.tokens_BL[row, 3:].tolist())

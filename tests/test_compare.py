@@ -37,9 +37,9 @@ DIES = "optimizer.lr=1e38"
 
 
 def test_a_grid_is_every_method_with_every_set_of_plugins() -> None:
-    grid = variants(["wd1", "spg:inner=2"], ["none", "sml:strata=8+dispo"])
+    grid = variants(["wd1", "spg:inner_steps=2"], ["none", "sml:strata=8+dispo"])
     assert [variant.label for variant in grid] == [
-        "wd1", "wd1+sml:strata=8+dispo", "spg:inner=2", "spg:inner=2+sml:strata=8+dispo",
+        "wd1", "wd1+sml:strata=8+dispo", "spg:inner_steps=2", "spg:inner_steps=2+sml:strata=8+dispo",
     ]  # fmt: skip
     bare, full = Settings().config(grid[0]), Settings(overrides=("dispo.branches=3",)).config(grid[3])
     assert (bare.method, bare.plugins, bare.options) == ("wd1", (), {})
@@ -48,14 +48,14 @@ def test_a_grid_is_every_method_with_every_set_of_plugins() -> None:
 
 
 def test_after_a_colon_stands_an_option_or_a_key_of_the_configuration() -> None:
-    variant = Variant("agrpo:inner=4:draws=2:optimizer.lr=0.5")
-    assert list(variant.overrides()) == ["inner=4", "agrpo.draws=2", "optimizer.lr=0.5"]
-    config = Settings(overrides=("inner=2",)).config(variant)
-    assert (config.inner, config.optimizer.lr) == (4, 0.5)
+    variant = Variant("agrpo:inner_steps=4:draws=2:optimizer.lr=0.5")
+    assert list(variant.overrides()) == ["inner_steps=4", "agrpo.draws=2", "optimizer.lr=0.5"]
+    config = Settings(overrides=("inner_steps=2",)).config(variant)
+    assert (config.inner_steps, config.optimizer.lr) == (4, 0.5)
 
 
 def test_a_variant_is_compared_with_its_base_or_with_the_base_without_options() -> None:
-    grid = variants(["agrpo", "wd1:inner=2"], ["none", "daca"])
+    grid = variants(["agrpo", "wd1:inner_steps=2"], ["none", "daca"])
     alone, with_daca, other, other_daca = grid
     assert [reference_of(variant, grid) for variant in grid] == [None, alone, None, other]
     assert reference_of(Variant("agrpo:draws=2", ("daca",)), grid) == alone

@@ -45,8 +45,8 @@ def test_old_answers_the_reference_and_new_answers_are_bit_for_bit_those_of_the_
 def test_gradients_are_those_of_the_layers_as_written() -> None:
     policy, found = load_model("tiny"), []
     add_adapter(policy, LoraOptions(rank=4), seed=0)
-    for compiled, checkpointing in ((False, False), (True, False), (True, True)):
-        policy.checkpointing = checkpointing
+    for compiled, gradient_checkpointing in ((False, False), (True, False), (True, True)):
+        policy.gradient_checkpointing = gradient_checkpointing
         if compiled and not policy.compiled:
             policy.compile_layers()
         policy(*asked(policy)).log_softmax(-1)[:, 7].sum().backward()

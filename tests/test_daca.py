@@ -20,6 +20,7 @@ from helpers import (
     parts_of,
     random_trace,
     rolled,
+    sample,
     slopes,
 )
 from unmask.core.advantage import EPSILON
@@ -46,7 +47,6 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
-from unmask.rollout.sample import sample
 
 EVERYTHING = Record(top=WORDS, entropy=True)
 
@@ -114,7 +114,7 @@ def test_as_many_strata_as_positions_is_leave_one_out():
     policy, (trace, _) = rollout()
     for layout in LAYOUTS.values():
         probes = stratified(trace, generator(), 6, layout)
-        found_BL = unit_likelihood(ask(policy, probes, rows=1), probes)
+        found_BL = unit_likelihood(ask(policy, probes, micro_batch=1), probes)
         for b in range(len(trace)):
             for i in trace.filled_BL[b].nonzero().flatten().tolist():
                 state_1L = trace.tokens_BL[b : b + 1].clone()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import unmask.rollout.sample
-from helpers import Net
+from helpers import Net, sample
 from naive import assert_by_hand, by_hand, decoder
 from unmask.core.order import ORDERS, low_confidence, surest_position
 from unmask.core.probes import ask, every_step
@@ -25,7 +25,7 @@ from unmask.core.trace import Trace, state_before
 from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.cache import Cache
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from unmask.util.metering import Meter, count_passes
 from wording import naming
 
@@ -56,11 +56,11 @@ def settings_of(theirs: dict, prompt: int) -> dict:
     if "gen_length" in theirs:
         assert theirs["remasking"] == "low_confidence"
         shape = {"length": theirs["gen_length"], "block": theirs["block_length"], "order": low_confidence}
-        return shape | {"steps": theirs["steps"], "law": TokenSampling(0.0, guidance=theirs["cfg_scale"])}
+        return shape | {"steps": theirs["steps"], "sampling": TokenSampling(0.0, guidance=theirs["cfg_scale"])}
     assert theirs["alg_temp"] == 0 and theirs["eps"] == 1e-3
     law = TokenSampling(0.0, top_k=theirs["top_k"] or 0, top_p=theirs["top_p"] or 1.0)
     shape = {"length": theirs["max_length"] - prompt, "steps": theirs["steps"], "schedule": timestep}
-    return shape | {"law": law, "order": ORDERS[DREAMS[theirs["alg"]]]}
+    return shape | {"sampling": law, "order": ORDERS[DREAMS[theirs["alg"]]]}
 
 
 def decoded(model: str, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -103,7 +103,7 @@ def test_with_mask_among_the_words_every_one_of_dreams_decodes_is_the_authors(mo
     if (model, number) in MASK_MATTERS:
         ours_TBC, tokens_BC, theirs_BC, history_TBC = decoded(model, number)
         assert torch.equal(tokens_BC[0], theirs_BC[0]) and not torch.equal(ours_TBC, history_TBC)
-    monkeypatch.setattr(unmask.rollout.sample, "plain_law", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
+    monkeypatch.setattr(unmask.rollout.sample, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
     ours_TBC, tokens_BC, theirs_BC, history_TBC = decoded(model, number)
     assert torch.equal(tokens_BC, theirs_BC) and torch.equal(ours_TBC, history_TBC)
 
@@ -173,15 +173,15 @@ LEVELS["negative_entropy"] = -2.0
 
 @cache
 def small(name: str):
-    return {"decoder": decoder, "net": lambda: Net(1, ends=1.0)}[name]()
+    return {"decoder": lambda: decoder(dtype=torch.float64), "net": lambda: Net(1, ends=1.0)}[name]()
 
 
 @pytest.mark.parametrize("law", [TokenSampling(), TokenSampling(0.8, top_k=4), TokenSampling(0.0)])
 @pytest.mark.parametrize("block", [3, 6])
 @pytest.mark.parametrize("order", LEVELS)
-@pytest.mark.parametrize(("name", "tolerance"), [("decoder", 1e-6), ("net", 1e-12)])
+@pytest.mark.parametrize(("name", "tolerance"), [("decoder", 1e-9), ("net", 1e-12)])
 def test_decoding_by_threshold_is_the_plain_loop(name, tolerance, order, block, law):
-    policy, shape = small(name), {"length": 6, "block": block, "law": law, "threshold": LEVELS[order]}
+    policy, shape = small(name), {"length": 6, "block": block, "sampling": law, "threshold": LEVELS[order]}
     rows = [by_hand(policy, p, seed, order=order, **shape) for p, seed in zip(PROMPTS, SEED_B.tolist(), strict=True)]
     trace = sample(policy, PROMPTS, SEED_B, order=ORDERS[order], **shape).trace
     assert_by_hand(trace, rows, tolerance)
@@ -232,8 +232,9 @@ def written(trace: Trace) -> list[tuple[int, int]]:
 def test_a_row_goes_through_the_model_at_the_steps_that_write_something_of_it_and_at_no_other(block, threshold, cached):
     """Counted by the meter. With a cache the first pass of a block is whole, the others are as wide as the block."""
     shape = {"length": 12, "block": block, "order": surest_position, "threshold": threshold, "cache": cached}
-    with count_passes(meter := Meter()):
-        trace = sample(small("decoder"), PROMPTS * 3, row_seeds(11, 15), **shape).trace
+    policy = small("decoder")
+    with count_passes(meter := Meter(), policy):
+        trace = sample(policy, PROMPTS * 3, row_seeds(11, 15), **shape).trace
     found = written(trace)
     needed = Counter((b, step // block) for b, step in found)
     late = len(found) - len(needed)  # that are not the first of a block

@@ -17,7 +17,7 @@ from unmask.models.checkpoint import SUMS
 from unmask.models.lora import LoraOptions, add_adapter, save_adapter
 from unmask.training.loop import resume
 from unmask.training.run.folder import RunFolder
-from unmask.training.run.state import newest, write
+from unmask.training.run.state import newest_state, write_state
 from unmask.util.files import write_whole
 from wording import mentions, naming
 
@@ -65,13 +65,13 @@ def without(name: str) -> Callable[[str], str]:
 def test_a_state_whose_facts_are_not_those_written_is_passed_over(tmp_path: Path, damage: Callable[[str], str]) -> None:
     for step in (2, 4):
         facts = {"looked": step, "lengths": {"metrics.jsonl": 8}, "best": [1.5, None]}
-        write(tmp_path, step, {"a": torch.ones(2)}, facts)
+        write_state(tmp_path, step, {"a": torch.ones(2)}, facts)
     (tmp_path / "x").mkdir()
     (tmp_path / "²").mkdir()
-    assert newest(tmp_path)[0].step == 4
+    assert newest_state(tmp_path)[0].step == 4
     path = tmp_path / "4" / "state.json"
     path.write_text(damage(path.read_text()))
-    state, passed_over = newest(tmp_path)
+    state, passed_over = newest_state(tmp_path)
     assert state.step == 2 and state.facts["best"] == [1.5, None] and len(passed_over) == 1
 
 
@@ -136,21 +136,21 @@ def test_another_number_of_threads_is_told(model: str, tmp_path: Path, monkeypat
 
 
 def test_what_a_killed_process_had_begun_to_write_is_cleared_away(model: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run", config_for(model).dump()).folder
+    folder = RunFolder(tmp_path / "run", config_for(model).dump()).path
     before = sorted(folder.iterdir())
     (folder / ".finished.json.77.partial").touch()
     (folder / ".checkpoint.partial").mkdir()
-    RunFolder.reopened(folder, {})
+    RunFolder.reopen(folder, {})
     assert sorted(folder.iterdir()) == before
 
 
 def test_a_folder_named_stop_is_no_wish(model: str, tmp_path: Path) -> None:
     made = RunFolder(tmp_path / "run", config_for(model).dump())
     (tmp_path / "run" / "stop").mkdir()
-    assert not made.wished_to_stop()
+    assert not made.take_stop_request()
     (tmp_path / "run" / "stop").rmdir()
     (tmp_path / "run" / "stop").touch()
-    assert made.wished_to_stop() and not made.wished_to_stop()
+    assert made.take_stop_request() and not made.take_stop_request()
 
 
 def test_a_damaged_log_is_named_with_its_line(model: str, tmp_path: Path) -> None:
@@ -172,6 +172,6 @@ def test_memory_that_a_cpu_does_not_have_is_one_sentence(unmask, monkeypatch) ->
     def hungry(*_: object, **__: object) -> None:
         torch.empty(2**50)
 
-    monkeypatch.setattr("unmask.cli.train._watched", hungry)
+    monkeypatch.setattr("unmask.cli.train._train_with_display", hungry)
     code, _, err = unmask("train", "--out", "run")
-    assert (code, err) == (2, "unmask: memory ran out: lower rows and rollout.rows, or prompts and group\n")
+    assert (code, err) == (2, "unmask: memory ran out: lower rows and rollout.micro_batch_size, or prompts and group\n")

@@ -16,6 +16,7 @@ from rich.color import ColorTriplet
 from rich.console import Console
 
 import unmask.cli.display
+from helpers import sample
 from unmask.cli.display import canvases, live, play, training_display
 from unmask.cli.panel import STOPS, Panel, Written, canvas, clean, sparkline, step_style, written
 from unmask.config.config import Config, parse_config
@@ -23,7 +24,6 @@ from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, state_before
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import CharacterTokenizer, TinyShape
-from unmask.rollout.sample import sample
 
 HOSTILE = ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "[bold red]x[/]", "\u202e", "\r", "\n", "\x1b_G\x1b\\", "[/]"]
 SAFE = re.compile(r"\x1b\[[\d;]*m|\x1b\[\??\d*[hlAKG]|[\r\n]")  # colours, cursor, lines: what the panel itself sends

@@ -14,6 +14,7 @@ from helpers import (
     parts_of,
     rewards,
     rolled,
+    sample,
     slopes,
 )
 from unmask.core.advantage import group_mean, leave_one_out
@@ -23,7 +24,6 @@ from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
 from unmask.core.trace import state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout.sample import sample
 from unmask.training.update import term_loss
 
 

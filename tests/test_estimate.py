@@ -93,9 +93,9 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 CASES = {
     "diffu_grpo": {"method": "diffu_grpo"},
-    "daca, inner updates": {"method": "diffu_grpo", "with": ["daca"], "inner": 3, "daca": {"strata": 3}},
-    "agrpo, more draws than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "rows": 3},
-    "agrpo with choice": {"method": "agrpo", "agrpo": {"choice": True}, "inner": 2},
+    "daca, inner updates": {"method": "diffu_grpo", "with": ["daca"], "inner_steps": 3, "daca": {"strata": 3}},
+    "agrpo, more draws than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "micro_batch_size": 3},
+    "agrpo with choice": {"method": "agrpo", "agrpo": {"choice": True}, "inner_steps": 2},
     "coupled, branches, dual cache": {
         "method": "coupled_grpo", "with": ["dispo"], "rollout": {"block": 4, "cache": "dual"},
     },
@@ -103,16 +103,16 @@ CASES = {
         "method": "wd1", "with": ["sml", "dps"], "rollout": {"block": 4, "cache": "prefix", "refresh": 2},
     },
     "spg, branches, correction": {
-        "method": "spg", "with": ["dispo"], "inner": 2,
+        "method": "spg", "with": ["dispo"], "inner_steps": 2,
         "rollout": {"block": 8, "cache": "dual", "correction": 2.0},
         "dispo": {"branches": 3, "kl": 0.1},
     },
-    "reinforce_pp, a price on the reward": {"method": "reinforce_pp", "inner": 2, "rows": 4},
+    "reinforce_pp, a price on the reward": {"method": "reinforce_pp", "inner_steps": 2, "micro_batch_size": 4},
     "espo": {"method": "espo", "seed": 3},
-    "unigrpo, inner updates": {"method": "unigrpo", "inner": 4},
+    "unigrpo, inner updates": {"method": "unigrpo", "inner_steps": 4},
     "gspo, some steps commit nothing": {"method": "gspo", "rollout": {"schedule": "timestep", "steps": 24}},
-    "an adapter": {"method": "diffu_grpo", "full": False, "lora": {"rank": 2}, "inner": 2},
-    "small passes": {"method": "coupled_grpo", "rows": 2, "prompts": 5, "rollout": {"rows": 3}},
+    "an adapter": {"method": "diffu_grpo", "full": False, "lora": {"rank": 2}, "inner_steps": 2},
+    "small passes": {"method": "coupled_grpo", "micro_batch_size": 2, "prompts": 5, "rollout": {"micro_batch_size": 3}},
 }  # fmt: skip
 
 

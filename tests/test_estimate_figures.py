@@ -55,7 +55,7 @@ def test_operations_by_hand() -> None:
     back = 1368 * 32 * (2 * layer + 2 * 4 * 456 * 4096 + 2 * 2 * low) + 100 * head
     assert operations(network, "update, gradient", tally, 456) == policy + back
     again = policy + back + 1368 * (column + 32 * 2 * low)
-    assert operations(network, "update, gradient", tally, 456, checkpointing=True) == again
+    assert operations(network, "update, gradient", tally, 456, gradient_checkpointing=True) == again
     pieces = replace(tally, positions=3000)  # three states ask more than a piece holds
     once, twice = (operations(network, kind, pieces, 456) for kind in ("update, no gradient", "update, gradient"))
     assert twice == once + back + 2900 * head + 3000 * head
@@ -140,7 +140,7 @@ def plugged(method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["diffu_grpo", "daca", "dispo"])
 def test_a_training_step_takes_what_was_measured(method: str) -> None:
-    config = llada(**plugged(method), prompts=8, group=8, rows=16, rollout={"rows": 64})
+    config = llada(**plugged(method), prompts=8, group=8, micro_batch_size=16, rollout={"rows": 64})
     time = estimate(config, "h200", prompt=200).times[-1]
     row = measured("step", method=method)
     assert time.hardware == "NVIDIA H200" and time.source == "rates measured"
@@ -156,7 +156,7 @@ def test_an_update_of_every_method_takes_what_was_measured(method: str) -> None:
     """Compiled; and as written, when passes with gradient were not compiled, though those without were even then."""
     base, *plugins = method.split(" + ")
     more = {"agrpo": {"draws": 24}} if base == "agrpo" else {key: MEASURED[key] for key in MEASURED if key in plugins}
-    config = llada(method=base, **{"with": plugins}, prompts=2, group=8, rows=16, **more)
+    config = llada(method=base, **{"with": plugins}, prompts=2, group=8, micro_batch_size=16, **more)
     found, row, before = (
         estimate(config, "h200", prompt=200),
         measured("methods", method=method),
@@ -183,7 +183,9 @@ def test_growth_is_what_was_measured(row: dict[str, Any]) -> None:
     """One update is left out: it took 2.16 s, and 1.66 s when it was measured again (strata 4)."""
     length, group, strata = row.get("length", 256), row.get("group", 8), row.get("strata", 4)
     rollout = {"rows": group, "length": length, "steps": length // 2}
-    config = llada(**{"with": ["daca"]}, daca={"strata": strata}, prompts=1, group=group, rows=8, rollout=rollout)
+    config = llada(
+        **{"with": ["daca"]}, daca={"strata": strata}, prompts=1, group=group, micro_batch_size=8, rollout=rollout
+    )
     time = estimate(config, "h200", prompt=200).times[-1]
     if "rollout" in row:
         assert time.rollout_s == pytest.approx(row["rollout"], rel=0.16)
@@ -196,7 +198,7 @@ def test_growth_is_what_was_measured(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("method", ["diffu_grpo", "daca"])
 def test_the_memory_of_training_is_what_was_measured(method: str) -> None:
-    config = llada(**plugged(method), prompts=1, group=8, rows=1, checkpointing=True)
+    config = llada(**plugged(method), prompts=1, group=8, micro_batch_size=1, gradient_checkpointing=True)
     sizes = estimate(config, "h200", prompt=200).memory_gib
     expected = measured("memory", method=method)["peak_gib"]
     assert max(parts["peak"] for parts in sizes.values()) == pytest.approx(expected, rel=0.01)
@@ -211,7 +213,7 @@ def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compil
     network = found.network
     cases = ("diffu_grpo", False, 0), ("wd1", True, 0), ("diffu_grpo", True, network.adapter_b)
     for method, compiled, copied in cases:
-        sizes = estimate(llada(method=method, compile=compiled, rows=8), "h200", prompt=200).memory_gib
+        sizes = estimate(llada(method=method, compile=compiled, micro_batch_size=8), "h200", prompt=200).memory_gib
         assert sizes["rollout"]["reference"] == sizes["update"]["reference"] == 4 * copied / 2**30
     # It goes through the adapter then, which costs what it costs the policy.
     passes = {kind: Tally() for kind in found.passes} | {"update, reference": Tally(8, 8 * 456, 8, 8, sizes={8: 1})}
@@ -222,7 +224,7 @@ def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compil
 
 def test_compiled_passes_without_gradient_are_held_as_those_with() -> None:
     """A pass of 8 with gradient has room for one trace of 5 states; the reference is asked 8 states at a time."""
-    config, network = llada(**plugged("daca"), rows=8), network_of(llada(), outline(LLADA))
+    config, network = llada(**plugged("daca"), micro_batch_size=8), network_of(llada(), outline(LLADA))
     passes = estimate(config, "h200", prompt=200).passes
     written, compiled = (memory(one, network, passes, 456)["update"] for one in (uncompiled(config), config))
     casts = 2 * network.adapter
@@ -256,7 +258,13 @@ def test_a_layer_keeps_what_is_counted(compiled: bool, adapted: bool) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         hidden = policy.hidden(torch.full((3, 50), 5), None, torch.tensor([0]))
     network = replace(
-        network_of(llada(), outline(LLADA)), width=64, inner=192, queries=64, keys=64, item=2, adapter=int(adapted)
+        network_of(llada(), outline(LLADA)),
+        width=64,
+        inner_steps=192,
+        queries=64,
+        keys=64,
+        item=2,
+        adapter=int(adapted),
     )
     assert hidden.requires_grad and sum(kept.values()) == 3 * 50 * kept_bytes(network, compiled)
 

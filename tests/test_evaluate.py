@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.evaluation.evaluate import evaluate, mean_proportion, mixed_at_k, pass_at_k, wilson_interval
+from unmask.evaluation.evaluate import Evaluator, mean_proportion, mixed_at_k, pass_at_k, wilson_interval
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS, Task
@@ -93,7 +93,7 @@ class _Fixed:
 
 def test_evaluation_of_a_known_policy_gives_its_known_rates() -> None:
     task, policy = _letter_task("q"), _Fixed("q", 0.4)
-    found = evaluate(policy, task, task.rows("test", 600, 0), Decoding(2, 2, 2), samples=4, seed=3)
+    found = Evaluator(policy, task, Decoding(2, 2, 2), samples=4, seed=3).evaluate(task.rows("test", 600, 0))
     assert found.greedy.value == 0.0  # x is likelier
     # low_confidence keeps the surer of two draws, ties to the left. The first position ends as q if both draws are q,
     # or if it drew q, lost to an x, and draws q again.
@@ -108,13 +108,13 @@ def test_evaluation_of_a_known_policy_gives_its_known_rates() -> None:
 
 def test_one_sample_a_problem_cannot_be_mixed() -> None:
     task = _letter_task("q")
-    found = evaluate(_Fixed("q", 0.4), task, task.rows("test", 4, 0), Decoding(2, 2, 2), samples=1)
+    found = Evaluator(_Fixed("q", 0.4), task, Decoding(2, 2, 2), samples=1).evaluate(task.rows("test", 4, 0))
     assert found.mixed is None and "eval/mixed" not in found.metrics()
 
 
 def test_no_problems_is_an_error() -> None:
     with pytest.raises(ValueError, match="no problems"):
-        evaluate(_Fixed("q", 0.5), TASKS["sudoku"](), [], Decoding(2, 2, 2))
+        Evaluator(_Fixed("q", 0.5), TASKS["sudoku"](), Decoding(2, 2, 2)).evaluate([])
 
 
 def test_work_that_can_be_done_ahead_is_done_once_for_all_completions() -> None:

@@ -202,7 +202,7 @@ def test_any_number_of_draws_is_exact_and_t_spread_draws_are_all_steps(draws):
 
 @pytest.mark.parametrize("eos", [-7, 1])
 def test_left_to_right_views_are_exact_when_the_rollout_went_left_to_right_one_token_a_step(eos):
-    for shape in ({}, {"steps": 4, "block": 2}, {"law": TokenSampling(temperature=0.5)}):
+    for shape in ({}, {"steps": 4, "block": 2}, {"sampling": TokenSampling(temperature=0.5)}):
         world = World(NetPolicy(2, 4, seed=11, eos=eos), "left_to_right", **shape)
         assert _error_of_left_to_right_views(world) < TOLERANCE
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from branching import branch_traces, fillings, visits
+from helpers import sample
 from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.method import Method, uniform_credit
 from unmask.core.order import ORDERS
@@ -20,7 +21,7 @@ from unmask.core.specs import Branch
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, all_tokens, select_traces, state_before, until_eos
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.rollout.sample import Rollouts, sample
+from unmask.rollout.sample import Rollouts
 from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
@@ -138,7 +139,7 @@ def test_with_a_base_the_expectations_add_up_by_weight():
 
 def rolled(world: World, rows: int, branch: Branch, **more) -> Rollouts:
     prompts, seed_B = [list(world.prompt)] * rows, torch.arange(rows)
-    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.sampling}
+    shape = {"steps": world.steps or None, "block": world.block or None, "sampling": world.sampling}
     order = ORDERS[world.order]
     return sample(world.policy, prompts, seed_B, length=world.length, order=order, branch=branch, **shape, **more)
 

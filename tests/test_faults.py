@@ -19,7 +19,7 @@ from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import train
 from unmask.training.run.folder import RunFolder, check_folder, lock_run, read_metrics
-from unmask.training.run.state import newest, write
+from unmask.training.run.state import newest_state, write_state
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def test_a_file_in_the_way_is_refused(unmask, tmp_path: Path) -> None:
 
 def test_a_kill_while_a_state_is_replaced_loses_neither(tmp_path: Path) -> None:
     """Between the two renames: the state is there under its other name only, and is found."""
-    write(tmp_path, 2, {"a": torch.tensor([2.0])}, {})
-    write(tmp_path, 4, {"a": torch.tensor([4.0])}, {})
+    write_state(tmp_path, 2, {"a": torch.tensor([2.0])}, {})
+    write_state(tmp_path, 4, {"a": torch.tensor([4.0])}, {})
     (tmp_path / "4").rename(tmp_path / ".4.partial.old")
-    state, passed_over = newest(tmp_path)
+    state, passed_over = newest_state(tmp_path)
     assert state.step == 4 and state.tensors["a"].tolist() == [4.0] and passed_over == []
-    write(tmp_path, 4, {"a": torch.tensor([5.0])}, {})
+    write_state(tmp_path, 4, {"a": torch.tensor([5.0])}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4"]
-    assert newest(tmp_path)[0].tensors["a"].tolist() == [5.0]
+    assert newest_state(tmp_path)[0].tensors["a"].tolist() == [5.0]
 
 
 def test_a_kill_while_weights_are_saved_leaves_nothing_lying_about(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_kill_while_weights_are_saved_leaves_nothing_lying_about(tmp_path: Pat
     }.items():  # fmt: skip
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    RunFolder.reopened(tmp_path, {})
+    RunFolder.reopen(tmp_path, {})
     there = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("a")}
     assert there == {"checkpoint/a": "last", "checkpoint-best/a": "best"} and len(list(tmp_path.iterdir())) == 2
 

@@ -62,10 +62,10 @@ def test_every_layer_computes_w_x_plus_scaled_b_a_x(kind: str) -> None:
         torch.testing.assert_close(layer(x), F.linear(x, dense(layer), layer.base_layer.bias), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_are_those_of_the_dense_weights_and_only_the_adapter_has_them(checkpointing: bool) -> None:
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_gradients_are_those_of_the_dense_weights_and_only_the_adapter_has_them(gradient_checkpointing: bool) -> None:
     policy = adapted().double()
-    policy.checkpointing = checkpointing
+    policy.gradient_checkpointing = gradient_checkpointing
     full = copy.deepcopy(policy)
     merge(full)
     want_QV = torch.randn(len(canvas()[2]), 40, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -204,7 +204,7 @@ def test_the_reference_may_be_asked_between_a_forward_pass_and_its_backward_pass
     gradients = []
     for asked in (False, True):
         policy = adapted()
-        policy.checkpointing = True
+        policy.gradient_checkpointing = True
         loss = policy(*canvas()).logsumexp(-1).sum()
         if asked:
             ReferencePolicy(policy)(*canvas())

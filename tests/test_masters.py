@@ -5,8 +5,7 @@ from torch import nn
 
 from unmask.config.config import parse_config
 from unmask.models import tiny_policy
-from unmask.training.loop import optimizer_of
-from unmask.training.optim import MasterAdamW
+from unmask.training.optim import MasterAdamW, make_optimizer
 
 RATE = 1e-5
 
@@ -67,5 +66,5 @@ def test_gradients_of_many_passes_are_added_up_in_fp32() -> None:
 
 def test_the_trainer_takes_it_for_half_precision_weights_only() -> None:
     config = parse_config({"optimizer": {"lr": 0.5, "schedule": "linear"}, "updates": 4})
-    assert isinstance(optimizer_of(tiny_policy().bfloat16(), config)[0], MasterAdamW)
-    assert isinstance(optimizer_of(tiny_policy(), config)[0], torch.optim.AdamW)
+    assert isinstance(make_optimizer(tiny_policy().bfloat16(), config.optimizer), MasterAdamW)
+    assert isinstance(make_optimizer(tiny_policy(), config.optimizer), torch.optim.AdamW)

@@ -2,19 +2,19 @@
 
 import weakref
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import Net, assert_close, generator, moved, parts_of
+from helpers import Net, assert_close, generator, moved, parts_of, sample
 from naive import assert_same
 from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling
 from unmask.distributed.processes import Ranks
 from unmask.methods import agrpo, dispo
-from unmask.rollout.sample import Rollouts, in_batches, row_seeds, sample
+from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.training.update import LossTerm, accumulate, logprobs, update
 from unmask.util.micro_batch import MicroBatch
 
@@ -76,7 +76,7 @@ def updated(
     """How far one step goes, and what it tells."""
     before = [p.detach().clone() for p in policy.parameters()]
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    metrics = update(policy, optimizer, parts() if asked is None else asked, rows, max_norm=1e9)
+    metrics = update(policy, optimizer, parts() if asked is None else asked, rows, max_grad_norm=1e9)
     return [old - p.detach() for p, old in zip(policy.parameters(), before, strict=True)], metrics
 
 
@@ -96,7 +96,7 @@ BACKWARD = [(64, 1, 32), (64, 2, 32), (4, 3, 2), (5, 6, 2), (1, 40, 1)]
 def test_an_update_in_less_memory_is_the_same_update(most, room, left, halved):
     rows = MicroBatch(most)
     assert_same_update(updated(rows, Cramped(most=room)), updated(MicroBatch(64), Cramped()))
-    assert (rows.most, rows.halved) == (left, halved)
+    assert (rows.size, rows.halvings) == (left, halved)
 
 
 @pytest.mark.parametrize(("most", "breaks", "left"), BACKWARD)
@@ -104,7 +104,7 @@ def test_a_backward_pass_that_breaks_off_is_made_again_from_the_start(most, brea
     """What had been added by then is thrown away, also by another part; and its graph before the next is made."""
     rows, policy = MicroBatch(most), Cramped(breaks=breaks)
     assert_same_update(updated(rows, policy), updated(MicroBatch(64), Cramped()))
-    assert (rows.most, rows.halved) == (left, int(left < most))
+    assert (rows.size, rows.halvings) == (left, int(left < most))
     assert policy.most_held == 1 and (policy.backwards > breaks) == (left < most)
 
 
@@ -112,7 +112,7 @@ def test_a_backward_pass_that_breaks_off_is_made_again_from_the_start(most, brea
 def test_answers_in_less_memory_are_the_same(most):
     probes, rows = parts()[0].probes, MicroBatch(most)
     assert_close(logprobs(Cramped(most=1), probes, rows), logprobs(Cramped(), probes, MicroBatch(64)), 1e-12)
-    assert rows.most == 1
+    assert rows.size == 1
 
 
 def test_when_not_even_one_canvas_fits_the_error_is_the_devices():
@@ -120,12 +120,12 @@ def test_when_not_even_one_canvas_fits_the_error_is_the_devices():
         rows = MicroBatch(1 if "breaks" in room else 6)
         with pytest.raises(torch.OutOfMemoryError, match=where):
             updated(rows, Cramped(**room))
-        assert rows.most == 1
+        assert rows.size == 1
     with pytest.raises(torch.OutOfMemoryError, match="forward"):
-        in_batches(partial(sample, Cramped(most=0), length=4), PROMPTS, SEED_B, SEED_B, MicroBatch(6))
+        sample(Cramped(most=0), PROMPTS, SEED_B, group_B=SEED_B, micro_batch=MicroBatch(6), length=4)
 
 
-ROLLOUT = {"length": 8, "steps": 6, "block": 4, "law": TokenSampling(1.2, top_k=5, top_p=0.9)}
+ROLLOUT = {"length": 8, "steps": 6, "block": 4, "sampling": TokenSampling(1.2, top_k=5, top_p=0.9)}
 ROLLOUT |= {"record": Record(top=4, entropy=True), "branch": Branch(3, 1.0)}
 
 
@@ -134,15 +134,15 @@ def test_rollouts_in_less_memory_are_the_same_rollouts(most, room, left, halved)
     policy, rows = Cramped(), MicroBatch(most)
     whole = sample(policy, PROMPTS, SEED_B, group_B=GROUP_B, **ROLLOUT)
     policy.most = room
-    assert_same(in_batches(partial(sample, policy, **ROLLOUT), PROMPTS, SEED_B, GROUP_B, rows), whole)
-    assert (rows.most, rows.halved) == (left, halved)
+    assert_same(sample(policy, PROMPTS, SEED_B, group_B=GROUP_B, micro_batch=rows, **ROLLOUT), whole)
+    assert (rows.size, rows.halvings) == (left, halved)
     assert len(set(whole.branches.group_B.tolist())) > 3
 
 
 class Apart(Ranks):
     """A process whose messages nobody answers."""
 
-    def summed(self, value: Tensor) -> Tensor:
+    def sum(self, value: Tensor) -> Tensor:
         return value
 
 

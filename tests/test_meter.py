@@ -12,15 +12,15 @@ import torch
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
 from unmask.config.config import Config, parse_config
 from unmask.distributed.processes import Ranks
+from unmask.evaluation.evaluate import Evaluator
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.studies.compare.cells import cost_of
 from unmask.tasks import TASKS, Task
-from unmask.training import loop as train_module
-from unmask.training.run import training_run as keeper_module
+from unmask.training import batch as batch_module, loop as train_module
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.util.metering import Meter, count_passes, record_pass
+from unmask.util.metering import Meter, Metered, count_passes
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ class Counting:
         self.evaluating = False
         monkeypatch.setattr("unmask.training.setup.load_model", self.load)
         # What is measured is no part of what it costs to learn.
-        for module, name in ((keeper_module, "evaluate"), (train_module, "scorer_gap")):
-            monkeypatch.setattr(module, name, self.uncounted(getattr(module, name)))
+        for where, name in ((Evaluator, "evaluate"), (batch_module, "scorer_gap")):
+            monkeypatch.setattr(where, name, self.uncounted(getattr(where, name)))
 
     def uncounted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*arguments: Any, **more: Any) -> Any:
@@ -118,8 +118,8 @@ CASES: dict[str, dict[str, Any]] = {
     for method, plugins in itertools.product(BASES, ([], ["daca"], ["dispo"], ["daca", "dispo"]))
 }
 CASES |= {
-    "inner updates": {"method": "unigrpo", "inner": 3},
-    "more views than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "rows": 3},
+    "inner updates": {"method": "unigrpo", "inner_steps": 3},
+    "more views than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "micro_batch_size": 3},
     "an adapter": {"method": "diffu_grpo", "full": False, "lora": {"rank": 2}},
     "groups drawn again": {"method": "agrpo", "idle_groups": "resample"},
     "a tenth of the columns": {"method": "wd1", "rollout": {"block": 4, "cache": "dual", "mismatch": 0.5}},
@@ -148,10 +148,12 @@ def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
 
     def collect(source: Any, step: int) -> Any:
         """The batch with rewards that differ."""
-        batch, twigs = plain(source, step), None
+        batch, branch_reward_B = plain(source, step), None
         if batch.branch_reward_B is not None:
-            twigs = torch.arange(len(batch.branch_reward_B), dtype=torch.float64)
-        return replace(batch, reward_B=torch.arange(len(batch.reward_B), dtype=torch.float64), branch_reward_B=twigs)
+            branch_reward_B = torch.arange(len(batch.branch_reward_B), dtype=torch.float64)
+        return replace(
+            batch, reward_B=torch.arange(len(batch.reward_B), dtype=torch.float64), branch_reward_B=branch_reward_B
+        )
 
     monkeypatch.setattr(train_module, "collect", collect)
     policy_head = type(load_model(small)).head
@@ -167,13 +169,13 @@ def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
 
 def test_an_evaluation_is_reckoned_as_it_is_made(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_for(small, updates=1)
-    meter, plain = Meter(), keeper_module.evaluate
+    meter, plain = Meter(), Evaluator.evaluate
 
-    def evaluate(*arguments: Any, **more: Any) -> Any:
-        with count_passes(meter):
-            return plain(*arguments, **more)
+    def evaluate(self: Evaluator, *arguments: Any) -> Any:
+        with count_passes(meter, self.policy):
+            return plain(self, *arguments)
 
-    monkeypatch.setattr(keeper_module, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     trained(config, tmp_path / "run")
     assert 0 < meter.forwards <= 2 * cost_of(config).evaluation == 2 * 2 * (1 + 1) * 4
 
@@ -184,7 +186,7 @@ def test_encoders_are_counted(tmp_path: Path, make: Any) -> None:
     policy, meter = load_model(make(tmp_path)), Meter()
     seen: list[torch.Size] = []
     policy.lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    with count_passes(meter):
+    with count_passes(meter, policy):
         policy.hidden(torch.tensor([TOKENS, TOKENS[::-1], TOKENS]) % 32, None, torch.arange(5))
     assert [shape[:2] for shape in seen] == [(3, 13)] and meter.forwards == 3.0
 
@@ -199,26 +201,26 @@ def test_a_shifted_model_is_charged_for_the_column_before_its_window(
     tokens_SL, at_Q, meter = torch.tensor([TOKENS[:12], TOKENS[1:13]]), torch.tensor([4, 7, 16]), Meter()
     _, memory = policy.remember(tokens_SL, None, at_Q)
     policy.lm.model.layers[0].register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
-    with count_passes(meter):
+    with count_passes(meter, policy):
         policy.hidden_window(memory, tokens_SL, 4, 8, at_Q)
     assert seen == [columns] and meter.forwards == pytest.approx(2 * columns / 12, rel=1e-12)
 
 
 def test_meters_nest_and_count_on() -> None:
-    canvas_SL, outer, inner = torch.zeros(3, 8), Meter(100.0), Meter()
-    record_pass(canvas_SL, 8)  # nobody is counting
-    with torch.no_grad(), count_passes(outer):
-        record_pass(canvas_SL, 8)
-        with count_passes(None):
-            record_pass(canvas_SL, 8)
-        with count_passes(inner):
-            record_pass(canvas_SL, 2)
+    canvas_SL, outer, inner, model = torch.zeros(3, 8), Meter(100.0), Meter(), Metered()
+    model.record_pass(canvas_SL, 8)  # nobody is counting
+    with torch.no_grad(), count_passes(outer, model, None):
+        model.record_pass(canvas_SL, 8)
+        Metered().record_pass(canvas_SL, 8)  # another model
+        with count_passes(None, model):
+            model.record_pass(canvas_SL, 8)
+        with count_passes(inner, model):
+            model.record_pass(canvas_SL, 2)
         with torch.enable_grad():
-            record_pass(canvas_SL, 8)
-    assert (outer.forwards, inner.forwards) == (100 + 3 + 9, 0.75)
-    assert outer.forwards == 112.0
+            model.record_pass(canvas_SL, 8)
+    assert (outer.forwards, inner.forwards, model.meter) == (100 + 3 + 9, 0.75, None)
 
 
 def test_processes_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "summed", lambda self, value: value + 2.5)  # what another process has counted
+    monkeypatch.setattr(Ranks, "sum", lambda self, value: value + 2.5)  # what another process has counted
     assert Ranks(0, 2).total(4.0, "cpu") == 6.5

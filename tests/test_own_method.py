@@ -202,9 +202,19 @@ def test_a_task_that_a_run_names_is_run_once_the_user_names_it_too(foreign, unma
         ("agrpo", "agrpo", [], "agrpo"),
         ("agrpo:draws=2:steps=entropy", "agrpo", ["draws=2", "steps=entropy"], "agrpo:draws=2:steps=entropy"),
         ("my.py:loud", "my.py:loud", [], "loud"),
-        ("a/b.c/my.py:loud:kl=0.2:inner=2", "a/b.c/my.py:loud", ["kl=0.2", "inner=2"], "loud:kl=0.2:inner=2"),
+        (
+            "a/b.c/my.py:loud:kl=0.2:inner_steps=2",
+            "a/b.c/my.py:loud",
+            ["kl=0.2", "inner_steps=2"],
+            "loud:kl=0.2:inner_steps=2",
+        ),
         ("my.py:kl=0.2", "my.py", ["kl=0.2"], "my.py:kl=0.2"),
-        ("wd1:own.file=my.py:inner=2", "wd1", ["own.file=my.py", "inner=2"], "wd1:own.file=my.py:inner=2"),
+        (
+            "wd1:own.file=my.py:inner_steps=2",
+            "wd1",
+            ["own.file=my.py", "inner_steps=2"],
+            "wd1:own.file=my.py:inner_steps=2",
+        ),
         ("wd1:own.file=my.py:inner", "wd1", ["own.file=my.py", "inner"], "wd1:own.file=my.py:inner"),
         ("wd1:model=m.py:x", "wd1", ["model=m.py", "x"], "wd1:model=m.py:x"),
         ("", "", [], ""),
@@ -215,9 +225,9 @@ def test_a_word_of_a_grid_is_a_method_and_its_options(text, word, options, label
 
 
 def test_a_grid_calls_a_function_by_its_name_and_gives_it_its_own_options(folder):
-    grid = variants(["wd1", "my.py:loud:kl=0.2:inner=2"], ["none", "dps+my.py:twice:factor=3"])
+    grid = variants(["wd1", "my.py:loud:kl=0.2:inner_steps=2"], ["none", "dps+my.py:twice:factor=3"])
     assert [variant.label for variant in grid] == [
-        "wd1", "wd1+dps+twice:factor=3", "loud:kl=0.2:inner=2", "loud:kl=0.2:inner=2+dps+twice:factor=3",
+        "wd1", "wd1+dps+twice:factor=3", "loud:kl=0.2:inner_steps=2", "loud:kl=0.2:inner_steps=2+dps+twice:factor=3",
     ]  # fmt: skip
     settings = Settings(overrides=("loud.advantage=leave_one_out", "twice.factor=4"), own=own_sections(grid))
     settings.check(grid)

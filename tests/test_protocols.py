@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import unmask
 from helpers import EOS, MASK, Net
 from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import TokenSampling
@@ -32,18 +33,19 @@ def test_attended_padding_is_a_prompt_that_begins_with_padding(kind: str) -> Non
     """As a straight line computes it, row by row with no mask; and so an answer depends on the rest of its batch."""
     policy, seed_B = decoder(kind, dtype=torch.float64), torch.arange(4)
     how = replace(HOW, attend_padding=True)
-    trace = how.sample(policy, PROMPTS, seed_B, MicroBatch(4)).trace
-    shape = {"order": "low_confidence", "length": 8, "steps": 4, "block": 4, "law": TokenSampling(0.0)}
+    trace = unmask.sample(policy, PROMPTS, seed_B, how, micro_batch=MicroBatch(4)).trace
+    shape = {"order": "low_confidence", "length": 8, "steps": 4, "block": 4, "sampling": TokenSampling(0.0)}
     alike = [by_hand(policy, [PAD] * (6 - len(p)) + p, i, **shape) for i, p in enumerate(PROMPTS)]
     assert_by_hand(trace, alike, 1e-9)
     alone = [by_hand(policy, p, i, **shape) for i, p in enumerate(PROMPTS)]
     assert [row.tokens for row in alone] != [row.tokens for row in alike]
-    masked = HOW.sample(policy, PROMPTS, seed_B, MicroBatch(4)).trace
+    masked = unmask.sample(policy, PROMPTS, seed_B, HOW, micro_batch=MicroBatch(4)).trace
     assert_by_hand(masked, alone, 1e-9)  # masked padding changes nothing
-    two = how.sample(policy, PROMPTS, seed_B, MicroBatch(2)).trace  # another batch, other answers
+    two = unmask.sample(policy, PROMPTS, seed_B, how, micro_batch=MicroBatch(2)).trace  # another batch, other answers
     assert two.tokens_BL[:2, -8:].tolist() != trace.tokens_BL[:2, -8:].tolist()
     assert torch.equal(
-        HOW.sample(policy, PROMPTS, seed_B, MicroBatch(2)).trace.tokens_BL[:, -8:], masked.tokens_BL[:, -8:]
+        unmask.sample(policy, PROMPTS, seed_B, HOW, micro_batch=MicroBatch(2)).trace.tokens_BL[:, -8:],
+        masked.tokens_BL[:, -8:],
     )
 
 
@@ -51,7 +53,9 @@ def test_what_nothing_ends_is_filled_to_its_end_and_begins_alike() -> None:
     policy, prompts = Net(ends=2.5), [[3, 4], [5], [3, 1, 6, 4], [6, 6]]
     how = Decoding(12, 12, 4, sampling=TokenSampling(0.0))
     ended, whole = (
-        way.sample(policy, prompts, torch.arange(4), MicroBatch(4)).trace.tokens_BL[:, -12:].tolist()
+        unmask.sample(policy, prompts, torch.arange(4), way, micro_batch=MicroBatch(4))
+        .trace.tokens_BL[:, -12:]
+        .tolist()
         for way in (how, replace(how, stops=False))
     )
     assert any(MASK in row for row in ended) and not any(MASK in row for row in whole)
@@ -63,7 +67,9 @@ def test_what_nothing_ends_is_filled_to_its_end_and_begins_alike() -> None:
 def test_what_nothing_ends_is_read_whole_with_its_special_tokens() -> None:
     policy = load_model("tiny")
     ids = [[*policy.tokenizer.encode("a"), 2, *policy.tokenizer.encode("b")]]
-    trace = Decoding(3, 3, 3).sample(policy, [[5]], torch.zeros(1, dtype=torch.long), MicroBatch(1)).trace
+    trace = unmask.sample(
+        policy, [[5]], torch.zeros(1, dtype=torch.long), Decoding(3, 3, 3), micro_batch=MicroBatch(1)
+    ).trace
     trace = replace(trace, tokens_BL=torch.tensor([[5, *ids[0]]]))
     assert completions(policy, trace, 3) == ["a"]
     assert completions(policy, replace(trace, eos_id=-1), 3) == ["a\u00b6b"]

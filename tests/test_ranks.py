@@ -17,6 +17,7 @@ from ranks_worker import CHECKS, PATIENCE, QUICK, cramped
 from typer.testing import CliRunner
 
 import unmask.training.setup
+from helpers import sample
 from unmask.cli.main import app
 from unmask.config.config import Config, parse_config, read_config
 from unmask.core.probes import ask, fully_masked
@@ -29,11 +30,11 @@ from unmask.models.encoder import Bert
 from unmask.models.load import Released
 from unmask.models.lora import LoraOptions, add_adapter, base_of, has_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import CharacterTokenizer
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.training.loop import train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.state import newest
+from unmask.training.run.state import newest_state
 from unmask.training.setup import set_up
 from unmask.training.update import logprobs
 from unmask.util.micro_batch import MicroBatch
@@ -167,7 +168,7 @@ def test_the_first_process_writes_what_one_would(world: Path, name: str, size: i
     assert {file.name for file in (folders[0] / "checkpoint").iterdir()} == {
         file.name for file in (one / "checkpoint").iterdir()
     }
-    close(weights(folders[0]), weights(one), 1e-6, "checkpoint")
+    close(weights(folders[0]), weights(one), 1e-5, "checkpoint")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -234,7 +235,7 @@ def check_run(folder: Path, said: str) -> None:
     config = read_config(folder / "run" / "config.yaml")
     train(config, lambda: RunFolder(folder / "alone", config.dump()))
     close(logged(folder / "run"), logged(folder / "alone"), 1e-5, "metrics")
-    close(weights(folder / "run"), weights(folder / "alone"), 1e-6, "checkpoint")
+    close(weights(folder / "run"), weights(folder / "alone"), 1e-5, "checkpoint")
     result = CliRunner().invoke(app, ["eval", str(folder / "run"), "--problems", "3", "--samples", "1", "--json"])
     assert result.exit_code == 0, result.output
 
@@ -254,7 +255,7 @@ def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) 
     assert int(code) == 2, said
     assert mentions(said, "another process", "8 s", "UNMASK_TIMEOUT")
     assert float(seconds) < LONGEST + 30 and (float(seconds) > LONGEST - 1 or name == "killed")
-    assert newest(world / name / "run" / "state")[0].step == 1  # from which the run goes on
+    assert newest_state(world / name / "run" / "state")[0].step == 1  # from which the run goes on
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
@@ -288,7 +289,7 @@ def adapter(model: str, tmp_path: Path) -> str:
 
 
 def toy_config(model: str, **data: Any) -> Config:
-    return parse_config(COMMON | {"model": model, "method": "agrpo", "inner": 1} | data)
+    return parse_config(COMMON | {"model": model, "method": "agrpo", "inner_steps": 1} | data)
 
 
 def test_small_models_are_trained_whole_and_others_by_an_adapter(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +339,7 @@ def test_full_training_of_an_adapter_merges_it_first(model: str, adapter: str, t
 
 
 @pytest.mark.parametrize(
-    ("wish", "size"), [({"checkpointing": True}, 1), ({"compile": True}, 1), ({"full": True}, 2)], ids=str
+    ("wish", "size"), [({"gradient_checkpointing": True}, 1), ({"compile": True}, 1), ({"full": True}, 2)], ids=str
 )
 def test_what_is_not_built_for_encoders(
     model: str, monkeypatch: pytest.MonkeyPatch, wish: dict[str, bool], size: int

@@ -113,7 +113,7 @@ def test_the_numbers_of_a_recipe_are_the_published_ones() -> None:
     }
     for name, expected in published.items():
         config = read_config(CONFIGS / f"{name}.yaml", device="cpu")
-        assert (config.prompts * config.group, config.updates * config.inner) == expected, name
+        assert (config.prompts * config.group, config.updates * config.inner_steps) == expected, name
 
 
 def test_agrpo_on_gsm8k_has_the_lengths_and_draws_of_the_paper() -> None:

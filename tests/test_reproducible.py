@@ -15,7 +15,7 @@ SHORT += ["eval.prompts=4", "eval.samples=1"]
 COMMANDS = {
     **{method: ["--method", method] for method in BASES},
     **{plugin: ["--method", "diffu_grpo", "--with", plugin] for plugin in PLUGINS},
-    "all": ["--method", "agrpo", "--with", "daca", "--with", "dispo", "inner=2"],
+    "all": ["--method", "agrpo", "--with", "daca", "--with", "dispo", "inner_steps=2"],
     "adapter": ["--method", "wd1", "full=false", "lora.rank=2"],
     "cache": ["--method", "spg", "rollout.cache=dual", "rollout.block=4"],
 }

@@ -23,16 +23,18 @@ from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import LoraOptions, add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
-from unmask.training.loop import optimizer_of, resume, train
+from unmask.training.loop import resume, train
+from unmask.training.optim import make_optimizer
 from unmask.training.run.folder import LOGS, RunFolder, read_metrics
-from unmask.training.run.state import newest, restore, tensors_of, write
+from unmask.training.run.state import newest_state, restore, state_tensors, write_state
+from unmask.training.run.training_run import Hooks
 from unmask.util.signals import Paused, deaf
 from wording import mentions, naming
 
 METHODS = {
     "daca and dispo, adapter": {"method": "diffu_grpo", "with": ["daca", "dispo"], "full": False, "lora": {"rank": 2}},
     "agrpo, all weights": {"method": "agrpo", "idle_groups": "resample"},
-    "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner": 2},
+    "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner_steps": 2},
 }
 
 
@@ -67,7 +69,7 @@ def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_
     whole = told(run(config, tmp_path / "whole"))
     assert len(whole["metrics"]) == 1 + 5 + 2 + 1 and not (tmp_path / "whole" / "state").exists()
     # In a rollout and then in an evaluation; in an update and then before a state is written.
-    for number, (first, second) in enumerate([(("collect", 4), ("evaluate", 2)), (("update", 4), ("write", 2))]):
+    for number, (first, second) in enumerate([(("collect", 4), ("evaluate", 2)), (("update", 4), ("write_state", 2))]):
         folder = tmp_path / str(number)
         with cut_at(*first):
             run(config, folder)
@@ -131,19 +133,19 @@ def test_a_full_disk_leaves_what_was_kept_before(model: str, tmp_path: Path, mon
 
 def test_the_last_two_states_are_kept_and_hold_what_was_written(tmp_path: Path) -> None:
     for step in (2, 4, 10):
-        write(tmp_path, step, {"a": torch.full((2,), float(step))}, {"looked": step})
+        write_state(tmp_path, step, {"a": torch.full((2,), float(step))}, {"looked": step})
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == [4, 10]
-    state, passed_over = newest(tmp_path)
+    state, passed_over = newest_state(tmp_path)
     assert state.step == 10 and passed_over == [] and state.tensors["a"].tolist() == [10.0, 10.0]
     (tmp_path / ".12.partial").mkdir()  # of a process that died while writing
-    assert newest(tmp_path)[0].step == 10 and newest(tmp_path / "nowhere") == (None, [])
+    assert newest_state(tmp_path)[0].step == 10 and newest_state(tmp_path / "nowhere") == (None, [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_optimiser_weights_and_generator_come_back_exactly(dtype: torch.dtype) -> None:
     def made() -> tuple:
         policy = tiny_policy(SMALL, seed=1).to(dtype)
-        return policy, optimizer_of(policy, parse_config({}))[0], torch.Generator().manual_seed(3)
+        return policy, make_optimizer(policy, parse_config({}).optimizer), torch.Generator().manual_seed(3)
 
     def stepped(policy, optimizer, rng) -> None:
         for weight in policy.parameters():
@@ -155,12 +157,12 @@ def test_optimiser_weights_and_generator_come_back_exactly(dtype: torch.dtype) -
     one, other = made(), made()
     for _ in range(3):
         stepped(*one)
-    restore(*other, tensors_of(*one))
+    restore(*other, state_tensors(*one))
     for _ in range(2):
         for side in (one, other):
             stepped(*side)
         assert all(torch.equal(a, b) for a, b in zip(one[0].parameters(), other[0].parameters(), strict=True))
-        kept = tensors_of(*one), tensors_of(*other)
+        kept = state_tensors(*one), state_tensors(*other)
         assert kept[0].keys() == kept[1].keys()
         assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
@@ -168,18 +170,18 @@ def test_optimiser_weights_and_generator_come_back_exactly(dtype: torch.dtype) -
 def test_a_state_of_another_model_is_refused() -> None:
     policy, wide = (tiny_policy(shape, seed=1) for shape in (SMALL, SMALL.model_copy(update={"layers": 2})))
     rng = torch.Generator()
-    kept = tensors_of(wide, optimizer_of(wide, parse_config({}))[0], rng)
+    kept = state_tensors(wide, make_optimizer(wide, parse_config({}).optimizer), rng)
     with pytest.raises(ValueError, match=r"weight lm\.model\.layers\.1"):
-        restore(policy, optimizer_of(policy, parse_config({}))[0], rng, kept)
+        restore(policy, make_optimizer(policy, parse_config({}).optimizer), rng, kept)
 
 
 def test_a_state_of_an_adapter_of_another_rank_is_refused() -> None:
     policies = [tiny_policy(SMALL, seed=1) for _ in range(2)]
     for policy, rank in zip(policies, (2, 3), strict=True):
         add_adapter(policy, LoraOptions(rank=rank), seed=0)
-    one, other = (optimizer_of(policy, parse_config({}))[0] for policy in policies)
+    one, other = (make_optimizer(policy, parse_config({}).optimizer) for policy in policies)
     with pytest.raises(ValueError, match=r"lora_A.*\[2, 16\].*\[3, 16\]"):
-        restore(policies[1], other, torch.Generator(), tensors_of(policies[0], one, torch.Generator()))
+        restore(policies[1], other, torch.Generator(), state_tensors(policies[0], one, torch.Generator()))
 
 
 def test_an_evaluation_survives_json() -> None:
@@ -195,8 +197,8 @@ def test_a_wish_to_stop_is_granted_after_the_update(model: str, tmp_path: Path) 
     whole = told(run(config, tmp_path / "whole"))
     wishes = iter([False, False, True])
     with pytest.raises(Paused, match="stopped after update 3"):
-        train(config, lambda: RunFolder(tmp_path / "cut", config.dump()), stop=lambda: next(wishes))
-    assert newest(tmp_path / "cut" / "state")[0].step == 3
+        train(config, lambda: RunFolder(tmp_path / "cut", config.dump()), hooks=Hooks(should_stop=lambda: next(wishes)))
+    assert newest_state(tmp_path / "cut" / "state")[0].step == 3
     resume(tmp_path / "cut")
     assert told(tmp_path / "cut") == whole
 
@@ -209,9 +211,9 @@ def test_a_file_is_a_wish_too(model: str, tmp_path: Path) -> None:
             (tmp_path / "run" / "stop").touch()
 
     with pytest.raises(Paused, match="stopped after update 1"):
-        train(config, lambda: RunFolder(tmp_path / "run", config.dump()), wishing)
+        train(config, lambda: RunFolder(tmp_path / "run", config.dump()), Hooks(on_metrics=wishing))
     assert not (tmp_path / "run" / "stop").exists()
-    assert newest(tmp_path / "run" / "state")[0].step == 1
+    assert newest_state(tmp_path / "run" / "state")[0].step == 1
 
 
 def test_a_judge_does_not_hear_what_ends_a_job() -> None:
@@ -298,8 +300,8 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     config = config_for(model, method="mine.py:mine")
     with monkeypatch.context() as patch:
         keeper = unmask.training.run.training_run
-        plain = keeper.write
-        patch.setattr(keeper, "write", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
+        plain = keeper.write_state
+        patch.setattr(keeper, "write_state", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
         with cut_at("collect", 4):
             run(config, tmp_path / "cut")
     shutil.copytree("cut", "again")
@@ -322,7 +324,7 @@ def test_a_kill_while_the_folder_was_made_is_gone_on_from(model: str, tmp_path: 
 def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:
     config = config_for(model, method="agrpo")
     whole = told(run(config, tmp_path / "whole"))
-    plain = unmask.training.batch.judged
+    plain = unmask.training.batch.score
 
     def ill(*given: object, **named: object) -> object:
         if len(read_metrics(tmp_path / "cut")) > 4:  # the start, two updates, an evaluation, an update
@@ -330,9 +332,9 @@ def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str
         return plain(*given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unmask.training.batch, "judged", ill)
+        patch.setattr(unmask.training.batch, "score", ill)
         with pytest.raises(RewardError):
             run(config, tmp_path / "cut")
-    assert newest(tmp_path / "cut" / "state")[0].step == 3
+    assert newest_state(tmp_path / "cut" / "state")[0].step == 3
     resume(tmp_path / "cut")
     assert told(tmp_path / "cut") == whole

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import sample
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import Trace
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from world import (
     NO_EOS,
     NetPolicy,
@@ -32,14 +33,14 @@ SHAPES = {
     "one a step": {},
     "two a step": {"steps": 2},
     "blocks": {"steps": 4, "block": 2},
-    "blocks, two a step": {"steps": 2, "block": 2, "law": TokenSampling(temperature=0.7)},
-    "hot top k": {"law": TokenSampling(temperature=1.5, top_k=2)},
-    "cold top p": {"law": TokenSampling(temperature=0.8, top_p=0.8)},
+    "blocks, two a step": {"steps": 2, "block": 2, "sampling": TokenSampling(temperature=0.7)},
+    "hot top k": {"sampling": TokenSampling(temperature=1.5, top_k=2)},
+    "cold top p": {"sampling": TokenSampling(temperature=0.8, top_p=0.8)},
 }
 
 
 def rolled(world: World, rows: int, seed: int = 0, **more) -> Trace:
-    shape = {"steps": world.steps or None, "block": world.block or None, "law": world.sampling}
+    shape = {"steps": world.steps or None, "block": world.block or None, "sampling": world.sampling}
     prompts, seed_B = [list(world.prompt)] * rows, row_seeds(seed, rows)
     shape |= {"order": ORDERS[world.order], "threshold": None if world.threshold == inf else world.threshold}
     return sample(world.policy, prompts, seed_B, length=world.length, **shape, **more).trace
@@ -118,7 +119,7 @@ def test_a_row_does_not_depend_on_its_batch_its_place_in_it_or_the_padding_besid
     rng = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 3, (n,), generator=rng).tolist() for n in [1, 3, 2, 4, 1, 2] * 4]
     seed_B = row_seeds(5, len(prompts))
-    shape = {"length": 4, "steps": 2, "block": 2, "law": TokenSampling(0.9, top_k=2), "order": ORDERS[order]}
+    shape = {"length": 4, "steps": 2, "block": 2, "sampling": TokenSampling(0.9, top_k=2), "order": ORDERS[order]}
     shape |= {"record": Record(top=2, entropy=True), "branch": Branch(2, 0.0)}
 
     def rows_of(picked: list[int]) -> dict[int, tuple[Tensor, ...]]:

@@ -22,7 +22,7 @@ from unmask.sft.packing import Batches, Example, PackedBatch, bucketed, coarsene
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
-from unmask.training.loop import optimizer_of
+from unmask.training.optim import make_optimizer
 from unmask.util.micro_batch import MicroBatch
 
 # --- the loss -----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytes
         monkeypatch.setattr("unmask.sft.diffusion_loss.PIECE", piece)
         policy = tiny_policy(SMALL, seed=1).double()
         noise = noised(batch, policy.mask_id, torch.Generator().manual_seed(3))
-        told = learn(policy, optimizer_of(policy, config)[0], batch, noise, MicroBatch(tokens), config, "cpu")
+        told = learn(policy, make_optimizer(policy, config.optimizer), batch, noise, MicroBatch(tokens), config, "cpu")
         found.append((told, [weight.detach().clone() for weight in policy.parameters()]))
     for told, weights in found[1:]:
         assert told == pytest.approx(found[0][0], rel=1e-6)

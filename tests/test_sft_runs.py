@@ -20,7 +20,7 @@ from unmask.sft.finetune import CONFIG, finetune, learn, resume
 from unmask.sft.packing import Batches, PackedBatch
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
-from unmask.training.run.state import newest
+from unmask.training.run.state import newest_state
 from wording import mentions, naming
 
 
@@ -156,7 +156,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_ends_as_if_they_had_not
     assert [row["train/skipped"] for row in rows] == [1, 1, 2, 3, 3, 3]
     with pytest.raises(ValueError, match=naming("2 updates", "skipped", "loss", "nan")):
         run(few(patience=2, updates=6, save_every=5), tmp_path / "run")
-    state, _ = newest(tmp_path / "run" / "state")
+    state, _ = newest_state(tmp_path / "run" / "state")
     assert state.step == 4 and state.facts["skips"] == [3, 2]
     resume(tmp_path / "run")
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings as bounded, strategies as st
 
-from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled
+from helpers import EOS, MASK, PAD, PROMPTS, SIZES, Net, generator, random_trace, rolled, sample
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, every_step, fully_masked
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import all_tokens, concat_traces, select_traces, state_before, until_eos
-from unmask.rollout.sample import sample
 from wording import naming
 
 

@@ -21,6 +21,7 @@ from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.trackers import TRACKERS, check
+from unmask.training.run.training_run import Hooks
 from unmask.util.signals import Paused
 
 
@@ -105,7 +106,7 @@ def test_every_line_is_told_at_its_step_and_the_resolved_configuration_with_it(c
 def test_no_line_is_told_twice_when_a_run_goes_on(config, heard, tmp_path: Path, line: int) -> None:
     """What is done again is not told again."""
     with pytest.raises(Cut):
-        run(config, tmp_path / "run", report=cut_at(line))
+        run(config, tmp_path / "run", hooks=Hooks(on_metrics=cut_at(line)))
     assert len(heard.lines) == line + 1 and heard.closed == 1
     resume(tmp_path / "run")
     assert timeless(heard.lines) == timeless(rows(tmp_path / "run"))
@@ -114,7 +115,7 @@ def test_no_line_is_told_twice_when_a_run_goes_on(config, heard, tmp_path: Path,
 
 def test_a_pause_before_an_evaluation_loses_none(config, heard, tmp_path: Path) -> None:
     with pytest.raises(Paused):
-        run(config, tmp_path / "run", stop=iter([False, True]).__next__)
+        run(config, tmp_path / "run", hooks=Hooks(should_stop=iter([False, True]).__next__))
     assert [step for step, _ in heard.lines] == [0, 1, 2]
     resume(tmp_path / "run")
     assert timeless(heard.lines) == timeless(rows(tmp_path / "run")) and len(heard.lines) == 7
@@ -124,7 +125,7 @@ def test_one_that_fails_is_warned_of_once_and_told_the_rest_when_the_run_goes_on
     heard.fails = 1
     with pytest.warns(UserWarning, match=r"tensorboard .*RuntimeError: the server is gone") as warned:
         with pytest.raises(Paused):
-            run(config, tmp_path / "run", stop=iter([False, False, True]).__next__)
+            run(config, tmp_path / "run", hooks=Hooks(should_stop=iter([False, False, True]).__next__))
     assert len(warned) == 1 and len(heard.lines) == 1 and len(read_metrics(tmp_path / "run")) == 5
     heard.fails = None
     resume(tmp_path / "run")
@@ -138,7 +139,7 @@ def test_one_that_cannot_start_ends_a_new_run_but_not_one_that_goes_on(config, h
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     heard.starts = True
     with pytest.raises(Paused):
-        resume(tmp_path / "run", stop=iter([False, True]).__next__)
+        resume(tmp_path / "run", hooks=Hooks(should_stop=iter([False, True]).__next__))
     heard.starts = False
     with pytest.warns(UserWarning, match="tensorboard fails"):
         resume(tmp_path / "run")
@@ -197,7 +198,7 @@ def paused_and_gone_on_with(config: Config, name: str, folder: Path) -> list[tup
     """The lines of a run that was cut off one line after its state, and so did an update again."""
     config = config.model_copy(update={"track": (name,)})
     with pytest.raises(Cut):
-        run(config, folder, report=cut_at(4))
+        run(config, folder, hooks=Hooks(on_metrics=cut_at(4)))
     resume(folder)
     return timeless(rows(folder))
 

@@ -16,7 +16,8 @@ from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS, Task
 from unmask.training.batch import RESAMPLES, Experiment, collect
-from unmask.training.loop import optimizer_of, train
+from unmask.training.loop import train
+from unmask.training.optim import learning_rate, make_optimizer
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.setup import Setup, decoding_of
 from unmask.util.micro_batch import MicroBatch
@@ -75,25 +76,22 @@ def run(config: Config, folder: Path) -> Path:
 
 @pytest.mark.parametrize("plugins", [[], ["daca", "dispo"]])
 def test_the_loop_is_its_stages_one_after_the_other(model: str, tmp_path: Path, plugins: list[str]) -> None:
-    config = config_for(model, method="diffu_grpo", **{"with": plugins}, inner=2, rows=5)
+    config = config_for(model, method="diffu_grpo", **{"with": plugins}, inner_steps=2, micro_batch_size=5)
     ended = weights(run(config, tmp_path / "run"))
 
     policy, method, task = load_model(model), config.build_method(), toy_task()
     reference, rng = copy.deepcopy(policy), torch.Generator().manual_seed(0)
-    optimizer, _ = optimizer_of(policy, config)
+    optimizer = make_optimizer(policy, config.optimizer)
     for step in (1, 2, 3):
         number = step * (1 + RESAMPLES)
         rows = [row for row in task.rows("train", 3, number) for _ in range(4)]
-        trace, twigs = unmask.sample(
+        trace, branches = unmask.sample(
             policy,
             [policy.tokenizer.encode(task.prompt(row)) for row in rows],
             unmask.row_seeds(number, 12),
-            length=4,
-            steps=2,
+            unmask.Decoding(length=4, steps=2),
             group_B=torch.arange(12) // 4,
-            counted=method.counted,
-            record=method.record,
-            branch=method.branch.branch if method.branch else None,
+            request=method.request,
         )
 
         def reward(found: unmask.Trace, policy=policy) -> torch.Tensor:
@@ -103,19 +101,19 @@ def test_the_loop_is_its_stages_one_after_the_other(model: str, tmp_path: Path, 
         probes = method.probe(trace, rng, 2)
         with torch.no_grad():
             old, known = [unmask.ask(policy, p) for p in probes], [unmask.ask(reference, p) for p in probes]
-        old_twigs = unmask.ask(policy, unmask.one_shot(twigs)).detach() if twigs is not None else None
+        old_branches = unmask.ask(policy, unmask.one_shot(branches)).detach() if branches is not None else None
         for turn in range(2):
             optimizer.zero_grad()
             new = unmask.ask(policy, probes[turn])
             advantage, credit = method.advantage(reward(trace), trace.group_B), method.credit(trace)
             loss, _ = method.objective(new, old[turn], probes[turn], advantage, credit)
             loss = loss + method.kl * method.divergence(new, known[turn], probes[turn])
-            if twigs is not None:
-                asked = unmask.one_shot(twigs)
-                step_advantage = method.branch.advantage(reward(twigs), twigs.group_B)
-                ones = unmask.uniform_credit(twigs)
-                new_twigs = unmask.ask(policy, asked)
-                step_loss, _ = method.branch.objective(new_twigs, old_twigs, asked, step_advantage, ones)
+            if branches is not None:
+                asked = unmask.one_shot(branches)
+                step_advantage = method.branch.advantage(reward(branches), branches.group_B)
+                ones = unmask.uniform_credit(branches)
+                new_branches = unmask.ask(policy, asked)
+                step_loss, _ = method.branch.objective(new_branches, old_branches, asked, step_advantage, ones)
                 loss = loss + method.branch.weight * step_loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -151,7 +149,7 @@ def test_another_splitting_writes_the_same_tokens_and_nearly_the_same_weights(tm
     shared = {"model": "tiny", "task": "sudoku", "with": ["daca", "dispo"], "updates": 3, "trace_every": 1}
     sizes = {"prompts": 3, "group": 4, "eval": {"prompts": 3, "samples": 2}, "optimizer": {"lr": 2e-4}}
     whole = parse_config({**shared, **sizes})
-    split = parse_config({**shared, **sizes, "rows": 7, "rollout": {"rows": 5}})
+    split = parse_config({**shared, **sizes, "micro_batch_size": 7, "rollout": {"micro_batch_size": 5}})
     one, other = run(whole, tmp_path / "whole"), run(split, tmp_path / "split")
     assert written(one) == written(other) and len(written(one)) == 2 * 3 * 2 + 3 * 4
     start = torch.cat([p.flatten() for p in load_model("tiny").parameters()]).detach()
@@ -244,7 +242,7 @@ def test_a_greedy_run_is_refused(model: str, tmp_path: Path) -> None:
 def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
     """UniGRPO can draw an empty mask for every trace of a small batch; a real network takes no empty batch."""
     policy = load_model(model)
-    trace = unmask.sample(policy, [[5]] * 2, unmask.row_seeds(0, 2), length=4).trace
+    trace = unmask.sample(policy, [[5]] * 2, unmask.row_seeds(0, 2), unmask.Decoding(4)).trace
     nothing = torch.zeros(1, 2, 5, dtype=torch.bool)
     probes = unmask.views(trace, nothing, nothing)
     assert unmask.ask(policy, probes).shape == (0, 5)
@@ -274,14 +272,14 @@ def test_a_folder_with_something_in_it_is_not_written_over(model: str, tmp_path:
 
 def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str) -> None:
     from unmask.core.objective import reward_divergence
-    from unmask.training.loss_terms import loss_terms
+    from unmask.training.loss_terms import Scorer, loss_terms
 
     config = config_for(model, method="reinforce_pp", reinforce_pp={"kl": 0.3, "prompt_masking": 0.0})
     method, policy = config.build_method(), load_model(model)
     reference = tiny_policy(SMALL, seed=2)
     batch = collect(_source(config, policy), 1)
     rng = torch.Generator().manual_seed(0)
-    ((part,),) = loss_terms(method, policy, reference, batch.rollouts, batch.reward_B, None, rng)
+    ((part,),) = loss_terms(method, batch, Scorer(policy, reference), rng)
     with torch.no_grad():
         old, known = unmask.ask(policy, part.probes), unmask.ask(reference, part.probes)
     price_B = reward_divergence(old, known, part.probes).double()
@@ -303,8 +301,8 @@ def test_the_price_of_kl_is_taken_off_the_reward_before_the_advantage(model: str
 )
 def test_the_learning_rate_warms_up_and_follows_its_schedule(model: str, schedule: str, expected: list[float]) -> None:
     settings = {"schedule": schedule, "warmup": 2, "lr": 2.0}
-    _, rate = optimizer_of(tiny_policy(SMALL), config_for(model, updates=6, optimizer=settings))
-    assert [rate(step) / 2 for step in range(1, 7)] == pytest.approx(expected)
+    config = config_for(model, updates=6, optimizer=settings)
+    assert [learning_rate(config, step) / 2 for step in range(1, 7)] == pytest.approx(expected)
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_step(model: str, tmp_path: Path, monkeypatch) -> None:

@@ -105,7 +105,7 @@ def own_path(policy, method, reference):
         assert unmask.varied(reward_B, rollouts.trace.group_B).any()  # or there would be nothing to compare
         rng = torch.Generator().manual_seed(SEED * 2**24 + done)
         for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, None, rng, turns=2):
-            found.append(update(policy, optimizer, parts, rows=64, max_norm=1.0))
+            found.append(update(policy, optimizer, parts, micro_batch=64, max_grad_norm=1.0))
     return found, gradients
 
 

@@ -12,7 +12,6 @@ from unmask.core.order import low_confidence
 from unmask.core.probes import ask, at_states, microbatches
 from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
-from unmask.training.loss_terms import loss_terms as trained_parts
 from unmask.training.update import LossTerm, accumulate, term_loss, update
 
 
@@ -133,7 +132,7 @@ def test_micro_batches_of_a_single_precision_policy_agree_with_each_other_and_wi
 
 def test_an_update_is_one_step_along_the_clipped_sum_of_the_parts():
     method = built("diffu_grpo", "dispo")
-    for max_norm in (1e-3, 1e9):
+    for max_grad_norm in (1e-3, 1e9):
         policy, parts = off_policy_parts(method)
         _, slope = gradient(policy, parts, 10**6)
         before = [p.detach().clone() for p in policy.parameters()]
@@ -141,8 +140,8 @@ def test_an_update_is_one_step_along_the_clipped_sum_of_the_parts():
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
         for p in policy.parameters():
             p.grad = torch.full_like(p, 99.0)  # left over from elsewhere: must be cleared
-        metrics = update(policy, optimizer, parts, 2, max_norm)
-        scale = min(1.0, max_norm / (norm.item() + 1e-6))
+        metrics = update(policy, optimizer, parts, 2, max_grad_norm)
+        scale = min(1.0, max_grad_norm / (norm.item() + 1e-6))
         for p, old, s in zip(policy.parameters(), before, slope, strict=True):
             assert_close(p.detach(), old - 0.5 * scale * s)
         assert metrics["grad_norm"].item() == pytest.approx(norm.item())
@@ -195,7 +194,9 @@ def test_metrics_are_of_all_traces_also_where_a_group_is_idle(name):
     policy, rollouts = rollout(method)
     group_B = rollouts.trace.group_B
     reward_B = torch.where(group_B == group_B[0], 0.5, torch.arange(len(group_B)) ** 2 / 8).double()
-    ((part,),) = unmask.loss_terms(method, policy, None, rollouts, reward_B, None, generator(1))
+    ((part,),) = unmask.loss_terms(
+        method, unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy), generator(1)
+    )
     assert (part.advantage_B == 0).sum() == 2 and part.advantage_B.any()
     policy.zero_grad()
     found = accumulate(policy, part, 2)
@@ -220,4 +221,4 @@ def test_a_shape_that_does_not_fit_is_told_where_it_comes_from(told):
     method = replace(diffu_grpo(kl=0.0), name="mine", **WRONG[told])
     policy, rollouts = rollout(method)
     with pytest.raises(ValueError, match=re.escape(f"mine: {told}")):
-        trained_parts(method, policy, None, rollouts, torch.ones(5), None, generator(4))
+        unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, torch.ones(5)), unmask.Scorer(policy), generator(4))

@@ -188,9 +188,9 @@ def test_runs_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
-    (folder / "config.yaml").write_text("optimizer: {max_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
+    (folder / "config.yaml").write_text("optimizer: {max_grad_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
     (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
-    assert told["config"] == {"optimizer": {"max_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
+    assert told["config"] == {"optimizer": {"max_grad_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
     (folder / "config.yaml").write_text(f"2024-01-02: 1\nlarge: 0x{'f' * 5000}\npairs: !!pairs [a: .nan]\n")
     (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
     assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}

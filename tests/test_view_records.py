@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import unmask
 import unmask.training.loop
 from unmask import sandbox
 from unmask.config.config import Config, parse_config
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
-from unmask.core.policy import Policy
 from unmask.core.probes import ask
 from unmask.core.shapes import NEVER
 from unmask.methods import BASES
@@ -27,6 +27,7 @@ from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.training.batch import Batch, Experiment
 from unmask.training.loop import resume, train
+from unmask.training.loss_terms import Scorer
 from unmask.training.run.folder import RunFolder
 from unmask.training.run.records import answer_of, rounded, short
 from unmask.training.run.training_run import EVAL_SEED
@@ -80,7 +81,7 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, collect, parts_of = Seen(), unmask.training.loop.collect, unmask.training.loop.parts_of
+    found, collect, plain = Seen(), unmask.training.loop.collect, unmask.training.loop.loss_terms
 
     def collected(source: Experiment, step: int) -> Batch:
         batch = collect(source, step)
@@ -89,15 +90,15 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
         found.batch = batch
         return batch
 
-    def asked(method: Method, policy: Policy, *given: Any) -> list[list[LossTerm]]:
-        turns = parts_of(method, policy, *given)
-        found.parts = turns[0]
+    def asked(method: Method, batch: Batch, scorer: Scorer, *given: Any) -> list[list[LossTerm]]:
+        steps = plain(method, batch, scorer, *given)
+        found.parts = steps[0]
         with torch.no_grad():
-            found.logp = [ask(policy, part.probes) for part in found.parts]
-        return turns
+            found.logp = [ask(scorer.policy, term.probes) for term in found.parts]
+        return steps
 
     monkeypatch.setattr(unmask.training.loop, "collect", collected)
-    monkeypatch.setattr(unmask.training.loop, "parts_of", asked)
+    monkeypatch.setattr(unmask.training.loop, "loss_terms", asked)
     yield found
 
 
@@ -191,7 +192,9 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
     for home, step in ((model, 0), (tmp_path / "run" / "checkpoint", 1)):
         policy = load_model(home)
         prompts = [policy.tokenizer.encode(task.prompt(row)) for row in rows for _ in range(2)]
-        trace = decoding_of(config, task).sample(policy, prompts, row_seeds(EVAL_SEED, 10), MicroBatch(512)).trace
+        trace = unmask.sample(
+            policy, prompts, row_seeds(EVAL_SEED, 10), decoding_of(config, task), micro_batch=MicroBatch(512)
+        ).trace
         for number, line in enumerate(found[3 * step : 3 * step + 3]):
             assert line["prompt"] == task.prompt(rows[number])
             for i, rollout in enumerate(line["rollouts"]):
@@ -217,7 +220,7 @@ def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
 def test_of_several_inner_updates_the_answers_to_the_first_are_told(
     model: str, tmp_path: Path, seen: Seen, method: str
 ) -> None:
-    config, seen.varied = config_for(model, method=method, **ONE, seed=2, inner=2), True
+    config, seen.varied = config_for(model, method=method, **ONE, seed=2, inner_steps=2), True
     check_answers(taught(config, tmp_path / "run"), seen)
 
 
@@ -263,7 +266,7 @@ def left_by(folder: Path) -> dict[str, object]:
 
 
 def test_writing_down_changes_no_token_no_metric_and_no_weight(model: str, tmp_path: Path) -> None:
-    for number, more in enumerate((BOTH, {"method": "agrpo", "inner": 2})):
+    for number, more in enumerate((BOTH, {"method": "agrpo", "inner_steps": 2})):
         found = [left_by(run(config_for(model, **more, trace_every=n), tmp_path / f"{number}-{n}")) for n in (0, 1)]
         assert found[0] == found[1]
         assert not (tmp_path / f"{number}-0" / "traces.jsonl").exists()
@@ -284,7 +287,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
 ) -> None:
     config = config_for(model, **BOTH, updates=4, save_every=2, eval={"prompts": 1, "samples": 2, "every": 2})
     whole = (run(config, tmp_path / "whole") / "traces.jsonl").read_bytes()
-    plain, calls = unmask.training.loop.learnt, iter(range(1, 100))
+    plain, calls = unmask.training.loop.inner_updates, iter(range(1, 100))
 
     def cut(*given: Any) -> Any:
         if next(calls) == 4:
@@ -292,7 +295,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
         return plain(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unmask.training.loop, "learnt", cut)
+        patch.setattr(unmask.training.loop, "inner_updates", cut)
         with pytest.raises(Cut):
             run(config, tmp_path / "cut")
     assert b"t3-0" in (tmp_path / "cut" / "traces.jsonl").read_bytes()  # which the state that is left knows nothing of
@@ -302,7 +305,7 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_cut_off(
 
 def skipped(turn: int, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
     """The group of an update of two turns, of which one is not finite."""
-    plain = unmask.training.loop.parts_of
+    plain = unmask.training.loop.loss_terms
 
     def broken(*given: Any) -> Any:
         turns = plain(*given)
@@ -312,8 +315,8 @@ def skipped(turn: int, model: str, folder: Path, monkeypatch: pytest.MonkeyPatch
             turns[turn][i] = replace(part, credit_BL=credit_BL)
         return turns
 
-    monkeypatch.setattr(unmask.training.loop, "parts_of", broken)
-    run(config_for(model, updates=1, inner=2), folder)
+    monkeypatch.setattr(unmask.training.loop, "loss_terms", broken)
+    run(config_for(model, updates=1, inner_steps=2), folder)
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["train/skipped"] == 1
     line = lines(folder)[2]
     assert line["id"] == "t1-0"

@@ -11,18 +11,18 @@ from hypothesis import given, strategies as st
 from ranks_cases import toy_model, toy_task
 
 import unmask.training.loop
-from helpers import cut_at
+from helpers import cut_at, sample
 from unmask.config.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
 from unmask.tasks.support.composite import RewardPart, composite
 from unmask.training.batch import rollout_signs
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.health import NORMS, REACH, SIGNS, WINDOW, health_warnings, sentences, updates_of
-from unmask.training.run.state import newest
+from unmask.training.run.state import newest_state
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +188,7 @@ def test_a_batch_of_prompts_that_are_all_too_long_stops_the_run_and_keeps_it(
     told = "3 of the 3 prompts of update 2 are too long for the model's limit of 32 tokens with a completion of 6"
     with pytest.raises(ValueError, match=told):
         train(config, lambda: RunFolder(tmp_path / "run", config.dump()))
-    assert newest(tmp_path / "run" / "state")[0].step == 1
+    assert newest_state(tmp_path / "run" / "state")[0].step == 1
 
 
 # --- not provoked -------------------------------------------------------------------------------------------

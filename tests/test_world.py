@@ -27,8 +27,8 @@ SHAPES = [
     pytest.param({}, id="one-a-step"),
     pytest.param({"steps": 2}, id="two-a-step"),
     pytest.param({"steps": 4, "block": 2}, id="blocks"),
-    pytest.param({"law": TokenSampling(0.6, top_k=2)}, id="tempered-top-k"),
-    pytest.param({"law": TokenSampling(1.4, top_p=0.7)}, id="hot-top-p"),
+    pytest.param({"sampling": TokenSampling(0.6, top_k=2)}, id="tempered-top-k"),
+    pytest.param({"sampling": TokenSampling(1.4, top_p=0.7)}, id="hot-top-p"),
 ]
 
 

@@ -327,7 +327,7 @@ def step_of(policy: nn.Module, parts: list[LossTerm]) -> Tensor:
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for part in parts:
-        accumulate(policy, part, rows=10**9)
+        accumulate(policy, part, micro_batch=10**9)
     return -torch.cat([p.grad.flatten() for p in policy.parameters()])
 
 

@@ -57,6 +57,7 @@ from .core.probes import (
 from .core.specs import (
     Branch as Branch,
     Record as Record,
+    RolloutRequest as RolloutRequest,
 )
 from .core.token_sampling import (
     TokenSampling as TokenSampling,
@@ -144,11 +145,13 @@ from .tasks import (
     Task as Task,
 )
 from .training.loss_terms import (
+    ScoredRollouts as ScoredRollouts,
+    Scorer as Scorer,
     loss_terms as loss_terms,
 )
 from .training.mismatch import (
     mismatch_metrics as mismatch_metrics,
-    replayed as replayed,
+    replay_logprobs as replay_logprobs,
     truncated_weights as truncated_weights,
 )
 from .training.update import (

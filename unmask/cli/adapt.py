@@ -56,7 +56,7 @@ def adapt(
             check_folder(folder)
             final.parent.mkdir(parents=True, exist_ok=True)
             aside.rename(final)
-            run.folder = folder
+            run.path = folder
             return run
 
         train_with_display(config, folder, lambda report, stop: finetune(for_now, named, report, stop=stop))

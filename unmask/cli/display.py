@@ -3,8 +3,9 @@
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from unmask.config.config import Config
     from unmask.evaluation.evaluate import Evaluation
     from unmask.tasks import Task
-    from unmask.training.run.training_run import Look, Report, TrainingResult
+    from unmask.training.run.training_run import Hooks, TrainingResult
 
 console = Console()
+OnMetrics = Callable[[int, dict[str, float]], None]
 
 
 def _bar(columns: str) -> Progress:
@@ -43,7 +45,7 @@ def live() -> bool:
 
 
 @contextmanager
-def training_display(config: "Config", name: str) -> "Iterator[tuple[Report, Look]]":
+def training_display(config: "Config", name: str, should_stop: "Callable[[], bool]") -> "Iterator[Hooks]":
     """A live panel in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
     panel, every, drawn = Panel(config, name), max(1, config.updates // 12), live()
     # What is printed meanwhile goes above the panel, but for a standard error that goes elsewhere.
@@ -67,7 +69,10 @@ def training_display(config: "Config", name: str) -> "Iterator[tuple[Report, Loo
         warned.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
 
     try:
-        yield report, panel.look if drawn else lambda source, batch: None
+        from unmask.training.run.training_run import Hooks
+
+        hooks = Hooks(on_metrics=report, should_stop=should_stop)
+        yield replace(hooks, on_batch=panel.on_batch) if drawn else hooks
     finally:
         frame.stop()
 
@@ -89,7 +94,7 @@ def _brief(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @contextmanager
-def training_bar(steps: int, name: str, unit: str) -> "Iterator[Report]":
+def training_bar(steps: int, name: str, unit: str) -> "Iterator[OnMetrics]":
     """A live bar with the losses; plain lines elsewhere, which count in `unit`."""
     with _bar("{task.fields[text]}") as bar:
         job = bar.add_task(name, total=steps, text="")
@@ -115,7 +120,7 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
     console.print(table)
     assert result.run is not None  # only the first process shows a result
-    folder = result.run.folder
+    folder = result.run.path
     if result.ended:
         _line(f"{result.ended}. The weights are those of the best evaluation.")
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")

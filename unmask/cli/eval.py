@@ -60,7 +60,7 @@ def eval(
     """
     from unmask.cli.display import show_evaluation
     from unmask.config.config import device_of
-    from unmask.evaluation.evaluate import evaluate
+    from unmask.evaluation.evaluate import Evaluator
     from unmask.tasks.scoring import failure_summary
     from unmask.training.setup import decoding_of, rollout_rows
 
@@ -88,7 +88,8 @@ def eval(
         return
     samples = samples or SAMPLES
     with _spinner(f"{built.name}: {len(rows)} problems, {samples} samples each"):
-        found = evaluate(policy, built, rows, how, samples, seed, device, batch, reward=config.reward)
+        evaluator = Evaluator(policy, built, how, samples, seed, device, batch, reward=config.reward)
+        found = evaluator.evaluate(rows)
     if as_json:
         typer.echo(json.dumps({"task": built.name, "problems": len(rows), "samples": samples, **found.metrics()}))
     else:

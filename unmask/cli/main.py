@@ -66,7 +66,7 @@ def main() -> None:
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # of a CPU; a GPU has an error of its own, and smaller passes
             raise
-        typer.echo("unmask: memory ran out: lower rows and rollout.rows, or prompts and group", err=True)
+        typer.echo("unmask: memory ran out: lower rows and rollout.micro_batch_size, or prompts and group", err=True)
         sys.exit(2)
     except (ValueError, OSError) as error:
         typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)

@@ -129,11 +129,11 @@ class Panel:
         self.warned += [f"{warning}, update {step}" for warning in warnings]
         self.last = now
 
-    def look(self, source: "Experiment", batch: "Batch") -> None:
+    def on_batch(self, experiment: "Experiment", batch: "Batch") -> None:
         """Take the first completion of a batch; of one that has none left, keep the one before."""
         if len(batch.trace):
-            found = written(source.setup.policy.tokenizer, batch.trace, source.decoding.length)
-            prompt = clean(" ".join(source.task.prompt(batch.rows[0]).split()))
+            found = written(experiment.setup.policy.tokenizer, batch.trace, experiment.decoding.length)
+            prompt = clean(" ".join(experiment.task.prompt(batch.rows[0]).split()))
             self.sample = prompt, found, float(batch.reward_B[0])
 
     def phase(self) -> str:

@@ -55,7 +55,7 @@ def sample_traces(
 ) -> Any:
     import torch
 
-    from unmask.rollout.decoding import complete
+    from unmask.rollout.sample import sample_in_turn
 
     ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
-    return complete(policy, ids, decoding, torch.tensor(seeds, device=device), rows)
+    return sample_in_turn(policy, ids, torch.tensor(seeds, device=device), decoding, rows)

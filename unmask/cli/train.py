@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config.config import Config
-    from unmask.training.run.training_run import Look, Report, Stop, TrainingResult
+    from unmask.training.run.training_run import Hooks, TrainingResult
 
 
 def train(
@@ -76,10 +76,10 @@ def train(
     folder = out or fresh_folder(_name(config))
     check_folder(folder)
 
-    def training(report: "Report", stop: "Stop", look: "Look") -> "TrainingResult":
-        return run_training(config, lambda: RunFolder(folder, config.dump()), report, stop=stop, look=look)
+    def make_folder() -> RunFolder:
+        return RunFolder(folder, config.dump())
 
-    _watched(config, folder, training)
+    _train_with_display(config, folder, lambda hooks: run_training(config, make_folder, hooks))
 
 
 def _resume(folder: Path) -> None:
@@ -90,35 +90,36 @@ def _resume(folder: Path) -> None:
 
     if (folder / FINISHED).is_file():
         shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
-        typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
+        typer.echo(f"{folder} is finished: there is nothing to resume")  # no error: a queue may well try again
         return
     path = folder / "config.yaml"
     check_exists(folder)
     if not path.is_file():
-        raise ValueError(f"{folder} is no run folder: there is no config.yaml in it")
-    _watched(read_config(path), folder, lambda report, stop, look: resume(folder, report, stop, look))
+        raise ValueError(f"{folder} is not a run folder: there is no config.yaml in it")
+    _train_with_display(read_config(path), folder, lambda hooks: resume(folder, hooks))
 
 
 def _name(config: "Config") -> str:
     return f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
 
 
-def _watched(config: "Config", folder: Path, training: "Callable[[Report, Stop, Look], TrainingResult]") -> None:
+def _train_with_display(config: "Config", folder: Path, training: "Callable[[Hooks], TrainingResult]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.cli.display import show_result, training_display
+    from unmask.training.run.training_run import Hooks
     from unmask.util.signals import Paused, stop_requests
 
-    speaks = os.environ.get("RANK", "0") == "0"  # of several processes the first
+    first = os.environ.get("RANK", "0") == "0"  # of several processes the first one prints
     try:
-        with stop_requests() as wished:
-            if not speaks:
-                training(lambda step, metrics: None, wished, lambda source, batch: None)
+        with stop_requests() as should_stop:
+            if not first:
+                training(Hooks(should_stop=should_stop))
                 return
-            with training_display(config, _name(config)) as (report, look):
-                result = training(report, wished, look)
+            with training_display(config, _name(config), should_stop) as hooks:
+                result = training(hooks)
     except Paused as paused:
-        if speaks:
-            typer.echo(f"{paused}. To go on: unmask train --resume {quote(str(folder))}")
+        if first:
+            typer.echo(f"{paused}. To resume: unmask train --resume {quote(str(folder))}")
         return
     show_result(config, _name(config), result)
     if (folder / "errors.jsonl").is_file():

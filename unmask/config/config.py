@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, TypeAdapter, ValidationError
 
+from unmask.config.renamed_keys import current_key, with_current_keys
 from unmask.config.sections import EvalConfig, OptimizerConfig, RolloutConfig
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
@@ -29,7 +30,7 @@ from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
-from unmask.methods.own import own_method, section_of
+from unmask.methods.own import file_of, own_method, section_of
 from unmask.models.lora import LoraOptions
 from unmask.tasks import TASKS, Task
 from unmask.tasks.own import spelled_out
@@ -37,6 +38,7 @@ from unmask.tasks.scoring import RewardConfig
 from unmask.tasks.support.validation import validating
 from unmask.util.parsing import assign, check_not_bool, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
+from unmask.util.user_file import run_file
 
 DEMO = Path(__file__).parent / "demo.yaml"
 
@@ -65,7 +67,7 @@ class Config(Strict):
     """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
     lora: LoraOptions = LoraOptions()
     """The low-rank adapter."""
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the model's layers: seconds to begin with, then faster on a large GPU."""
@@ -78,16 +80,16 @@ class Config(Strict):
     seed: int = Field(0, ge=0, lt=2**32)
     """Of prompts, rollouts and probes."""
     updates: int = Field(80, ge=1, lt=2**24)
-    """Batches of rollouts, each followed by `inner` optimiser steps."""
+    """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
     prompts: int = Field(12, ge=1, lt=2**20)
     """Prompts in a batch."""
     group: int = Field(8, ge=2, lt=2**16)
     """Rollouts of each prompt."""
-    inner: int = Field(1, ge=1)
+    inner_steps: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
-    rows: int | None = Field(None, ge=1)
-    """States in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a small
-    model, 8 for a large one if not given; halved when memory runs out."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a
+    small model, 8 for a large one if not given; halved when memory runs out."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
     """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
     device: str = "auto"
@@ -109,6 +111,12 @@ class Config(Strict):
     """What a reward that fails does."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
+    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def user_files(self) -> dict[str, str]:
+        """The user's own Python files by name, with the sha256 of what was run when the configuration was read."""
+        return self._user_files
 
     def dump(self) -> dict[str, Any]:
         """The resolved configuration as it would stand in a YAML file, defaults written out."""
@@ -137,17 +145,18 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
 
     Raises ValueError with one sentence that names the key at fault.
     """
-    data = read_keys(path) if isinstance(path, Path) else deepcopy(dict(path or {}))
+    data = with_current_keys(read_keys(path) if isinstance(path, Path) else deepcopy(dict(path or {})))
     sections, catalogue, replaced = set(data), _catalogue(data), set()
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
+        key = current_key(key)
         assign(data, key, parse_yaml(value, key))
         sections.discard(key.split(".")[0])
         replaced.add(key)
     chosen = {key: value for key, value in named.items() if value is not None}
-    data.update(chosen)
+    data.update(with_current_keys(chosen))
     if (chosen.keys() | replaced) & {"task", "method", "with"}:
         # A file may hold options of what has just been replaced; options set beside the replacement stay and count.
         used = [data.get("task"), *map(section_of, _words(data))]
@@ -157,7 +166,7 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
-    catalogue, data = _catalogue(data), spelled_out(data)
+    catalogue, data = _catalogue(data), spelled_out(with_current_keys(data))
     for key in data:
         if not isinstance(key, str):
             raise ValueError(f"{key!r}: keys must be text")
@@ -179,6 +188,9 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     _check_names(config)
     _check_sections(config)
     _check_combination(config)
+    words = [file_of(word) for word in (config.method, *config.plugins)]
+    files = [*words, config.options.get("own", {}).get("file")]
+    config._user_files = {file: run_file(Path(file)).digest for file in files if file}
     return config
 
 
@@ -328,10 +340,8 @@ def _built(factory: Callable[..., Any], name: str, options: Mapping[str, dict[st
     try:
         return factory(*args, **arguments)
     except ValueError as error:
-        pydantic_message = str(error)
-        raise ValueError(
-            pydantic_message if pydantic_message.startswith((f"{name}:", f"{name}.")) else f"{name}: {pydantic_message}"
-        ) from None
+        message = str(error)
+        raise ValueError(message if message.startswith((f"{name}:", f"{name}.")) else f"{name}: {message}") from None
 
 
 def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

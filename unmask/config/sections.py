@@ -36,7 +36,7 @@ class RolloutConfig(Strict):
     """The share of rows replayed without the cache to measure what it changes; 0 measures nothing."""
     correction: float = Field(0.0, ge=0)
     """The limit of importance weights that make up for the cache; 0 applies none. Replays every row."""
-    rows: int | None = Field(None, ge=1)
+    micro_batch_size: int | None = Field(None, ge=1)
     """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
 
 
@@ -51,7 +51,7 @@ class OptimizerConfig(Strict):
     """AdamW's, decoupled from the gradient."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     """AdamW's averages of gradient and squared gradient."""
-    max_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     patience: int = Field(5, ge=1)
     """An update that is not finite is skipped; the run stops after so many in a row."""

@@ -8,7 +8,6 @@ A base is a Method; a plug-in is a function Method -> Method.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
 from unmask.core.order import Order
 from unmask.core.probes import Probes
-from unmask.core.specs import Branch, Record
+from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.trace import TokenRule, Trace, until_eos
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
@@ -87,10 +86,9 @@ class Method:
         check_range(0, inf, kl=self.kl, reward_kl=self.reward_kl)
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """What `sample` must be told on this method's behalf: sample(policy, prompts, seeds, **method.sampling)."""
-        branch = self.branch.branch if self.branch is not None else None
-        return {"counted": self.counted, "record": self.record, "branch": branch}
+    def request(self) -> RolloutRequest:
+        """What `sample` does on this method's behalf: sample(..., request=method.request)."""
+        return RolloutRequest(self.counted, self.record, None if self.branch is None else self.branch.branch)
 
     @property
     def needs_reference(self) -> bool:

@@ -89,19 +89,19 @@ def at_states(probes: Probes, state_index: Tensor) -> Probes:
     )
 
 
-def chunks(probes: Probes, rows: int, states: range | None = None) -> Iterator[tuple[Tensor, Probes]]:
-    """The Probes (or some of their states) in pieces of at most `rows` states, with the numbers of their questions."""
+def chunks(probes: Probes, size: int, states: range | None = None) -> Iterator[tuple[Tensor, Probes]]:
+    """The Probes (or some of their states) in pieces of at most `size` states, with the numbers of their questions."""
     states = range(len(probes.states_SL)) if states is None else states
-    for start in states[::rows]:
-        stop = min(start + rows, states.stop)
+    for start in states[::size]:
+        stop = min(start + size, states.stop)
         inside_N = (probes.state_N >= start) & (probes.state_N < stop)
         yield inside_N.nonzero().squeeze(1), at_states(probes, torch.arange(start, stop, device=inside_N.device))
 
 
 def microbatches(
-    probes: Probes, rows: int, share: Callable[[int], range] = range, live_N: Tensor | None = None
+    probes: Probes, most: int, share: Callable[[int], range] = range, live_N: Tensor | None = None
 ) -> list[Tensor]:
-    """States in bundles of at most `rows`, those of one trace together (alone in a bundle where they are more).
+    """States in micro-batches of at most `most`, those of one trace together (alone in one where they are more).
 
     Traces of which no question is live are left out; `share` says which of so many others are wanted.
     """
@@ -116,16 +116,16 @@ def microbatches(
     live_C = torch.zeros_like(size_C, dtype=torch.bool)
     live_C[component_S[probes.state_N if live_N is None else probes.state_N[live_N]]] = True
     sizes = size_C[live_C].tolist()
-    mine, bundles = share(len(sizes)), list[int]()
+    mine, batches = share(len(sizes)), list[int]()
     for size in sizes[mine.start : mine.stop]:
-        if bundles and bundles[-1] + size <= rows:
-            bundles[-1] += size
+        if batches and batches[-1] + size <= most:
+            batches[-1] += size
         else:
-            bundles.append(size)
+            batches.append(size)
     first = sum(sizes[: mine.start])
     state_S = component_S.argsort(stable=True)
-    state_S = state_S[live_C[component_S[state_S]]][first : first + sum(bundles)]
-    return [bundle_S.sort().values for bundle_S in state_S.split(bundles)] if bundles else []
+    state_S = state_S[live_C[component_S[state_S]]][first : first + sum(batches)]
+    return [batch_S.sort().values for batch_S in state_S.split(batches)] if batches else []
 
 
 def empty(probes: Probes) -> Probes:
@@ -135,7 +135,7 @@ def empty(probes: Probes) -> Probes:
     return replace(probes, states_SL=probes.states_SL[:1], attended_SL=probes.attended_SL[:1], **nothing)
 
 
-def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
+def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tensor:
     """Log-probability of every asked token, (N, L), zero elsewhere: by the law it was sampled from.
 
     At `passed` positions the answer is log F, the probability that a draw there ranks below every draw that was
@@ -143,7 +143,7 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together.
 
-    `rows` bounds the states in one pass.
+    `micro_batch` bounds the states in one pass.
     """
     if probes.trace.sampling.guidance:
         raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
@@ -151,9 +151,9 @@ def ask(policy: Policy, probes: Probes, rows: int | None = None) -> Tensor:
         raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
     if not len(probes.states_SL):
         return torch.zeros_like(probes.share_NL)
-    if rows is None or len(probes.states_SL) <= rows:
+    if micro_batch is None or len(probes.states_SL) <= micro_batch:
         return _answers(policy, probes)
-    pieces = [(number_N, _answers(policy, piece)) for number_N, piece in chunks(probes, rows)]
+    pieces = [(number_N, _answers(policy, piece)) for number_N, piece in chunks(probes, micro_batch)]
     out_NL = torch.zeros_like(probes.share_NL, dtype=pieces[0][1].dtype)
     for number_N, piece_NL in pieces:
         out_NL[number_N] = piece_NL

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.core.trace import TokenRule, all_tokens
+
 
 @dataclass(frozen=True)
 class Record:
@@ -37,3 +39,12 @@ class Branch:
         """The probability of branching before each step, (T,)."""
         place_T = torch.arange(1, steps + 1, dtype=torch.float64) / steps
         return (self.lateness * place_T.log()).softmax(0)
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """What a method asks of the sampler: which tokens count, what to record, where to branch."""
+
+    counted: TokenRule = all_tokens
+    record: Record = Record()
+    branch: Branch | None = None

@@ -21,8 +21,8 @@ from unmask.evaluation.evaluate import Proportion, pass_shares
 from unmask.evaluation.grade import Graded, summary
 from unmask.models import Model
 from unmask.rollout.cache import Cache
-from unmask.rollout.decoding import Decoding, complete, completions
-from unmask.rollout.sample import canvas, row_seeds
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
 from unmask.tasks.scoring import RewardConfig, RewardFailure, failure_summary, grades, score
 from unmask.tasks.support.manner import Manner
 from unmask.tasks.task import Row, Task, prompt_ids
@@ -150,7 +150,7 @@ def card(bench: Bench, case: Case) -> dict[str, Any]:
         "guidance": how.sampling.guidance,
         "cache": kept,
         "ends": "at the end token" if how.stops else "never",
-        "batch": case.batch.most,
+        "batch": case.batch.size,
         "padding": "attended" if how.attend_padding else "masked",
         "dtype": str(next(policy.parameters()).dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(bench.device) if bench.device.startswith("cuda") else bench.device,
@@ -212,7 +212,7 @@ def _sampled(bench: Bench, case: Case, prompts: list[list[int]]) -> tuple[dict[i
 
 
 def _traces(bench: Bench, case: Case, prompts: list[list[int]], how: Decoding, seed_P: torch.Tensor) -> Iterator[Trace]:
-    return complete(bench.policy, prompts, how, seed_P.to(bench.device), case.batch)
+    return sample_in_turn(bench.policy, prompts, seed_P.to(bench.device), how, case.batch)
 
 
 def numbers_in(text: str, option: str, example: str) -> list[int]:

@@ -11,18 +11,18 @@ from torch import Tensor
 from unmask.core.policy import Policy
 from unmask.core.trace import Trace, concat_traces
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.rollout.decoding import Decoding, complete, completions
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardConfig, RewardFailure, Scores, score
 from unmask.tasks.task import Row, prompt_ids
 from unmask.util.micro_batch import MicroBatch
 
 WATCHED = 3
-"""The problems of an evaluation that a watcher is shown: the first, and so the same ones every time."""
+"""The problems of an evaluation that `on_samples` gets: the first, and so the same ones every time."""
 
-Watch = Callable[[Trace, Scores], None]
-"""Is shown traces and what all earned, of which those of the traces come first."""
+OnSamples = Callable[[Trace, Scores], None]
+"""Called with traces and the scores of all samples, of which those of the traces come first."""
 
 Z_95 = 1.959963984540054
 
@@ -121,58 +121,57 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
 
 
-def evaluate(
-    policy: Policy,
-    task: Task,
-    rows: Sequence[Row],
-    decoding: Decoding,
-    samples: int = 4,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    batch: MicroBatch | None = None,
-    ranks: Ranks = ALONE,
-    reward: RewardConfig | None = None,
-    watch: Watch | None = None,
-) -> Evaluation:
-    """Solve held-out problems `samples` times at the sampling law and once greedily, every process its share.
+@dataclass(frozen=True)
+class Evaluator:
+    """Solves problems of a task with a policy, every process its share of them."""
 
-    `watch` is for the first process: it is shown the samples of the first problems.
-    """
-    if not rows:
-        raise ValueError("there are no problems to evaluate on")
+    policy: Policy
+    task: Task
+    decoding: Decoding
+    samples: int = 4
+    """Sampled completions of each problem, beside the greedy one."""
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    micro_batch: MicroBatch | None = None
+    ranks: Ranks = ALONE
+    reward: RewardConfig | None = None
 
-    seen = list[Trace]()
+    def evaluate(self, rows: Sequence[Row], on_samples: OnSamples | None = None) -> Evaluation:
+        """Solve held-out problems, sampled and greedily. `on_samples` is for the first process."""
+        if not rows:
+            raise ValueError("there are no problems to evaluate on")
+        shown = 0 if on_samples is None else WATCHED * self.samples
+        sampled, traces = self._solve([row for row in rows for _ in range(self.samples)], self.decoding, shown)
+        if on_samples is not None and traces:
+            on_samples(concat_traces(traces), sampled)
+        greedy, _ = self._solve(rows, self.decoding.greedy())
+        hits_P = sampled.solved_B.cpu().view(len(rows), self.samples).sum(-1)
+        passes = pass_shares(hits_P, self.samples)
+        mixed_P = mixed_at_k(max(passes), hits_P, self.samples)
+        return Evaluation(
+            sampled=passes[1],
+            greedy=wilson_interval(int(greedy.solved_B.sum()), len(rows)),
+            passes=passes,
+            reward=float(sampled.reward_B.mean()),
+            problems=len(rows),
+            samples=self.samples,
+            failures=(*sampled.failures, *greedy.failures),
+            mixed=mean_proportion(mixed_P) if self.samples > 1 else None,
+        )
 
-    def answers(asked: Sequence[Row], how: Decoding, wanted: int = 0) -> Scores:
-        mine = ranks.share(len(asked))
-        asked, seed_B = asked[mine.start : mine.stop], row_seeds(seed, len(asked))[mine.start : mine.stop]
-        prompts = [prompt_ids(policy, task, row) for row in asked]
-        texts = list[str]()
-        for trace in complete(policy, prompts, how, seed_B.to(device), batch):
+    def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Scores, list[Trace]]:
+        """The scores of all processes, and this one's first traces: batches that hold the first `shown`."""
+        mine = self.ranks.share(len(rows))
+        rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
+        prompts = [prompt_ids(self.policy, self.task, row) for row in rows]
+        texts, kept = list[str](), list[Trace]()
+        for trace in sample_in_turn(self.policy, prompts, seed_B.to(self.device), decoding, self.micro_batch):
             if not bool(trace.logp_BL.isfinite().all()):
                 raise ValueError(
                     "the model's log-probabilities are not finite: its weights are ruined, perhaps by too large a "
                     "learning rate; go back to an earlier checkpoint and lower optimizer.lr"
                 )
-            if len(texts) < wanted:
-                seen.append(trace)
-            texts += completions(policy, trace, how.length)
-        return score(task, asked, texts, reward, ranks, device)
-
-    shown = 0 if watch is None else WATCHED * samples
-    sampled = answers([row for row in rows for _ in range(samples)], decoding, shown)
-    if watch is not None and seen:
-        watch(concat_traces(seen), sampled)
-    greedy = answers(rows, decoding.greedy())
-    hits_P = sampled.solved_B.cpu().view(len(rows), samples).sum(-1)
-    passes = pass_shares(hits_P, samples)
-    return Evaluation(
-        sampled=passes[1],
-        greedy=wilson_interval(int(greedy.solved_B.sum()), len(rows)),
-        passes=passes,
-        reward=float(sampled.reward_B.mean()),
-        problems=len(rows),
-        samples=samples,
-        failures=(*sampled.failures, *greedy.failures),
-        mixed=mean_proportion(mixed_at_k(max(passes), hits_P, samples)) if samples > 1 else None,
-    )
+            if len(texts) < shown:
+                kept.append(trace)
+            texts += completions(self.policy, trace, decoding.length)
+        return score(self.task, rows, texts, self.reward, self.ranks, self.device), kept

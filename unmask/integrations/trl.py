@@ -29,9 +29,9 @@ from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import ReferencePolicy, has_adapter, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
 from unmask.models.tokenizer import HubTokenizer
-from unmask.rollout.decoding import Decoding, completions
-from unmask.rollout.sample import Rollouts, row_seeds
-from unmask.training.loss_terms import loss_terms
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
+from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.setup import decoder_of
 from unmask.training.update import LossTerm, term_loss
 from unmask.util.micro_batch import MicroBatch
@@ -58,33 +58,23 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         method: Method,
         decoding: Decoding,
         *,
-        reward_funcs: Any,
         args: GRPOConfig,
-        train_dataset: Any,
-        eval_dataset: Any = None,
-        callbacks: Any = None,
-        optimizers: Any = (None, None),
-        rows: int = 32,
+        micro_batch_size: int = 32,
+        **trainer: Any,
     ) -> None:
-        """`rows` bounds the canvases in one pass without gradient: rollouts, answers of the old and the reference."""
+        """`micro_batch_size` bounds the canvases in one pass without gradient: rollouts, and the log-probabilities of
+        the old and the reference policy. `trainer` are arguments of GRPOTrainer: reward_funcs, train_dataset,
+        eval_dataset, callbacks, optimizers."""
         check(method, args)
         decoder_of(policy, "training inside TRL").to(args.device)
-        self.policy, self.method, self.decoding, self.rows = policy, method, decoding, MicroBatch(rows)
+        self.policy, self.method, self.decoding = policy, method, decoding
+        self.micro_batch = MicroBatch(micro_batch_size)
         self.reference = _unmoved(policy) if method.needs_reference else None
         self._trace: Trace | None = None
         self._reward_B: Tensor | None = None
         self._turns: dict[str, list[LossTerm]] = {}
         self._heard: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
-        super().__init__(
-            model=policy.lm,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=fast_tokenizer(policy.tokenizer),
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
+        super().__init__(model=policy.lm, args=args, processing_class=fast_tokenizer(policy.tokenizer), **trainer)
         self.rollout_func = self._rolled  # given to the constructor, it would only warn that it is experimental
 
     @property
@@ -98,13 +88,14 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         training = self._mode == "train"
         number = self.args.seed * 2**24 + self.state.global_step if training else crc32(str(ids).encode())
         group_B = torch.arange(len(ids)) // (self.num_generations if training else self.num_generations_eval)
-        self._trace = trace = self.decoding.sample(
+        self._trace = trace = sample(
             self.policy,
             ids,
             row_seeds(number, len(ids)).to(self.args.device),
-            self.rows,
+            self.decoding,
             group_B=group_B.to(self.args.device),
-            **self.method.sampling,
+            request=self.method.request,
+            micro_batch=self.micro_batch,
         ).trace
         written = [row_L[kept_L].tolist() for row_L, kept_L in zip(trace.tokens_BL, until_eos(trace), strict=True)]
         return {"prompt_ids": ids, "completion_ids": written, "logprobs": None}
@@ -134,18 +125,14 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             )
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._trace is not None and self._reward_B is not None
-        turns = loss_terms(
+        steps = loss_terms(
             self.method,
-            self.policy,
-            self.reference,
-            Rollouts(self._trace, None),
-            self._reward_B,
-            None,
+            ScoredRollouts(Rollouts(self._trace, None), self._reward_B),
+            Scorer(self.policy, self.reference, self.micro_batch),
             torch.Generator().manual_seed(self.args.seed * 2**24 + self.state.global_step),
             self.num_iterations if self._mode == "train" else 1,
-            self.rows,
         )
-        self._turns[self._mode] = [part for (part,) in turns]
+        self._turns[self._mode] = [term for (term,) in steps]
         self._heard[self._mode].clear()
         return {**found, "row": torch.arange(len(inputs), device=self.args.device)}
 

@@ -42,6 +42,12 @@ def label_of(text: str) -> str:
     return ":".join([section_of(word), *options])
 
 
+def file_of(word: str) -> str | None:
+    """The file that a word names, if it names a function in one."""
+    match = WORD.fullmatch(word)
+    return None if match is None else match["file"]
+
+
 def is_own(word: str) -> bool:
     return WORD.fullmatch(word) is not None
 
@@ -51,7 +57,7 @@ def takes_base(word: str) -> bool:
     found = WORD.fullmatch(word)
     if found is None or not found["name"] or not Path(found["file"]).is_file():
         return False
-    function = getattr(run_file(Path(found["file"])), found["name"], None)
+    function = getattr(run_file(Path(found["file"])).module, found["name"], None)
     return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "base"
 
 
@@ -66,9 +72,9 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
         raise ValueError(f"{key}: {file}: name the function too, as {file}:NAME")
     if not Path(file).is_file():
         raise ValueError(f"{key}: there is no file {file}")
-    function = getattr(run_file(Path(file)), name, None)
+    function = getattr(run_file(Path(file)).module, name, None)
     if not inspect.isfunction(function):
-        module = run_file(Path(file))
+        module = run_file(Path(file)).module
         names = [each for each, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         told = f"; {suggestion(name, names)}" if names else ""
         raise ValueError(f"{key}: {file}: there is no function {name} in it{told}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
-from unmask.util.metering import record_pass
+from unmask.util.metering import Metered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ class Facts:
     """Queries and keys are rotated in fp32 (LLaDA), not in the type of the activations."""
 
 
-class Decoder(nn.Module):
+class Decoder(Metered, nn.Module):
     """Implements CachingPolicy around a LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer) -> None:
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         self.mask_id, self.eos_id, self.pad_id = facts.mask_id, facts.eos_id, facts.pad_id
         self.max_length, self.causal_block = facts.max_length, facts.causal_block
         self.vocabulary: int = lm.config.vocab_size
-        self.checkpointing = False
+        self.gradient_checkpointing = False
         """Recompute each layer in the backward pass instead of keeping its activations."""
         # A plain attribute: casting the module to bf16 would round a buffer.
         self.frequency_D: Tensor = lm.model.rotary_emb.inv_freq.detach().float().clone()
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The final hidden states at `at_Q`; only columns first..last - 1 are computed."""
         width = tokens_SL.shape[1]
-        record_pass(tokens_SL, last - first)
+        self.record_pass(tokens_SL, last - first)
         x_SWD = self.lm.model.embed_tokens(tokens_SL[:, first:last])
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() or asked):
             for number, layer in enumerate(self.layers):
                 kept = (memory.keys[number], memory.values[number], column_W) if memory is not None else (None,) * 3
-                if self.checkpointing and torch.is_grad_enabled():
+                if self.gradient_checkpointing and torch.is_grad_enabled():
                     x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, *kept, use_reentrant=False)
                 else:
                     x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, *kept)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from unmask.core.policy import Tokenizer
 from unmask.models.checkpoint import Origin, StoredTensors
 from unmask.models.decoder import Facts
-from unmask.util.metering import record_pass
+from unmask.util.metering import Metered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class MaskedLM(StoredTensors, nn.Module):
+class MaskedLM(Metered, StoredTensors, nn.Module):
     """Implements Policy; the two kinds below say where the parts of their networks are."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
@@ -37,7 +37,7 @@ class MaskedLM(StoredTensors, nn.Module):
         """The states that the matrix over the vocabulary reads, the prediction head's own layer included."""
         if tokens_SL.shape[1] > self.max_length:
             raise ValueError(f"This model takes at most {self.max_length} tokens, not {tokens_SL.shape[1]}.")
-        record_pass(tokens_SL, tokens_SL.shape[1])
+        self.record_pass(tokens_SL, tokens_SL.shape[1])
         position_SL = None if attended_SL is None else (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
         return self._transform(self._states(tokens_SL, attended_SL, position_SL).flatten(0, 1)[at_Q])
 

@@ -24,7 +24,7 @@ def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
     return step_B.clamp(max=steps - 1)
 
 
-def fillings(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, count: int) -> Trace:
+def fill_states(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, count: int) -> Trace:
     """`count` one-step traces from each row's state, which fill all that it has masked; all rows in one whole pass.
 
     Rows that had ended by then are left out. A branch's group is the row of the engine's trace that it left.
@@ -37,8 +37,8 @@ def fillings(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, 
     at_Q = masked_RL.flatten().nonzero().squeeze(1)
     token_ZQ, logp_ZQ, kept_QK = _drawn(replace(engine, trace=source, memories={}), seed_B[row_R], at_Q, count)
 
-    twigs = select_traces(source, torch.arange(len(row_R), device=row_R.device).repeat_interleave(count))
-    tokens_RZL, logp_RZL = (value.view(-1, count, width).clone() for value in (twigs.tokens_BL, twigs.logp_BL * 0))
+    filled = select_traces(source, torch.arange(len(row_R), device=row_R.device).repeat_interleave(count))
+    tokens_RZL, logp_RZL = (value.view(-1, count, width).clone() for value in (filled.tokens_BL, filled.logp_BL * 0))
     row_Q, column_Q = at_Q // width, at_Q % width
     tokens_RZL[row_Q, :, column_Q] = token_ZQ.T
     logp_RZL[row_Q, :, column_Q] = logp_ZQ.T.to(logp_RZL.dtype)
@@ -48,7 +48,7 @@ def fillings(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, 
         kept_RCK[row_Q, column_Q - start] = kept_QK
         seen["kept"] = kept_RCK.repeat_interleave(count, dim=0)
     return replace(
-        twigs,
+        filled,
         tokens_BL=tokens_RZL.flatten(0, 1),
         logp_BL=logp_RZL.flatten(0, 1),
         step_BL=torch.where(masked_RL, 0, GIVEN).repeat_interleave(count, dim=0),

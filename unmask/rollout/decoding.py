@@ -1,69 +1,51 @@
-"""How completions are made: the settings of a rollout, and rollouts of many prompts by them."""
+"""How completions are made: the settings of a rollout, for training and evaluation alike."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from unmask.core.order import Order, low_confidence
-from unmask.core.policy import Policy
-from unmask.core.schedule import Schedule, even
-from unmask.core.shapes import NO_TOKEN
+from unmask.core.order import Order, low_confidence, score_threshold
+from unmask.core.schedule import CommitCounts, Schedule, even, one_by_one
 from unmask.core.token_sampling import TokenSampling
-from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
-from unmask.rollout.sample import Rollouts, in_batches, sample
-from unmask.util.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How completions are made, for training and evaluation alike: the arguments of `sample` that are not the rows'."""
+    """The settings of `sample`. Only the length is needed: by default a step commits one position, in one block.
+
+    With a `threshold` a step commits every position whose score reaches it, and at least one; `steps` and `schedule`
+    then have no effect, and a trace has `length` steps of which a row skips those it does not need.
+    """
 
     length: int
-    steps: int
-    block: int
+    """Positions to denoise after the prompt."""
+    steps: int = -1
+    """Denoising steps; -1: as many as positions."""
+    block: int = -1
+    """Positions of a semi-autoregressive block; -1: one block."""
     sampling: TokenSampling = TokenSampling()
     order: Order = low_confidence
     schedule: Schedule = even
     threshold: float | None = None
     cache: Cache | None = None
     attend_padding: bool = False
+    """The model attends to padding as to a prompt, so that a row depends on its batch: d1's evaluation, not for
+    training."""
     stops: bool = True
+    """An end token with nothing masked before it ends a row. False, as in d1's evaluation: every position is filled."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "block"):
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, self.length)
 
     def greedy(self) -> "Decoding":
         return replace(self, sampling=replace(self.sampling, temperature=0.0))
 
-    def sample(
-        self,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        seed_B: Tensor,
-        rows: MicroBatch,
-        group_B: Tensor | None = None,
-        **more: Any,
-    ) -> Rollouts:
-        """Roll out these prompts, at most `rows` at a time; `more` goes to `sample` as it is."""
-        how = {f.name: getattr(self, f.name) for f in fields(self)}
-        group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
-        return in_batches(partial(sample, policy, **how, **more), prompts, seed_B, group_B, rows)
+    def commit_counts(self) -> CommitCounts:
+        """How many positions each step of each block commits, at least."""
+        schedule = self.schedule if self.threshold is None else one_by_one
+        return schedule(self.length, self.steps, self.block)
 
-
-def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
-    """The text that each trace wrote: up to its end token, or all of it where nothing ends a row."""
-    read = policy.tokenizer.raw if trace.eos_id == NO_TOKEN else policy.tokenizer.decode
-    return [read(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
-
-
-def complete(
-    policy: Policy, prompts: Sequence[list[int]], decoding: Decoding, seed_B: Tensor, rows: MicroBatch | None = None
-) -> Iterator[Trace]:
-    """Traces of every prompt in order, at most `rows` at a time."""
-    rows, start = rows or MicroBatch(512), 0
-    while start < len(prompts):
-        part = slice(start, start + rows.most)
-        yield decoding.sample(policy, prompts[part], seed_B[part], rows).trace
-        start = part.stop
+    def sure_score(self) -> float | None:
+        """The score in the order from which a position is committed at once; None without a threshold."""
+        return None if self.threshold is None else score_threshold(self.order, self.threshold)

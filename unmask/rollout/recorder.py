@@ -1,5 +1,7 @@
 """What a sampler remembers beside tokens, steps and their log-probabilities."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,21 @@ from unmask.core.specs import Record
 from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
 
 
-class Notes:
-    """What the recorders keep while a rollout runs."""
+class StepPositions(NamedTuple):
+    """What a step looked at: R rows, of each at most M positions."""
+
+    step: int
+    live_R: Tensor
+    column_RM: Tensor
+    """Columns of the completion."""
+    place_RM: Tensor
+    """Places within the block."""
+    valid_RM: Tensor
+    chosen_RM: Tensor
+
+
+class RolloutRecorder:
+    """Keeps what a Record asks for while a rollout runs."""
 
     def __init__(
         self, record: Record, commits: CommitCounts, batch: int, length: int, law: TokenSampling, adaptive: bool
@@ -22,7 +37,7 @@ class Notes:
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
 
-    def seen(self, look: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
+    def of_piece(self, look: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
         """What is kept of a piece."""
         found = {}
         if self.record.entropy:
@@ -33,18 +48,9 @@ class Notes:
             found["top_logp"], found["top_id"] = look.plain_QV.topk(min(self.record.top, look.plain_QV.shape[-1] - 1))
         return found
 
-    def take(
-        self,
-        found: dict[str, Tensor],
-        step: int,
-        live_R: Tensor,
-        column_RM: Tensor,
-        place_RM: Tensor,
-        valid_RM: Tensor,
-        chosen_RM: Tensor,
-        block: int,
-    ) -> None:
-        """What is kept of a step."""
+    def record_step(self, found: dict[str, Tensor], positions: StepPositions, block: int) -> None:
+        """Keep what is wanted of a step."""
+        step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
         for name in self.single:
             if name in found:
                 value_RM = found[name].view(*column_RM.shape, *found[name].shape[1:])

@@ -12,7 +12,7 @@ Decoding by threshold asks the device before each step how many positions every 
 the block is set aside until the next begins, so that it passes through the model only to write something.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,13 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import Order, StepLogits, low_confidence, score_threshold
+from unmask.core.order import Order, StepLogits
 from unmask.core.policy import CachingPolicy, Policy
-from unmask.core.schedule import CommitCounts, Schedule, even, one_by_one
+from unmask.core.schedule import CommitCounts
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
-from unmask.core.specs import Branch, Record
+from unmask.core.specs import RolloutRequest
 from unmask.core.token_sampling import (
-    TokenSampling,
     draw_tokens,
     pad_ids,
     sampling_logprobs,
@@ -34,11 +33,11 @@ from unmask.core.token_sampling import (
     token_logprobs,
     uniforms,
 )
-from unmask.core.trace import TokenRule, Trace, all_tokens, concat_traces
-from unmask.rollout.branches import branch_steps, fillings
-from unmask.rollout.cache import Cache
+from unmask.core.trace import Trace, concat_traces
+from unmask.rollout.branches import branch_steps, fill_states
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.engine import Engine, aligned
-from unmask.rollout.recorder import Notes
+from unmask.rollout.recorder import RolloutRecorder, StepPositions
 from unmask.util.micro_batch import MicroBatch
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
@@ -74,105 +73,121 @@ class Rollouts(NamedTuple):
     """One-step traces that start at a visited state; group = the row of `trace` they left."""
 
 
-def in_batches(
-    roll: Callable[..., Rollouts], prompts: Sequence[Sequence[int]], seed_B: Tensor, group_B: Tensor, rows: MicroBatch
-) -> Rollouts:
-    """roll(prompts, seed_B, group_B=...) over at most `rows` prompts at a time, fewer when memory runs out."""
-    parts, start = list[Rollouts](), 0
-    while start < len(prompts):
-        part = slice(start, start + rows.most)
-        try:
-            trace, branches = roll(prompts[part], seed_B[part], group_B=group_B[part])
-        except torch.OutOfMemoryError as error:
-            rows.halve(error, len(prompts[part]))
-            continue
-        if branches is not None:
-            branches = replace(branches, group_B=branches.group_B + start)
-        parts.append(Rollouts(trace, branches))
-        start += len(trace)
-    if len(parts) == 1:
-        return parts[0]
-    twigs = [branches for _, branches in parts if branches is not None and len(branches)]
-    return Rollouts(concat_traces([trace for trace, _ in parts]), concat_traces(twigs) if twigs else parts[0].branches)
-
-
 @torch.no_grad()
 def sample(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     seed_B: Tensor,
+    decoding: Decoding,
     *,
-    length: int,
-    steps: int | None = None,
-    block: int | None = None,
-    law: TokenSampling = TokenSampling(),
-    order: Order = low_confidence,
-    schedule: Schedule = even,
-    threshold: float | None = None,
-    cache: Cache | None = None,
-    attend_padding: bool = False,
-    stops: bool = True,
     group_B: Tensor | None = None,
-    counted: TokenRule = all_tokens,
-    record: Record = Record(),
-    branch: Branch | None = None,
+    request: RolloutRequest = RolloutRequest(),
+    micro_batch: MicroBatch | None = None,
 ) -> Rollouts:
-    """Denoise `length` positions after every prompt. Defaults: one position a step, one block.
+    """Denoise `decoding.length` positions after every prompt, at most `micro_batch` prompts at a time.
 
-    A row retires once an end token stands with nothing masked before it; what it never filled stays MASK.
-    With a `threshold` a step commits every position whose score reaches it, and at least one; `steps` and `schedule`
-    then say nothing, and the trace has `length` steps of which a row skips those it does not need.
-
-    As d1's evaluation has it, and not for training: `attend_padding` has the model see padding as it sees a prompt,
-    so that a row depends on its batch; without `stops` no token ends a row, and all of it is filled.
+    A row retires once an end token stands with nothing masked before it; what it never filled stays MASK. `request` is
+    what a method needs of the rollouts (`method.request`). Groups are one a prompt where `group_B` is not given.
     """
-    steps, block = length if steps is None else steps, length if block is None else block
-    commits = schedule(length, steps, block) if threshold is None else one_by_one(length, steps, block)
-    enough = None if threshold is None else score_threshold(order, threshold)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
+    group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
+    if micro_batch is None:
+        return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
+    done, start = list[Rollouts](), 0
+    while start < len(prompts):
+        part = slice(start, start + micro_batch.size)
+        try:
+            trace, branches = _sample_batch(policy, prompts[part], seed_B[part], decoding, group_B[part], request)
+        except torch.OutOfMemoryError as error:
+            micro_batch.halve(error, len(prompts[part]))
+            continue
+        if branches is not None:
+            branches = replace(branches, group_B=branches.group_B + start)
+        done.append(Rollouts(trace, branches))
+        start += len(trace)
+    return done[0] if len(done) == 1 else _concat(done)
+
+
+def _concat(parts: list[Rollouts]) -> Rollouts:
+    branches = [branches for _, branches in parts if branches is not None and len(branches)]
+    return Rollouts(
+        concat_traces([trace for trace, _ in parts]), concat_traces(branches) if branches else parts[0].branches
+    )
+
+
+def sample_in_turn(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    seed_B: Tensor,
+    decoding: Decoding,
+    micro_batch: MicroBatch | None = None,
+) -> Iterator[Trace]:
+    """Traces of every prompt in order, at most `micro_batch` at a time: none waits for the others."""
+    micro_batch, start = micro_batch or MicroBatch(512), 0
+    while start < len(prompts):
+        part = slice(start, start + micro_batch.size)
+        yield sample(policy, prompts[part], seed_B[part], decoding, micro_batch=micro_batch).trace
+        start = part.stop
+
+
+def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
+    """The text that each trace wrote: up to its end token, or all of it where nothing ends a row."""
+    read = policy.tokenizer.raw if trace.eos_id == NO_TOKEN else policy.tokenizer.decode
+    return [read(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
+
+
+def _sample_batch(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    seed_B: Tensor,
+    decoding: Decoding,
+    group_B: Tensor,
+    request: RolloutRequest,
+) -> Rollouts:
+    commits, sure_score, block = decoding.commit_counts(), decoding.sure_score(), decoding.block
     steps = sum(len(sizes) for sizes in commits)
-    trace = _blank(policy, prompts, length, block, steps, law, group_B, seed_B.device)
-    if attend_padding:
-        trace = replace(trace, attended_BL=torch.ones_like(trace.attended_BL))
-    if not stops:
-        trace = replace(trace, eos_id=NO_TOKEN)
-    branch_step_B = branch_steps(branch, steps, seed_B)
+    trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
+    branch_step_B = branch_steps(request.branch, trace.steps, seed_B)
     engine = Engine(
         policy=policy,
         trace=trace,
-        start=trace.tokens_BL.shape[1] - length,
+        start=trace.tokens_BL.shape[1] - decoding.length,
         block=block,
-        cache=cache,
+        cache=decoding.cache,
         aligned=aligned(policy, [len(prompt) for prompt in prompts], block),
-        padded=not attend_padding and len({len(prompt) for prompt in prompts}) > 1,
+        padded=not decoding.attend_padding and len({len(prompt) for prompt in prompts}) > 1,
     )
-    notes = Notes(record, commits, len(trace), length, law, adaptive=enough is not None)
-    walk = _Walk(engine, seed_B, order, enough, notes)
+    recorder = RolloutRecorder(
+        request.record, commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
+    )
+    denoiser = _Denoiser(engine, seed_B, decoding.order, sure_score, recorder)
     with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
-        state_BL, ended_B = _walked(walk, commits, branch_step_B)
-        twigs = fillings(engine, seed_B, state_BL, ended_B, branch.fillings) if branch is not None else None
+        state_BL, ended_B = _denoise(denoiser, commits, branch_step_B)
+        branches = None
+        if request.branch is not None:
+            branches = fill_states(engine, seed_B, state_BL, ended_B, request.branch.fillings)
 
-    trace = replace(trace, seen=walk.notes.tensors())
-    trace = replace(trace, counted_BL=counted(trace))
-    return Rollouts(trace, None if twigs is None else replace(twigs, counted_BL=counted(twigs)))
+    trace = replace(trace, seen=denoiser.recorder.tensors())
+    trace = replace(trace, counted_BL=request.counted(trace))
+    return Rollouts(trace, None if branches is None else replace(branches, counted_BL=request.counted(branches)))
 
 
-def _walked(walk: "_Walk", commits: CommitCounts, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Denoise the walk's trace in place, all blocks and steps.
+def _denoise(denoiser: "_Denoiser", commits: CommitCounts, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Denoise the denoiser's trace in place, all blocks and steps.
 
     Returns the canvas of every row as it was before its branch step, and whether the row had ended by then.
     """
-    state_BL, ended_B, step = walk.trace.tokens_BL.clone(), walk.ended_B.clone(), 0
+    state_BL, ended_B, step = denoiser.trace.tokens_BL.clone(), denoiser.ended_B.clone(), 0
     for number, sizes in enumerate(commits):
-        walk.begin(number)
-        left = walk.engine.block
+        denoiser.begin(number)
+        left = denoiser.engine.block
         for turn, size in enumerate(sizes):
             leaving_B = branch_step_B == step
-            state_BL = torch.where(leaving_B[:, None], walk.trace.tokens_BL, state_BL)
-            ended_B = torch.where(leaving_B, walk.ended_B, ended_B)
-            if size and (most := walk.open(turn, left)):
-                walk.step(number, step, size, most)
+            state_BL = torch.where(leaving_B[:, None], denoiser.trace.tokens_BL, state_BL)
+            ended_B = torch.where(leaving_B, denoiser.ended_B, ended_B)
+            if size and (most := denoiser.open(turn, left)):
+                denoiser.step(number, step, size, most)
             left, step = left - size, step + 1
     return state_BL, ended_B
 
@@ -180,42 +195,42 @@ def _walked(walk: "_Walk", commits: CommitCounts, branch_step_B: Tensor) -> tupl
 def _blank(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
-    length: int,
-    block: int,
+    decoding: Decoding,
     steps: int,
-    law: TokenSampling,
-    group_B: Tensor | None,
+    group_B: Tensor,
     device: torch.device,
 ) -> Trace:
     """A trace of which nothing is filled yet; `sample` writes into its tensors."""
-    tokens_BL, attended_BL = canvas(prompts, length, policy, device)
-    column_L = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - length)
+    tokens_BL, attended_BL = canvas(prompts, decoding.length, policy, device)
+    column_L = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length)
     return Trace(
         tokens_BL=tokens_BL,
         step_BL=torch.where(column_L < 0, GIVEN, NEVER).repeat(len(prompts), 1),
-        block_BL=torch.where(column_L < 0, GIVEN, column_L // block).repeat(len(prompts), 1),
-        attended_BL=attended_BL,
+        block_BL=torch.where(column_L < 0, GIVEN, column_L // decoding.block).repeat(len(prompts), 1),
+        attended_BL=torch.ones_like(attended_BL) if decoding.attend_padding else attended_BL,
         counted_BL=torch.zeros_like(attended_BL),
         logp_BL=torch.zeros(tokens_BL.shape, dtype=torch.float64, device=device),
-        group_B=torch.arange(len(prompts), device=device) if group_B is None else group_B,
+        group_B=group_B,
         mask_id=policy.mask_id,
-        eos_id=policy.eos_id,
+        eos_id=policy.eos_id if decoding.stops else NO_TOKEN,
         steps=steps,
-        sampling=law,
+        sampling=decoding.sampling,
     )
 
 
-class _Walk:
+class _Denoiser:
     """A trace on its way from masks to text. Rows that have ended stay marked until the batch is compacted."""
 
-    def __init__(self, engine: Engine, seed_B: Tensor, order: Order, enough: float | None, notes: Notes) -> None:
+    def __init__(
+        self, engine: Engine, seed_B: Tensor, order: Order, sure_score: float | None, recorder: RolloutRecorder
+    ) -> None:
         self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
-        self.enough, self.notes = enough, notes
+        self.sure_score, self.recorder = sure_score, recorder
         self.live_R = torch.arange(len(seed_B), device=seed_B.device)
         self.waiting = list[Tensor]()
         """Rows that have been set aside until the next block."""
         self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
-        self.begun = -1
+        self.last_block = -1
         """The block whose first step has been taken."""
 
     def begin(self, number: int) -> None:
@@ -233,7 +248,7 @@ class _Walk:
 
     def open(self, turn: int, left: int) -> int:
         """The most positions of this block that a row has masked, by the schedule `left`; 0: nothing is to be done."""
-        if turn and self.enough is not None:
+        if turn and self.sure_score is not None:
             return self._narrow()
         if turn and (self.seed_B.device.type == "cpu" or turn % COMPACTED == 0):
             self.compact()
@@ -246,7 +261,7 @@ class _Walk:
         """
         if not len(self.live_R):
             return 0
-        left_R = self._masked(self._block_columns(self.begun)).sum(1)
+        left_R = self._masked(self._block_columns(self.last_block)).sum(1)
         left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
         if 0 in left:
             done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
@@ -271,13 +286,14 @@ class _Walk:
         valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
         column_RM = column_W[place_RM]
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.begun == number)
-        self.begun = number
+        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.last_block == number)
+        self.last_block = number
         found = self._drawn(hidden, column_RM, step)
         score_RM = found["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
         chosen_RM = self._chosen(score_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
-        self.notes.take(found, step, live_R, completion_RM, place_RM, valid_RM, chosen_RM, self.engine.block)
+        positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
+        self.recorder.record_step(found, positions, self.engine.block)
         for name, value in (("tokens_BL", found["token"]), ("logp_BL", found["logp"]), ("step_BL", step)):
             written = getattr(trace, name)
             value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
@@ -296,7 +312,7 @@ class _Walk:
         """The `size` positions of largest score, ties to the left; and all that are sure enough."""
         first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
         chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
-        return chosen_RM if self.enough is None else chosen_RM | (score_RM >= self.enough)
+        return chosen_RM if self.sure_score is None else chosen_RM | (score_RM >= self.sure_score)
 
     def _drawn(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
         """A token and what is said of it at every position, piece by piece: logits are as wide as the vocabulary."""
@@ -316,7 +332,7 @@ class _Walk:
                 token_Q = plain_QV.argmax(-1)
                 logp_Q = torch.zeros_like(plain_QV[:, 0])
             look = StepLogits(plain_QV, law_QV, token_Q, noise_Q[piece], column_Q[piece])
-            noted = self.notes.seen(look, kept_QV)
+            noted = self.recorder.of_piece(look, kept_QV)
             pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(look), **noted})
         widest = max(piece["kept"].shape[-1] for piece in pieces) if "kept" in pieces[0] else 0
         if "kept" in pieces[0]:

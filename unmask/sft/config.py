@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from unmask.config.config import check_device
 from unmask.config.sections import OptimizerConfig
@@ -12,6 +12,7 @@ from unmask.models.lora import LoraOptions
 from unmask.sft.data import Lessons, checked_lessons
 from unmask.util.parsing import assign, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
+from unmask.util.user_file import run_file
 
 
 class SftEval(Strict):
@@ -36,7 +37,7 @@ class SftConfig(Strict):
     """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
     lora: LoraOptions = LoraOptions()
     """The low-rank adapter."""
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the model's layers: a minute to begin with, then faster on a large GPU."""
@@ -58,6 +59,13 @@ class SftConfig(Strict):
     """AdamW."""
     eval: SftEval = SftEval()
     """What is measured on the way."""
+
+    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def user_files(self) -> dict[str, str]:
+        """The Python files of the user's own tasks by name, with the sha256 of what was run."""
+        return self._user_files
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -84,6 +92,8 @@ def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **n
     if config.optimizer.warmup > config.updates or config.grow > config.updates:
         key = "grow" if config.grow > config.updates else "optimizer.warmup"
         raise ValueError(f"{key}: is more than the {config.updates} updates")
+    files = [source.options.get("file") for source in config.data if source.task == "own"]
+    config._user_files = {file: run_file(Path(file)).digest for file in files if file}
     return config
 
 

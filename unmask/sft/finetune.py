@@ -17,19 +17,20 @@ from pathlib import Path
 
 import torch
 
-from unmask.evaluation.evaluate import evaluate
+from unmask.evaluation.evaluate import Evaluator
 from unmask.models import Model, Tiny, load_model
 from unmask.models.lora import LoraOptions, add_adapter, has_adapter, merge, unfreeze_adapter
-from unmask.rollout.decoding import Decoding, complete, completions
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.sft.config import SftConfig, device_of, read_sft_config
 from unmask.sft.data import SftData, load_sft_data
 from unmask.sft.diffusion_loss import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
 from unmask.sft.packing import Batches, PackedBatch, bucketed, coarseness
-from unmask.training.loop import last_state, optimizer_of
+from unmask.training.optim import Optimizer, learning_rate, make_optimizer, set_learning_rate
 from unmask.training.run.folder import RunFolder, checkpoint_of, lock_run, lock_when_made, provenance
 from unmask.training.run.progress import Skips
-from unmask.training.run.state import Optimizer, State, restore, tensors_of, write
+from unmask.training.run.resume import last_state
+from unmask.training.run.state import State, restore, state_tensors, write_state
 from unmask.training.setup import decoder_of, is_large
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
@@ -74,9 +75,9 @@ def resume(folder: Path, report: Report = lambda step, metrics: None, stop: Stop
         raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
     with lock_run(folder):
         config = read_sft_config(folder / CONFIG)
-        state = last_state(folder, CONFIG)
+        state = last_state(folder, config.user_files, CONFIG)
         lengths = state.facts["lengths"] if state is not None else {}
-        return _finetuned(config, lambda: RunFolder.reopened(folder, lengths), report, state, stop)
+        return _finetuned(config, lambda: RunFolder.reopen(folder, lengths), report, state, stop)
 
 
 def _finetuned(
@@ -91,20 +92,20 @@ def _finetuned(
     examples = [example for lesson in lessons for example in lesson.examples]
     coarse = coarseness(examples, policy.max_length, config.tokens)
     batches = Batches(bucketed(examples, policy.eos_id, policy.max_length, coarse), config.tokens, config.seed)
-    optimizer, rate = optimizer_of(policy, config)
+    optimizer = make_optimizer(policy, config.optimizer)
     rng, rows = torch.Generator().manual_seed(config.seed), MicroBatch(_pass_tokens(config, policy))
     keeper = _SftRun(config, policy, optimizer, rng, rows, lessons, report, device)
     step = keeper.begin(run_folder, state)
     while step < config.updates:
         step, clock = step + 1, time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+        rate = learning_rate(config, step)
+        set_learning_rate(optimizer, rate)
         batch = batches.batch(step)
         with growing(policy, step, config.grow, batch.tokens_BW.shape[1]):
             found = learn(policy, optimizer, batch, noised(batch, policy.mask_id, rng), rows, config, device)
         seconds = time.perf_counter() - clock
         times = {"time/update": seconds, "time/tokens_per_s": batch.tokens_BW.numel() / seconds}
-        keeper.took(step, found, {"train/lr": rate(step), "train/epoch": step / batches.count, **times}, stop)
+        keeper.took(step, found, {"train/lr": rate, "train/epoch": step / batches.count, **times}, stop)
     return keeper.finish(time.perf_counter() - start)
 
 
@@ -118,8 +119,8 @@ def trained_policy(config: SftConfig, device: str) -> Model:
         raise ValueError(f"lora: has options, but {why}; leave them out")
     if config.grow and decoder_of(policy, "grow").causal_block is not None:
         raise ValueError("grow: this model is block-causal and stays so; leave it out")
-    if config.checkpointing:
-        decoder_of(policy, "checkpointing").checkpointing = True
+    if config.gradient_checkpointing:
+        decoder_of(policy, "gradient_checkpointing").gradient_checkpointing = True
     if full:
         if has_adapter(policy):
             merge(policy)
@@ -175,20 +176,20 @@ def learn(
         optimizer.zero_grad(set_to_none=True)
         try:
             heard = []
-            for piece in noise.pieces(max(1, rows.most // width)):
+            for piece in noise.pieces(max(1, rows.size // width)):
                 loss_Q = token_losses(policy, piece, device)
                 loss = bound(loss_Q, piece) / batch.full
                 loss.backward()
                 heard.append(loss_Q.detach())
             break
         except torch.OutOfMemoryError as error:
-            if rows.most <= width:
+            if rows.size <= width:
                 raise
             rows.halve(error, tried=batch.tokens_BW.numel())
     loss_Q = torch.cat(heard).float().cpu()
     total = float(bound(loss_Q, noise)) / len(batch.given_B)
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_norm))
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_grad_norm))
     if math.isfinite(total) and math.isfinite(norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -218,7 +219,7 @@ class _SftRun:
         """Evaluate what is to be trained, or put everything where it was; returns the updates that have been done."""
         if state is not None:
             restore(self.policy, self.optimizer, self.rng, state.tensors)
-            self.rows.most, self.rows.halved = state.facts["rows"]
+            self.rows.size, self.rows.halvings = state.facts["rows"]
             self.before, self.skips = state.facts["before"], Skips(*state.facts["skips"])
             self.run = run_folder()
             return state.step
@@ -239,25 +240,28 @@ class _SftRun:
         if every and step % every == 0 and not last:
             self._looked(step)
         hopeless = self.skips.in_a_row >= self.config.optimizer.patience
-        stopping = stop() or self.run.wished_to_stop()
+        stopping = stop() or self.run.take_stop_request()
         if hopeless or stopping or last or (self.config.save_every and step % self.config.save_every == 0):
             self._save(step)
         if hopeless:
             many = self.skips.in_a_row
             raise ValueError(f"{many} updates in a row were skipped, the last because {_not_finite(found)}")
         if stopping and not last:
-            raise Paused(self.run.folder, step)
+            raise Paused(self.run.path, step)
 
     def finish(self, seconds: float) -> SftResult:
         after = self._looked(self.config.updates)
-        self.run.finish(self.before, after, canvas={lesson.name: lesson.canvas for lesson in self.lessons})
+        self.run.finish(self.before, after, {"canvas": {lesson.name: lesson.canvas for lesson in self.lessons}})
         return SftResult(self.before, after, self.run, seconds)
 
     def _save(self, step: int) -> None:
-        tensors = tensors_of(self.policy, self.optimizer, self.rng)
-        facts = {"before": self.before, "skips": self.skips, "rows": [self.rows.most, self.rows.halved]}
-        facts |= {"made_by": provenance(self.run.folder, CONFIG), "lengths": self.run.lengths()}
-        write(self.run.folder / "state", step, tensors, facts)
+        tensors = state_tensors(self.policy, self.optimizer, self.rng)
+        facts = {"before": self.before, "skips": self.skips, "rows": [self.rows.size, self.rows.halvings]}
+        facts |= {
+            "made_by": provenance(self.run.path, self.config.user_files, CONFIG),
+            "lengths": self.run.log_lengths(),
+        }
+        write_state(self.run.path / "state", step, tensors, facts)
         self.run.save(self.policy)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
@@ -285,8 +289,16 @@ class _SftRun:
             how = Decoding(lesson.canvas, max(1, lesson.canvas // 2), lesson.canvas)
             if lesson.task is not None:
                 rows = lesson.task.rows("test", self.config.eval.prompts, 0)
-                asked = how, self.config.eval.samples, EVAL_SEED, self.device, MicroBatch(ROLLOUTS)
-                solved = evaluate(self.policy, lesson.task, rows, *asked).metrics()
+                evaluator = Evaluator(
+                    self.policy,
+                    lesson.task,
+                    how,
+                    self.config.eval.samples,
+                    EVAL_SEED,
+                    self.device,
+                    MicroBatch(ROLLOUTS),
+                )
+                solved = evaluator.evaluate(rows).metrics()
                 told |= {key.removeprefix("eval/"): value for key, value in solved.items()}
             found |= {f"eval/{lesson.name}/{key}": value for key, value in told.items()}
             samples += self._samples(lesson, how)
@@ -297,7 +309,7 @@ class _SftRun:
         rng, total, sums_24 = torch.Generator().manual_seed(0), 0.0, torch.zeros(2, QUARTERS, dtype=torch.float64)
         for bucket in bucketed(lesson.held_out, self.policy.eos_id, self.policy.max_length):
             batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
-            for piece in noised(batch, self.policy.mask_id, rng).pieces(max(1, self.rows.most // bucket.width)):
+            for piece in noised(batch, self.policy.mask_id, rng).pieces(max(1, self.rows.size // bucket.width)):
                 loss_Q = token_losses(self.policy, piece, self.device)
                 total += float(bound(loss_Q, piece))
                 sums_24 += by_quarter(loss_Q, piece)
@@ -306,7 +318,7 @@ class _SftRun:
     def _samples(self, lesson: SftData, how: Decoding) -> Iterator[dict[str, str]]:
         some = lesson.held_out[:SHOWN]
         seeds = row_seeds(EVAL_SEED, len(some)).to(self.device)
-        traces = complete(self.policy, [example.prompt for example in some], how.greedy(), seeds)
+        traces = sample_in_turn(self.policy, [example.prompt for example in some], seeds, how.greedy())
         texts = [text for trace in traces for text in completions(self.policy, trace, how.length)]
         for example, text in zip(some, texts, strict=True):
             prompt, wanted = (self.policy.tokenizer.raw(ids) for ids in (example.prompt, example.completion))

@@ -70,7 +70,7 @@ def _loaded(file: str, data: str, test_data: str, weights: Mapping[str, Any]) ->
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"own: there is no file {file}")
-    module = run_file(path)
+    module = run_file(path).module
     values = {name: _value(file, name, f) for name, f in _rewards(file, module).items()}
     length = getattr(module, "length", LENGTH)
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:

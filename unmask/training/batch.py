@@ -1,6 +1,6 @@
 """A batch: rollouts of this step's prompts, their branches, and what they earned."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -9,47 +9,59 @@ from unmask.config.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces
-from unmask.rollout.decoding import Decoding, completions
-from unmask.rollout.sample import Rollouts, row_seeds
+from unmask.distributed.sharding import unsharded
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardFailure, score
 from unmask.tasks.task import Row, prompt_ids
+from unmask.training.loss_terms import ScoredRollouts
+from unmask.training.mismatch import (
+    mismatch_metrics,
+    random_share,
+    replay_logprobs,
+    sampled_logp,
+    scorer_gap,
+    truncated_weights,
+)
 from unmask.training.setup import Setup
+from unmask.training.update import BrokenUpdate, NotFinite
+from unmask.util.metering import count_passes
 
 RESAMPLES = 4
 """How many further batches `idle_groups: resample` draws at most to replace groups without a signal."""
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, kw_only=True)
+class Batch(ScoredRollouts):
     """Rollouts with their rewards, and the task row, the text and the verdict of each."""
 
-    rollouts: Rollouts
-    reward_B: Tensor
     rows: list[Row]
     texts: list[str]
     solved_B: Tensor
-    branch_reward_B: Tensor | None
     reward: float
     """The mean over all that was sampled, also what is left out of training."""
     solved: float
     idle: int
-    """Groups whose rewards were all alike."""
+    """Groups with identical rewards."""
     groups: int
     parts: dict[str, float]
     """The mean of each part of the reward, over all that was sampled."""
     failures: list[RewardFailure]
     """Completions whose reward failed, branches included."""
     signs: dict[str, float]
-    """What the rollouts look like, over all that was sampled (`signs_of`), and the prompts that were too long."""
+    """What the rollouts look like, over all that was sampled (`rollout_signs`), and the prompts that were too long."""
+    mismatch: dict[str, float] = field(default_factory=dict)
+    """How far the sampler's log-probabilities are from the scorer's (`measure_mismatch`)."""
 
     @property
-    def trace(self) -> Trace:
-        return self.rollouts.trace
-
-    @property
-    def branches(self) -> Trace | None:
-        return self.rollouts.branches
+    def broken(self) -> BrokenUpdate | None:
+        """Rollouts whose own log-probabilities are not finite: nothing can be learned from them."""
+        for trace in self.rollouts:
+            if trace is not None and not trace.logp_BL.isfinite().all():
+                error = NotFinite("a sampled log-probability", {"sampled_logp": sampled_logp(trace)})
+                return BrokenUpdate(0, [], error)
+        return None
 
 
 class PromptTooLong(ValueError):
@@ -58,7 +70,7 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Where batches come from. Every process rolls out its share of the rows and sees the whole batch."""
+    """What is trained on what, and how. Every process rolls out its share of a batch and sees the whole batch."""
 
     setup: Setup
     task: Task
@@ -67,13 +79,19 @@ class Experiment:
     decoding: Decoding
 
 
-def collect(source: Experiment, step: int) -> Batch:
-    """A batch of rewarded rollouts; groups without a signal are kept, left out or replaced, as configured."""
-    config = source.config
+def collect(experiment: Experiment, step: int) -> Batch:
+    """A batch of rewarded rollouts; groups with identical rewards are kept, left out or replaced, as configured."""
+    with unsharded(experiment.setup.policy, experiment.setup.ranks):
+        batch = _collect(experiment, step)
+        return measure_mismatch(experiment, batch, step)
+
+
+def _collect(experiment: Experiment, step: int) -> Batch:
+    config = experiment.config
     tries = 1 + RESAMPLES if config.idle_groups == "resample" else 1
     batches: list[Batch] = []
     for attempt in range(tries):
-        batches.append(sample_and_score(source, step, attempt))
+        batches.append(sample_and_score(experiment, step, attempt))
         if sum(batch.groups - batch.idle for batch in batches) >= config.prompts:
             break
     batch = batches[0] if len(batches) == 1 else merge_batches(batches)
@@ -91,58 +109,81 @@ def collect(source: Experiment, step: int) -> Batch:
     )
 
 
-def sample_and_score(source: Experiment, step: int, attempt: int) -> Batch:
+def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     """Sample a group for every prompt of this step and score it, branches included. No prompt is ever cut short: one
     that leaves no room for a completion is left out, and counted."""
-    policy, device, ranks = source.setup.policy, source.setup.device, source.setup.ranks
-    task, config, length = source.task, source.config, source.decoding.length
+    setup, task, config, length = experiment.setup, experiment.task, experiment.config, experiment.decoding.length
+    policy, device, ranks = setup.policy, setup.device, setup.ranks
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
-    drawn = [(row, prompt_ids(policy, task, row)) for row in task.rows("train", config.prompts, number)]
-    fitting = [(row, ids) for row, ids in drawn if len(ids) + length <= policy.max_length]
+    candidates = [(row, prompt_ids(policy, task, row)) for row in task.rows("train", config.prompts, number)]
+    fitting = [(row, ids) for row, ids in candidates if len(ids) + length <= policy.max_length]
     rows = [row for row, _ in fitting for _ in range(config.group)]
     prompts = [ids for _, ids in fitting for _ in range(config.group)]
     if len(rows) < ranks.size:
         raise PromptTooLong(
-            f"{len(drawn) - len(fitting)} of the {len(drawn)} prompts of update {step} are too long for the model's "
-            f"limit of {policy.max_length} tokens with a completion of {length}: shorten them, or rollout.length"
+            f"{len(candidates) - len(fitting)} of the {len(candidates)} prompts of update {step} are too long for the "
+            f"model's limit of {policy.max_length} tokens with a completion of {length}: shorten them or rollout.length"
         )
     mine = ranks.share(len(rows))
-    trace, branches = source.decoding.sample(
+    trace, branches = sample(
         policy,
         prompts[mine.start : mine.stop],
         row_seeds(number, len(rows))[mine.start : mine.stop].to(device),
-        source.setup.rollout_batch,
+        experiment.decoding,
         group_B=torch.arange(mine.start, mine.stop, device=device) // config.group,
-        **source.method.sampling,
+        request=experiment.method.request,
+        micro_batch=setup.rollout_batch,
     )
 
     width = max(len(prompt) for prompt in prompts) + length
-    how = config.reward, ranks, device
-    earned = score(task, rows[mine.start : mine.stop], completions(policy, trace, length), *how)
-    branch_reward_B, failures = None, earned.failures
+    texts = completions(policy, trace, length)
+    scores = score(task, rows[mine.start : mine.stop], texts, config.reward, ranks, device)
+    branch_reward_B, failures = None, scores.failures
     if branches is not None:
         sources = [rows[mine.start + i] for i in branches.group_B.tolist()]
-        fillings = score(task, sources, completions(policy, branches, length), *how)
-        branch_reward_B, failures = fillings.reward_B, failures + fillings.failures
+        branch_scores = score(task, sources, completions(policy, branches, length), config.reward, ranks, device)
+        branch_reward_B, failures = branch_scores.reward_B, failures + branch_scores.failures
         branches = ranks.gather_trace(replace(branches, group_B=branches.group_B + mine.start), width)
     trace = ranks.gather_trace(trace, width)
     groups = len(trace.group_B.unique())
-    live = len(trace.group_B[varied(earned.reward_B, trace.group_B)].unique())
+    live = len(trace.group_B[varied(scores.reward_B, trace.group_B)].unique())
     return Batch(
-        Rollouts(trace, branches),
-        earned.reward_B,
-        rows,
-        completions(policy, trace, length),
-        earned.solved_B,
-        branch_reward_B,
-        reward=float(earned.reward_B.mean()),
-        solved=float(earned.solved_B.double().mean()),
+        rollouts=Rollouts(trace, branches),
+        reward_B=scores.reward_B,
+        branch_reward_B=branch_reward_B,
+        rows=rows,
+        texts=completions(policy, trace, length),
+        solved_B=scores.solved_B,
+        reward=float(scores.reward_B.mean()),
+        solved=float(scores.solved_B.double().mean()),
         idle=groups - live,
         groups=groups,
-        parts={name: float(part_B.mean()) for name, part_B in earned.parts.items()},
+        parts={name: float(part_B.mean()) for name, part_B in scores.parts.items()},
         failures=failures,
-        signs={"long_prompts": 1 - len(fitting) / len(drawn), **rollout_signs(trace)},
+        signs={"long_prompts": 1 - len(fitting) / len(candidates), **rollout_signs(trace)},
     )
+
+
+def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
+    """The batch with what a cache has changed, measured on a share of its rows; and, if configured, with importance
+    weights that correct for it. Without a cache: how far sampler and scorer are apart, which should be rounding."""
+    rollout, setup = experiment.config.rollout, experiment.setup
+    if not len(batch.trace):
+        return batch
+    rng = torch.Generator().manual_seed(experiment.config.seed * 2**24 + step)
+    if rollout.cache == "none" and rollout.mismatch:
+        with count_passes(None, setup.policy):
+            gap = scorer_gap(setup.policy, batch.trace, rng, setup.ranks)
+        return replace(batch, mismatch={"train/scorer_gap": gap})
+    if rollout.correction:
+        exact_BL = replay_logprobs(setup.policy, batch.trace, setup.rollout_batch, setup.ranks)
+        weight_BL = truncated_weights(batch.trace, exact_BL, rollout.correction)
+        return replace(batch, mismatch=mismatch_metrics(batch.trace, exact_BL), weight_BL=weight_BL)
+    if not rollout.mismatch:
+        return batch
+    some = random_share(batch.trace, rollout.mismatch, rng)
+    exact_BL = replay_logprobs(setup.policy, some, setup.rollout_batch, setup.ranks)
+    return replace(batch, mismatch=mismatch_metrics(some, exact_BL))
 
 
 def rollout_signs(trace: Trace) -> dict[str, float]:
@@ -151,11 +192,11 @@ def rollout_signs(trace: Trace) -> dict[str, float]:
     policy always says the same."""
     ends_BL = trace.tokens_BL == trace.eos_id
     late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
-    found = {
+    signs = {
         "empty": float((ends_BL | ~trace.filled_BL).all(-1).double().mean()),
         "nats": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
     }
-    return found | ({"late_ends": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
+    return signs | ({"late_ends": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
 
 
 def merge_batches(batches: list[Batch]) -> Batch:
@@ -163,19 +204,19 @@ def merge_batches(batches: list[Batch]) -> Batch:
     groups = [sum(b.groups for b in batches[:i]) for i in range(len(batches))]
     sizes = [sum(len(b.trace) for b in batches[:i]) for i in range(len(batches))]
     traces = [replace(b.trace, group_B=b.trace.group_B + n) for b, n in zip(batches, groups, strict=True)]
-    twigs = [
+    branches = [
         replace(b.branches, group_B=b.branches.group_B + n)
         for b, n in zip(batches, sizes, strict=True)
         if b.branches is not None and len(b.branches)
     ]
-    twig_rewards = [b.branch_reward_B for b in batches if b.branch_reward_B is not None]
+    branch_rewards = [b.branch_reward_B for b in batches if b.branch_reward_B is not None]
     return Batch(
-        rollouts=Rollouts(concat_traces(traces), concat_traces(twigs) if twigs else batches[0].branches),
+        rollouts=Rollouts(concat_traces(traces), concat_traces(branches) if branches else batches[0].branches),
         reward_B=torch.cat([b.reward_B for b in batches]),
         rows=[row for b in batches for row in b.rows],
         texts=[text for b in batches for text in b.texts],
         solved_B=torch.cat([b.solved_B for b in batches]),
-        branch_reward_B=torch.cat(twig_rewards) if twig_rewards else None,
+        branch_reward_B=torch.cat(branch_rewards) if branch_rewards else None,
         reward=sum(b.reward for b in batches) / len(batches),
         solved=sum(b.solved for b in batches) / len(batches),
         idle=sum(b.idle for b in batches),
@@ -191,8 +232,8 @@ def merge_batches(batches: list[Batch]) -> Batch:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """What the rollouts say, before anything is learnt from them."""
-    found = {
+    """What the rollouts say, before anything is learned from them."""
+    metrics = {
         "train/reward": batch.reward,
         "train/solved": batch.solved,
         "train/idle_groups": batch.idle / batch.groups,
@@ -203,13 +244,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     }
     if len(batch.trace):
         counted_BL = batch.trace.counted_BL
-        found["train/sampled_logp"] = float(batch.trace.logp_BL[counted_BL].mean())
-        found["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
+        metrics["train/sampled_logp"] = float(batch.trace.logp_BL[counted_BL].mean())
+        metrics["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
     if batch.branches is not None and batch.branch_reward_B is not None and len(batch.branches):
-        found["train/branch_reward"] = float(batch.branch_reward_B.mean())
-        told = varied(batch.branch_reward_B, batch.branches.group_B)
-        found["train/branch_idle"] = 1.0 - float(told.double().mean())
-    return found
+        metrics["train/branch_reward"] = float(batch.branch_reward_B.mean())
+        live_B = varied(batch.branch_reward_B, batch.branches.group_B)
+        metrics["train/branch_idle"] = 1.0 - float(live_B.double().mean())
+    return metrics
 
 
 def samples_of(batch: Batch, group: int) -> list[dict[str, object]]:

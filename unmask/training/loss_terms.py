@@ -1,8 +1,10 @@
-"""From rewarded rollouts to the terms of the loss: what a trainer of one's own calls instead of putting Parts together.
+"""From a rewarded batch to the terms of the loss: advantage, credit, probes, old and reference log-probabilities.
 
-for parts in parts_of(method, policy, reference, rollouts, reward_B, branch_reward_B, rng, turns=mu):
-    optimizer.zero_grad(); [accumulate(policy, part, rows) for part in parts]; optimizer.step()
+for terms in loss_terms(method, batch, scorer, rng, inner_steps):
+    optimizer.zero_grad(); [accumulate(policy, term, scorer.micro_batch) for term in terms]; optimizer.step()
 """
+
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,71 +20,83 @@ from unmask.training.update import LossTerm, logprobs
 from unmask.util.micro_batch import MicroBatch
 
 
+@dataclass(frozen=True)
+class ScoredRollouts:
+    """Rollouts with what they earned. Traces that are left out of training (idle groups) are simply not there."""
+
+    rollouts: Rollouts
+    reward_B: Tensor
+    branch_reward_B: Tensor | None = None
+    """Needed where the rollouts have branches."""
+    weight_BL: Tensor | None = None
+    """Multiplies the credit: importance weights of a cached rollout (mismatch.truncated_weights)."""
+
+    @property
+    def trace(self) -> Trace:
+        return self.rollouts.trace
+
+    @property
+    def branches(self) -> Trace | None:
+        return self.rollouts.branches
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The policies that are asked for log-probabilities, and how many masked states go through them in one pass."""
+
+    policy: Policy
+    reference: Policy | None = None
+    """Needed where `method.needs_reference`: the policy as it was before training."""
+    micro_batch: MicroBatch = field(default_factory=lambda: MicroBatch(512))
+    ranks: Ranks = ALONE
+
+    def policy_logprobs(self, probes: Probes) -> Tensor:
+        return logprobs(self.policy, probes, self.micro_batch, self.ranks)
+
+    def reference_logprobs(self, probes: Probes) -> Tensor:
+        assert self.reference is not None
+        return logprobs(self.reference, probes, self.micro_batch, self.ranks)
+
+
 def loss_terms(
-    method: Method,
-    policy: Policy,
-    reference: Policy | None,
-    rollouts: Rollouts,
-    reward_B: Tensor,
-    branch_reward_B: Tensor | None,
-    rng: torch.Generator,
-    turns: int = 1,
-    rows: int | MicroBatch = 512,
-    ranks: Ranks = ALONE,
-    weight_BL: Tensor | None = None,
+    method: Method, batch: ScoredRollouts, scorer: Scorer, rng: torch.Generator, inner_steps: int = 1
 ) -> list[list[LossTerm]]:
-    """The parts of every inner update, all questions drawn and the old policy asked before the first of them.
-
-    `reference` is needed where `method.needs_reference`, `branch_reward_B` where the rollouts have branches. Traces
-    that were left out (idle groups) are simply not there. `rows` bounds the states in one pass. `weight_BL` multiplies
-    the credit: importance weights of a rollout that was not quite the policy's own (mismatch.truncated_weights).
-    """
-    rows = rows if isinstance(rows, MicroBatch) else MicroBatch(rows)
-    if method.needs_reference and reference is None:
+    """The terms of every inner step, all probes drawn and the old policy asked before the first of them."""
+    if method.needs_reference and scorer.reference is None:
         raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
-    lists: list[list[LossTerm]] = [[] for _ in range(turns)]
-    if len(rollouts.trace):
-        probes = method.probe(rollouts.trace, rng, turns)
-        found = _base_parts(method, policy, reference, rollouts.trace, reward_B, weight_BL, probes, rows, ranks)
-        for parts, part in zip(lists, found, strict=True):
-            parts.append(part)
-    if method.branch is not None and rollouts.branches is not None and len(rollouts.branches):
-        if branch_reward_B is None:
+    steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
+    if len(batch.trace):
+        for terms, term in zip(steps, _base_terms(method, batch, scorer, rng, inner_steps), strict=True):
+            terms.append(term)
+    if method.branch is not None and batch.branches is not None and len(batch.branches):
+        if batch.branch_reward_B is None:
             raise ValueError(f"{method.name} branches: give the rewards of the branches too")
-        part = _branch_part(method, policy, reference, rollouts.branches, branch_reward_B, turns, rows, ranks)
-        for parts in lists:
-            parts.append(part)
-    return lists
+        term = _branch_term(method, batch.branches, batch.branch_reward_B, scorer, inner_steps)
+        for terms in steps:
+            terms.append(term)
+    return steps
 
 
-def _base_parts(
-    method: Method,
-    policy: Policy,
-    reference: Policy | None,
-    trace: Trace,
-    reward_B: Tensor,
-    weight_BL: Tensor | None,
-    probes: list[Probes],
-    rows: MicroBatch,
-    ranks: Ranks,
+def _base_terms(
+    method: Method, batch: ScoredRollouts, scorer: Scorer, rng: torch.Generator, inner_steps: int
 ) -> list[LossTerm]:
-    # On the first turn the answer itself is the old one, unless the reward has to be priced before it.
+    trace, reward_B = batch.trace, batch.reward_B
+    probes = method.probe(trace, rng, inner_steps)
+    # On the first inner step the answer itself is the old one, unless the reward has to be priced before it.
     old = [
-        logprobs(policy, p, rows, ranks) if (turn and method.uses_old_logprobs) or method.reward_kl else None
-        for turn, p in enumerate(probes)
+        scorer.policy_logprobs(p) if (step and method.uses_old_logprobs) or method.reward_kl else None
+        for step, p in enumerate(probes)
     ]
-    known = [
-        logprobs(reference, p, rows, ranks) if reference is not None and (method.kl or method.reward_kl) else None
-        for p in probes
-    ]
+    with_reference = scorer.reference is not None and (method.kl or method.reward_kl)
+    reference = [scorer.reference_logprobs(p) if with_reference else None for p in probes]
     if method.reward_kl:
-        assert old[0] is not None and known[0] is not None
-        price_B = reward_divergence(old[0], known[0], probes[0])
+        assert old[0] is not None and reference[0] is not None
+        price_B = reward_divergence(old[0], reference[0], probes[0])
         reward_B = reward_B - method.reward_kl * price_B.to(reward_B)
     advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
     _check_shape(method, "advantage", advantage_B, reward_B, "traces")
     _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x columns of the canvas")
-    credit_BL = credit_BL if weight_BL is None else credit_BL * weight_BL
+    credit_BL = credit_BL if batch.weight_BL is None else credit_BL * batch.weight_BL
     return [
         LossTerm(
             probes=asked,
@@ -90,33 +104,24 @@ def _base_parts(
             credit_BL=credit_BL,
             objective=method.objective,
             old_NL=old_NL,
-            reference_NL=known_NL if method.kl else None,
+            reference_NL=reference_NL if method.kl else None,
             kl=method.kl,
             divergence=method.divergence,
             skip_zero_advantage=method.uses_old_logprobs,
         )
-        for asked, old_NL, known_NL in zip(probes, old, known, strict=True)
+        for asked, old_NL, reference_NL in zip(probes, old, reference, strict=True)
     ]
 
 
-def _check_shape(method: Method, name: str, found: Tensor, like: Tensor, what: str) -> None:
-    """A method may be someone's own; what it gives in another shape fails far from here, or is broadcast."""
-    if found.shape != like.shape:
-        was, wanted = ("x".join(map(str, part.shape)) or "one number" for part in (found, like))
+def _check_shape(method: Method, name: str, value: Tensor, like: Tensor, what: str) -> None:
+    """A method may be someone's own: a wrong shape would fail far from here, or be broadcast."""
+    if value.shape != like.shape:
+        was, wanted = ("x".join(map(str, each.shape)) or "one number" for each in (value, like))
         raise ValueError(f"{method.name}: {name} must give {wanted} ({what}), and gave {was}")
 
 
-def _branch_part(
-    method: Method,
-    policy: Policy,
-    reference: Policy | None,
-    branches: Trace,
-    reward_B: Tensor,
-    turns: int,
-    rows: MicroBatch,
-    ranks: Ranks,
-) -> LossTerm:
-    """One question at the shared state, the same on every turn."""
+def _branch_term(method: Method, branches: Trace, reward_B: Tensor, scorer: Scorer, inner_steps: int) -> LossTerm:
+    """One question at the shared state, the same on every inner step."""
     term, probes = method.branch, one_shot(branches)
     assert term is not None
     return LossTerm(
@@ -124,8 +129,8 @@ def _branch_part(
         advantage_B=term.advantage(reward_B, branches.group_B),
         credit_BL=uniform_credit(branches),
         objective=term.objective,
-        old_NL=logprobs(policy, probes, rows, ranks) if turns > 1 else None,
-        reference_NL=logprobs(reference, probes, rows, ranks) if reference is not None and term.kl else None,
+        old_NL=scorer.policy_logprobs(probes) if inner_steps > 1 else None,
+        reference_NL=scorer.reference_logprobs(probes) if scorer.reference is not None and term.kl else None,
         kl=term.kl,
         divergence=term.divergence,
         weight=term.weight,

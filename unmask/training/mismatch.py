@@ -21,20 +21,25 @@ CHECKED = 8
 """Traces of a batch whose sampled log-probabilities are compared with the scorer's."""
 
 
-def replayed(policy: Policy, trace: Trace, rows: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
+def replay_logprobs(policy: Policy, trace: Trace, micro_batch: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
     """Log-probability of every token at the state it was drawn at, without a cache, (B, L); 0 where nothing was drawn.
 
     One pass for every row and step: as much as rolling out without a cache.
     """
-    ranks, found = replace(ranks, sharded=False), []  # the weights are whole here, so passes may be one's own
+    ranks, pieces = replace(ranks, sharded=False), []  # the weights are whole here, so passes may be one's own
     some = max(1, 2**22 // (trace.steps * trace.tokens_BL.shape[1]))
     for index_B in torch.arange(len(trace), device=trace.group_B.device).split(some):
         part = select_traces(trace, index_B)
         probes = every_step(part, torch.Generator())
         with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():  # as the sampler asked
-            logp_NL = logprobs(policy, probes, rows, ranks)
-        found.append(torch.zeros_like(part.logp_BL).index_add(0, probes.trace_N, logp_NL.to(part.logp_BL.dtype)))
-    return torch.cat(found)
+            logp_NL = logprobs(policy, probes, micro_batch, ranks)
+        pieces.append(torch.zeros_like(part.logp_BL).index_add(0, probes.trace_N, logp_NL.to(part.logp_BL.dtype)))
+    return torch.cat(pieces)
+
+
+def sampled_logp(trace: Trace) -> float:
+    """The mean of the sampler's own log-probabilities over everything that was written."""
+    return float(trace.logp_BL[trace.filled_BL].mean())
 
 
 def random_share(trace: Trace, share: float, rng: torch.Generator) -> Trace:

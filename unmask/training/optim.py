@@ -1,9 +1,13 @@
-"""AdamW for weights in half precision: a step smaller than their rounding is not lost."""
+"""AdamW with a learning-rate schedule; for weights in half precision on fp32 copies of them."""
 
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from unmask.config.sections import OptimizerConfig
+from unmask.models.lora import trainable_parameters
 
 
 class MasterAdamW:
@@ -19,13 +23,13 @@ class MasterAdamW:
         self.masters = [weight.detach().float() for weight in weights]
         self.inner = torch.optim.AdamW(self.masters, **options)
         for weight, master in zip(weights, self.masters, strict=True):
-            weight.register_post_accumulate_grad_hook(lambda w, m=master: _moved(w, m))
+            weight.register_post_accumulate_grad_hook(lambda w, m=master: _move_gradient(w, m))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The copies, whose gradients are all there is: what has not been fetched yet is now."""
+        """The copies, with all gradients: those that are still on the weights are fetched now."""
         for weight, master in zip(self.weights, self.masters, strict=True):
-            _moved(weight, master)
+            _move_gradient(weight, master)
         return self.inner.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -39,14 +43,58 @@ class MasterAdamW:
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Make the weights what the copies are."""
+        """Set the weights to the copies, rounded."""
         for master, weight in zip(self.masters, self.weights, strict=True):
             weight.copy_(master)
 
 
+Optimizer = torch.optim.Optimizer | MasterAdamW
+
+
 @torch.no_grad()
-def _moved(weight: Tensor, master: Tensor) -> None:
+def _move_gradient(weight: Tensor, master: Tensor) -> None:
     """Add the gradient of a weight to that of its copy."""
     if weight.grad is not None:
         master.grad = weight.grad.float() if master.grad is None else master.grad + weight.grad
         weight.grad = None
+
+
+class Scheduled(Protocol):
+    """A configuration with an optimiser and a number of updates."""
+
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+
+    @property
+    def updates(self) -> int: ...
+
+
+def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
+    """AdamW over what is trained: the adapter, or all weights."""
+    weights = trainable_parameters(policy)
+    options: dict[str, Any] = {
+        "lr": settings.lr,
+        "betas": settings.betas,
+        "weight_decay": settings.weight_decay,
+        "fused": weights[0].is_cuda,  # without temporaries as large as what is trained
+    }
+    half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in weights)
+    return MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
+
+
+def learning_rate(config: Scheduled, step: int) -> float:
+    """Of each update from 1: warm-up, then constant, or falling to zero by a cosine or a line."""
+    settings = config.optimizer
+    if step <= settings.warmup:
+        return settings.lr * (step / settings.warmup)
+    done = (step - 1 - settings.warmup) / max(1, config.updates - settings.warmup)
+    if settings.schedule == "linear":
+        return settings.lr * (1.0 - done)
+    if settings.schedule == "cosine":
+        return settings.lr * (0.5 * (1 + math.cos(math.pi * done)))
+    return settings.lr * 1.0
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -50,8 +50,8 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
         if config.lora != LoraOptions() and (full or has_adapter(policy)):
             why = "all weights are trained" if full else "the adapter that is trained further has its own"
             raise ValueError(f"lora: has options, but {why}; leave them out")
-        if config.checkpointing:
-            decoder_of(policy, "checkpointing").checkpointing = True
+        if config.gradient_checkpointing:
+            decoder_of(policy, "gradient_checkpointing").gradient_checkpointing = True
         if full:
             if has_adapter(policy):
                 merge(policy)
@@ -74,7 +74,7 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
             for compiled in (policy, reference):
                 if compiled is not None and not isinstance(compiled, ReferencePolicy):
                     decoder_of(compiled, "compile").compile_layers()
-        update_rows = MicroBatch(config.rows or (8 if is_large(policy) else 512))
+        update_rows = MicroBatch(config.micro_batch_size or (8 if is_large(policy) else 512))
         yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
 
 
@@ -84,7 +84,7 @@ def is_large(policy: Model) -> bool:
 
 def rollout_rows(config: Config, policy: Model) -> MicroBatch:
     """Rollouts at a time, as configured or by the size of the model."""
-    return MicroBatch(config.rollout.rows or (32 if is_large(policy) else 512))
+    return MicroBatch(config.rollout.micro_batch_size or (32 if is_large(policy) else 512))
 
 
 def check_shares(config: Config, ranks: Ranks) -> None:

@@ -1,11 +1,13 @@
-"""One optimiser step; the only file of the trainer that calls backward.
+"""One optimiser step: ask, objective, backward, step. The only file of the trainer that calls backward.
 
-Memory does not grow with the number of views, also where several rows meet in one ratio: d loss / d logp is taken at
-the answers, and the sum of slope * logp is propagated back piece by piece. The gradient is the same.
+Memory does not grow with the number of views, also where several questions meet in one ratio: d loss / d logp is taken
+at the log-probabilities, and the sum of slope * logp is propagated back one micro-batch at a time. The gradient is the
+same.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, at_states, chunks, empty, microbatches
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
-from unmask.training.optim import MasterAdamW
+from unmask.training.optim import Optimizer
 from unmask.util.micro_batch import MicroBatch
 
 
@@ -30,117 +32,141 @@ class LossTerm:
     credit_BL: Tensor
     objective: Objective
     old_NL: Tensor | None = None
-    """None: the policy has not moved since it sampled, so the answer itself is the old one."""
+    """The old policy's log-probabilities. None: the policy has not moved since it sampled, so its own are the old."""
     reference_NL: Tensor | None = None
     kl: float = 0.0
     divergence: Divergence | None = None
     weight: float = 1.0
     label: str = ""
-    """What its metrics begin with."""
+    """The prefix of its metrics."""
     skip_zero_advantage: bool = False
-    """Where a trace's advantage is zero its answers move neither loss nor metrics as long as the policy is the old one:
-    true of objectives that look at ratios alone. Such traces are not asked. False asks them all."""
+    """Traces with zero advantage are not asked. Right only for objectives that look at ratios alone: there such a trace
+    moves neither loss nor metrics as long as the policy is the old one. False asks every trace."""
 
 
-Hear = Callable[[LossTerm, Tensor], None]
-"""Is told the answers to a part's questions, (N, L); those of questions that were not live are zero."""
+OnLogprobs = Callable[[LossTerm, Tensor], None]
+"""Called with a term and the policy's log-probabilities at its probes, (N, L); zero where a question was not asked."""
 
 
 class NotFinite(ValueError):
-    """An update is no finite number somewhere. Nothing has been stepped, and no gradient is left."""
+    """A loss or gradient is not finite. Nothing has been stepped, and no gradient is left."""
 
     def __init__(self, what: str, metrics: Mapping[str, float]) -> None:
         self.metrics = dict(metrics)
-        told = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        super().__init__(f"{what} is not finite ({told}): lower optimizer.lr, or check the method's options")
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        super().__init__(f"{what} is not finite ({values}): lower optimizer.lr, or check the method's options")
 
 
-def term_loss(part: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
+class BrokenUpdate(NamedTuple):
+    """An update that was skipped because it was not finite."""
+
+    inner_step: int
+    terms: list[LossTerm]
+    """Empty where the rollouts themselves were not finite."""
+    error: NotFinite
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """The metrics of the inner steps that were made; and the one that was not finite, which ended them."""
+
+    metrics: list[Metrics] = field(default_factory=list)
+    broken: BrokenUpdate | None = None
+
+    def means(self) -> dict[str, float]:
+        """The mean of each metric over the inner steps."""
+        names = dict.fromkeys(name for step in self.metrics for name in step)
+        values = {name: [float(step[name]) for step in self.metrics if name in step] for name in names}
+        return {f"train/{name}": sum(each) / len(each) for name, each in values.items()}
+
+
+def term_loss(term: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
     """weight * (objective + kl * divergence)."""
-    old_NL = logp_NL.detach() if part.old_NL is None else part.old_NL.to(logp_NL.dtype)
-    loss, metrics = part.objective(logp_NL, old_NL, part.probes, part.advantage_B, part.credit_BL)
-    if part.kl and (part.reference_NL is None or part.divergence is None):
-        raise ValueError(f"a part with kl={part.kl} needs the reference's answers and a divergence")
-    if part.reference_NL is not None and part.divergence is not None:
-        divergence = part.divergence(logp_NL, part.reference_NL, part.probes)
-        loss, metrics = loss + part.kl * divergence, metrics | {"kl": divergence.detach()}
-    return part.weight * loss, metrics | {"loss": (part.weight * loss).detach()}
+    old_NL = logp_NL.detach() if term.old_NL is None else term.old_NL.to(logp_NL.dtype)
+    loss, metrics = term.objective(logp_NL, old_NL, term.probes, term.advantage_B, term.credit_BL)
+    if term.kl and (term.reference_NL is None or term.divergence is None):
+        raise ValueError(f"a term with kl={term.kl} needs the reference's log-probabilities and a divergence")
+    if term.reference_NL is not None and term.divergence is not None:
+        divergence = term.divergence(logp_NL, term.reference_NL, term.probes)
+        loss, metrics = loss + term.kl * divergence, metrics | {"kl": divergence.detach()}
+    return term.weight * loss, metrics | {"loss": (term.weight * loss).detach()}
 
 
 @torch.no_grad()
-def logprobs(policy: Policy, probes: Probes, rows: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
-    """What the policy says without gradient, (N, L), every process answering at its share of the states."""
+def logprobs(policy: Policy, probes: Probes, micro_batch: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
+    """The policy's log-probabilities without gradient, (N, L). Every process computes its share of the states."""
     mine = ranks.share(len(probes.states_SL))
     while True:
         try:
-            found = [(number_N, ask(policy, piece)) for number_N, piece in chunks(probes, rows.most, mine)]
+            size = micro_batch.size
+            answers = [(number_N, ask(policy, piece)) for number_N, piece in chunks(probes, size, mine)]
             break
         except torch.OutOfMemoryError as error:
-            _fewer(rows, ranks, error)
+            _shrink(micro_batch, ranks, error)
     if ranks.sharded:
-        longest = -(-(len(probes.states_SL) // -ranks.size) // -rows.most)
-        found += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(found))]
+        longest = -(-(len(probes.states_SL) // -ranks.size) // -micro_batch.size)
+        answers += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(answers))]
     if ranks.sharded and isinstance(policy, FSDPModule):
-        policy.reshard()  # nothing comes back through these passes, so what surrounds the layers may go too
-    return _summed(_put_together(probes, found), ranks)
+        policy.reshard()  # no backward pass follows, so what surrounds the layers may be freed too
+    return _sum(_assemble(probes, answers), ranks)
 
 
-def accumulate(policy: Policy, part: LossTerm, rows: int | MicroBatch, ranks: Ranks = ALONE) -> Metrics:
-    """Add the gradient of one part to the parameters, with at most `rows` states in memory at a time.
+def accumulate(policy: Policy, term: LossTerm, micro_batch: int | MicroBatch, ranks: Ranks = ALONE) -> Metrics:
+    """Add the gradient of one term to the parameters, with at most `micro_batch` masked states in a pass.
 
-    With several processes, each adds its share; `ranks.sum_gradients` puts the shares together.
+    With several processes, each adds its share; `ranks.sum_gradients` adds the shares up.
     """
-    rows = rows if isinstance(rows, MicroBatch) else MicroBatch(rows)
-    known_NL = _summed(_backpropagated(policy, part, rows.most, ranks), ranks)
+    size = MicroBatch(micro_batch).size if isinstance(micro_batch, int) else micro_batch.size
+    logp_NL = _sum(_backpropagate(policy, term, size, ranks), ranks)
     with torch.no_grad():
-        return term_loss(part, known_NL)[1]
+        return term_loss(term, logp_NL)[1]
 
 
-def _backpropagated(policy: Policy, part: LossTerm, rows: int, ranks: Ranks) -> Tensor:
-    """Add this process's share of the gradient; returns the answers it has heard, (N, L), zero elsewhere.
+def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> Tensor:
+    """Add this process's share of the gradient; returns the log-probabilities it computed, (N, L), zero elsewhere.
 
-    A trace's states go through together, so that its slopes are known when its pass is still there to go back through.
+    A trace's states go through together, so that its slopes are known while its pass can still be propagated back.
     Where they are too many for one pass they are asked first without gradient.
     """
-    probes, live_N, heard = part.probes, live_questions(part), []
-    # Whose a trace is must not depend on `rows`, of which others may have fewer. Sharded, all have as many, and a pass
-    # is one of all of them: who has less to ask than the others asks nothing beside them.
+    probes, live_N, answers = term.probes, live_questions(term), []
+    # Which process has a trace must not depend on `size`, of which others may have a smaller one. Sharded, all have the
+    # same, and a pass is one of all of them: a process that has fewer states takes part with an empty one.
     everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
-    shares = {rank: microbatches(probes, rows, replace(ranks, rank=rank).share, live_N) for rank in everybody}
+    shares = {rank: microbatches(probes, size, replace(ranks, rank=rank).share, live_N) for rank in everybody}
     mine = shares[ranks.rank]
     for turn in range(max(map(len, shares.values()))):
-        bundle_S = mine[turn] if turn < len(mine) else probes.state_N[:0]
-        passes = max(-(len(share[turn]) // -rows) for share in shares.values() if turn < len(share))
-        number_N, pieces_S = _questions(probes, bundle_S), [bundle_S[i * rows : (i + 1) * rows] for i in range(passes)]
-        pieces = [(_questions(probes, piece_S), _posed(probes, piece_S)) for piece_S in pieces_S]
-        held = ask(policy, pieces[0][1]) if passes == 1 else None
+        states_S = mine[turn] if turn < len(mine) else probes.state_N[:0]
+        passes = max(-(len(share[turn]) // -size) for share in shares.values() if turn < len(share))
+        number_N, pieces_S = _questions(probes, states_S), [states_S[i * size : (i + 1) * size] for i in range(passes)]
+        pieces = [(_questions(probes, piece_S), _probes_at(probes, piece_S)) for piece_S in pieces_S]
+        with_graph = ask(policy, pieces[0][1]) if passes == 1 else None
         with torch.no_grad():
-            said = [ask(policy, piece) for _, piece in pieces] if held is None else [held.detach()]
-        known_NL = _put_together(probes, list(zip((piece_N for piece_N, _ in pieces), said, strict=True)))
-        slope_NL = _slopes(part, known_NL, number_N)
-        heard.append((number_N, known_NL[number_N]))
+            values = [ask(policy, piece) for _, piece in pieces] if with_graph is None else [with_graph.detach()]
+        logp_NL = _assemble(probes, list(zip((piece_N for piece_N, _ in pieces), values, strict=True)))
+        slope_NL = _slopes(term, logp_NL, number_N)
+        answers.append((number_N, logp_NL[number_N]))
         for piece_N, piece in pieces:
-            answer_NL = ask(policy, piece) if held is None else held
-            # Sharded gradients are averaged on their way back.
+            answer_NL = ask(policy, piece) if with_graph is None else with_graph
+            # Sharded gradients are averaged in the backward pass.
             ((ranks.size if ranks.sharded else 1) * slope_NL[piece_N] * answer_NL).sum().backward()
-    return _put_together(probes, heard)
+    return _assemble(probes, answers)
 
 
-def _slopes(part: LossTerm, known_NL: Tensor, number_N: Tensor) -> Tensor:
-    """d loss / d logp of some questions, (N, L), at answers known for them: no loss mixes the answers of two traces."""
-    stand_in_NL = torch.zeros_like(known_NL) if part.old_NL is None else part.old_NL.to(known_NL.dtype).clone()
-    stand_in_NL[number_N] = known_NL[number_N]
+def _slopes(term: LossTerm, logp_NL: Tensor, number_N: Tensor) -> Tensor:
+    """d loss / d logp of some questions, (N, L), at their log-probabilities: no loss mixes two traces."""
+    stand_in_NL = torch.zeros_like(logp_NL) if term.old_NL is None else term.old_NL.to(logp_NL.dtype).clone()
+    stand_in_NL[number_N] = logp_NL[number_N]
     stand_in_NL.requires_grad_()
-    loss, _ = term_loss(part, stand_in_NL)
+    loss, _ = term_loss(term, stand_in_NL)
     (slope_NL,) = torch.autograd.grad(loss, stand_in_NL)
     return slope_NL
 
 
-def live_questions(part: LossTerm) -> Tensor:
-    """Questions that are asked, (N,): all, but for traces that cannot teach anything."""
-    if not part.skip_zero_advantage or part.old_NL is not None or part.reference_NL is not None:
-        return torch.ones_like(part.probes.state_N, dtype=torch.bool)
-    return part.advantage_B[part.probes.trace_N] != 0
+def live_questions(term: LossTerm) -> Tensor:
+    """Questions that are asked, (N,): all, but for traces whose gradient is known to be zero."""
+    if not term.skip_zero_advantage or term.old_NL is not None or term.reference_NL is not None:
+        return torch.ones_like(term.probes.state_N, dtype=torch.bool)
+    return term.advantage_B[term.probes.trace_N] != 0
 
 
 def _questions(probes: Probes, state_S: Tensor) -> Tensor:
@@ -148,68 +174,66 @@ def _questions(probes: Probes, state_S: Tensor) -> Tensor:
     return torch.isin(probes.state_N, state_S).nonzero().squeeze(1)
 
 
-def _posed(probes: Probes, state_S: Tensor) -> Probes:
+def _probes_at(probes: Probes, state_S: Tensor) -> Probes:
     """The questions put at some states; at none, a pass that asks nothing."""
     return at_states(probes, state_S) if len(state_S) else empty(probes)
 
 
-def _put_together(probes: Probes, found: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Answers in their places, (N, L)."""
-    dtype = found[0][1].dtype if found else probes.share_NL.dtype
-    answer_NL = torch.zeros(probes.share_NL.shape, dtype=dtype, device=probes.share_NL.device)
-    for number_N, piece_NL in found:
-        answer_NL[number_N] = piece_NL.to(dtype)
-    return answer_NL
+def _assemble(probes: Probes, answers: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Log-probabilities in their places, (N, L)."""
+    dtype = answers[0][1].dtype if answers else probes.share_NL.dtype
+    logp_NL = torch.zeros(probes.share_NL.shape, dtype=dtype, device=probes.share_NL.device)
+    for number_N, piece_NL in answers:
+        logp_NL[number_N] = piece_NL.to(dtype)
+    return logp_NL
 
 
-def _summed(answer_NL: Tensor, ranks: Ranks) -> Tensor:
-    """The answers of all processes. In double: one that has heard none does not know the type of the others'."""
-    return answer_NL if ranks.size == 1 else ranks.sum(answer_NL.double())
+def _sum(logp_NL: Tensor, ranks: Ranks) -> Tensor:
+    """The log-probabilities of all processes. In double: a process without any does not know the others' type."""
+    return logp_NL if ranks.size == 1 else ranks.sum(logp_NL.double())
 
 
-def _fewer(rows: MicroBatch, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
-    """Try again with fewer rows; sharded, the others would wait for a pass that does not come."""
+def _shrink(micro_batch: MicroBatch, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
+    """Prepare to try again with a smaller micro-batch; sharded, the others would wait for a pass that does not come."""
     if ranks.sharded:
         raise error
-    rows.halve(error)
+    micro_batch.halve(error)
 
 
 def update(
     policy: Policy,
-    optimizer: torch.optim.Optimizer | MasterAdamW,
-    parts: list[LossTerm],
-    rows: int | MicroBatch,
-    max_norm: float,
+    optimizer: Optimizer,
+    terms: list[LossTerm],
+    micro_batch: int | MicroBatch,
+    max_grad_norm: float,
     ranks: Ranks = ALONE,
-    hear: Hear | None = None,
+    on_logprobs: OnLogprobs | None = None,
 ) -> Metrics:
-    """One optimiser step on the sum of the parts. A loss or gradient that is not finite is NotFinite, before the step:
-    all processes see the same sums, so they raise it together. `hear` is told what the policy has said to each part.
+    """One optimiser step on the sum of the terms. A loss or gradient that is not finite is NotFinite, before the step:
+    all processes see the same sums, so they raise it together.
 
-    When memory runs out, what this process has found is thrown away and found again with fewer rows.
+    When memory runs out, this process drops its gradient and computes it again with a smaller micro-batch.
     """
-    rows, asked = (
-        rows if isinstance(rows, MicroBatch) else MicroBatch(rows),
-        [part for part in parts if len(part.probes.state_N)],
-    )
+    micro_batch = MicroBatch(micro_batch) if isinstance(micro_batch, int) else micro_batch
+    asked = [term for term in terms if len(term.probes.state_N)]
     while True:
         optimizer.zero_grad(set_to_none=True)
         try:
-            heard = [_backpropagated(policy, part, rows.most, ranks) for part in asked]
+            computed = [_backpropagate(policy, term, micro_batch.size, ranks) for term in asked]
             break
         except torch.OutOfMemoryError as error:
-            _fewer(rows, ranks, error)
+            _shrink(micro_batch, ranks, error)
     metrics: Metrics = {}
     with torch.no_grad():
-        for part, known_NL in zip(asked, heard, strict=True):
-            known_NL = _summed(known_NL, ranks)
-            found = term_loss(part, known_NL)[1]
-            if hear is not None:
-                hear(part, known_NL)
-            metrics |= {part.label + name: value for name, value in found.items()}
+        for term, logp_NL in zip(asked, computed, strict=True):
+            logp_NL = _sum(logp_NL, ranks)
+            measured = term_loss(term, logp_NL)[1]
+            if on_logprobs is not None:
+                on_logprobs(term, logp_NL)
+            metrics |= {term.label + name: value for name, value in measured.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.sum_gradients(parameters)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     metrics["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
     ill = [name for name, value in metrics.items() if name.endswith(("loss", "grad_norm")) and not value.isfinite()]
     if ill:
@@ -219,3 +243,26 @@ def update(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)  # as large as what is trained, and the next rollout needs the room
     return metrics
+
+
+def inner_updates(
+    policy: Policy,
+    optimizer: Optimizer,
+    steps: list[list[LossTerm]],
+    micro_batch: MicroBatch,
+    max_grad_norm: float,
+    ranks: Ranks = ALONE,
+    on_logprobs: OnLogprobs | None = None,
+) -> UpdateResult:
+    """One optimiser step for each list of terms. One that is not finite is not made, nor are those after it.
+
+    `on_logprobs` is called in the first.
+    """
+    result = UpdateResult()
+    for number, terms in enumerate(steps):
+        hook = None if number else on_logprobs
+        try:
+            result.metrics.append(update(policy, optimizer, terms, micro_batch, max_grad_norm, ranks, hook))
+        except NotFinite as error:
+            return replace(result, broken=BrokenUpdate(number, terms, error))
+    return result

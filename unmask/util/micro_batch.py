@@ -7,16 +7,19 @@ import torch
 
 @dataclass
 class MicroBatch:
-    """How many canvases go through the model at a time. Halved when memory runs out; no result depends on it."""
+    """How many masked states go through the model in one pass. Halved when memory runs out; no result depends on it."""
 
-    most: int
-    halved: int = 0
-    """How often it had to be."""
+    size: int
+    halvings: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"a micro-batch must hold at least one masked state, not {self.size}")
 
     def halve(self, error: torch.OutOfMemoryError, tried: int | None = None) -> None:
-        """Half of what was tried, if that was less; the error itself where nothing is left to halve."""
-        most = min(self.most, tried or self.most)
-        if most == 1:
+        """Halve the size that was tried, if that was less; raise the error where nothing is left to halve."""
+        size = min(self.size, tried or self.size)
+        if size == 1:
             raise error
-        self.most, self.halved = most // 2, self.halved + 1
+        self.size, self.halvings = size // 2, self.halvings + 1
         torch.cuda.empty_cache()

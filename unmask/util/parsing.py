@@ -38,12 +38,10 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
-        mark, pydantic_message = error.problem_mark, str(error.problem)
+        mark, problem = error.problem_mark, str(error.problem)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        pydantic_message = (
-            f"{error.context} {pydantic_message}" if pydantic_message.startswith("but ") else pydantic_message
-        )
-        raise ValueError(f"{where}: not YAML: {pydantic_message}{place}") from None
+        problem = f"{error.context} {problem}" if problem.startswith("but ") else problem
+        raise ValueError(f"{where}: not YAML: {problem}{place}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last of a number or a date that is none
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except (IndexError, KeyError, AttributeError):  # the reader's own, at a tag such as !!int before what is no number

@@ -169,7 +169,7 @@ class _Way:
         if self.asked > self.most:
             raise TooMany
         found, left = [], int((~front.filled_FW[0]).sum())
-        some = max(1, min(self.rows.most, MOST_CELLS // (left * comb(left, size))))
+        some = max(1, min(self.rows.size, MOST_CELLS // (left * comb(left, size))))
         for start in range(0, count, some):
             index_G = ((number_F >= start) & (number_F < start + some)).nonzero().squeeze(1)
             some_G = front.only(index_G), state_FL[index_G], number_F[index_G] - start

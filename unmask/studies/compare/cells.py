@@ -1,7 +1,8 @@
 """The cells of a comparison: which method with which plug-ins and options, and what configuration that is.
 
-A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `wd1:inner=4+sml:strata=8`,
-`my.py:halves:low=0.1`. After a colon stands an option of the method or plug-in, or else any key of the configuration.
+A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `my.py:halves:low=0.1`,
+`wd1:inner_steps=4+sml:strata=8`. After a colon stands an option of the method or plug-in, or else any key of the
+configuration.
 """
 
 import hashlib
@@ -169,7 +170,7 @@ def cost_of(config: Config) -> Cost:
 
 def _rows(config: Config, found: Outline) -> tuple[int, int]:
     large = found.parameters >= LARGE
-    return config.rollout.rows or (32 if large else 512), config.rows or (8 if large else 512)
+    return config.rollout.micro_batch_size or (32 if large else 512), config.micro_batch_size or (8 if large else 512)
 
 
 def key_of(data: Mapping[str, Any]) -> str:

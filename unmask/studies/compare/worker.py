@@ -75,6 +75,7 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
     from unmask.config.config import parse_config
     from unmask.training.loop import train
     from unmask.training.run.folder import RunFolder, read_metrics
+    from unmask.training.run.training_run import Hooks
     from unmask.util.versions import versions
 
     class CellRun(RunFolder):
@@ -84,14 +85,14 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
     config = parse_config(data)
     told = [0.0]
 
-    def report(step: int, metrics: dict[str, float]) -> None:
+    def on_metrics(step: int, metrics: dict[str, float]) -> None:
         if time.monotonic() - told[0] > 0.5:
             told[0] = time.monotonic()
             tell({"share": step / config.updates})
 
     start, key = time.perf_counter(), start_key(data)
     known = None if keep else STARTS.get(key)  # a run that is kept shows its own, for the view
-    STARTS[key] = train(config, lambda: CellRun(home / "run", config.dump()), report, before=known).before
+    STARTS[key] = train(config, lambda: CellRun(home / "run", config.dump()), Hooks(on_metrics), before=known).before
     wall = time.perf_counter() - start
     gc.collect()
     if torch.cuda.is_initialized():

@@ -20,12 +20,12 @@ from unmask.core.schedule import one_by_one
 from unmask.core.trace import select_traces
 from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import Task
 from unmask.tasks.task import prompt_ids
 from unmask.training.batch import RESAMPLES
-from unmask.training.loss_terms import loss_terms
-from unmask.training.mismatch import replayed
+from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
+from unmask.training.mismatch import replay_logprobs
 from unmask.training.update import update
 from unmask.util.micro_batch import MicroBatch
 
@@ -128,27 +128,33 @@ def counted(
     groups = min(config.prompts, -(update_rows // -config.group))  # as many as fill a pass
     count, everything = groups * config.group, config.prompts * config.group
     seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
-    rollouts = decoding.sample(
-        sampler, [[2] * prompt] * count, seed_B, MicroBatch(roll_rows), group_B, **method.sampling
+    rollouts = sample(
+        sampler,
+        [[2] * prompt] * count,
+        seed_B,
+        decoding,
+        group_B=group_B,
+        request=method.request,
+        micro_batch=MicroBatch(roll_rows),
     )
 
     rng = torch.Generator().manual_seed(config.seed)
     reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # nothing is idle
-    twigs, branch_reward_B = rollouts.branches, None
-    if twigs is not None:
-        branch_reward_B = torch.rand(len(twigs), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    base = reference if method.needs_reference else None
-    turns = loss_terms(method, policy, base, rollouts, reward_B, branch_reward_B, rng, config.inner, update_rows)
+    branches, branch_reward_B = rollouts.branches, None
+    if branches is not None:
+        branch_reward_B = torch.rand(len(branches), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    scorer = Scorer(policy, reference if method.needs_reference else None, MicroBatch(update_rows))
+    batch = ScoredRollouts(rollouts, reward_B, branch_reward_B)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    for parts in turns:
-        update(policy, optimizer, parts, update_rows, 1.0)
+    for terms in loss_terms(method, batch, scorer, rng, config.inner_steps):
+        update(policy, optimizer, terms, update_rows, 1.0)
 
     replays = everything if config.rollout.correction else max(1, round(config.rollout.mismatch * everything))
     if config.rollout.cache == "none" or not (config.rollout.correction or config.rollout.mismatch):
         replays = 0
     if replays:
-        replayed(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(roll_rows))
-    decoding.greedy().sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), MicroBatch(1))
+        replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(roll_rows))
+    sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
     widest = {"rollout": min(everything, roll_rows), "evaluation": min(solved, roll_rows)}

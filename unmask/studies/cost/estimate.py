@@ -92,7 +92,7 @@ def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mappi
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
 
 
-def operations(network: Network, kind: str, tally: Tally, seen: int, checkpointing: bool = False) -> float:
+def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_checkpointing: bool = False) -> float:
     """Floating-point operations of passes whose columns see `seen` columns; a multiplication and an addition are two.
 
     The way back goes through every matrix once, and once more where its weights are trained.
@@ -104,14 +104,16 @@ def operations(network: Network, kind: str, tally: Tally, seen: int, checkpointi
         return linear + attention + head + (0 if kind == "update, reference" else low)
     frozen = linear + head if network.adapter else 2 * (linear + head)
     total = linear + low + attention + head + frozen + 2 * (low + attention)
-    if checkpointing:
+    if gradient_checkpointing:
         total += linear + low + attention
     if tally.states and tally.positions / tally.states * tally.most > PIECE // network.vocabulary:
         total += head  # done in pieces, each computed again on the way back
     return total
 
 
-def seconds(network: Network, on: Hardware, kind: str, tally: Tally, seen: int, checkpointing: bool = False) -> float:
+def seconds(
+    network: Network, on: Hardware, kind: str, tally: Tally, seen: int, gradient_checkpointing: bool = False
+) -> float:
     """Pass by pass, whichever takes longer: operations over the rate they reach, reading the weights, or launching.
 
     A pass with gradient is launched three times: forward, and a way back of two.
@@ -121,7 +123,7 @@ def seconds(network: Network, on: Hardware, kind: str, tally: Tally, seen: int, 
     drawn = kind.startswith(("rollout", "evaluation"))
     shares, last = on.shares, kind.split(", ")[-1]
     share = {"gradient": shares.gradient, "window": shares.window}.get(last, shares.whole)
-    state = operations(network, kind, tally, seen, checkpointing) / (on.rate * share) / tally.states
+    state = operations(network, kind, tally, seen, gradient_checkpointing) / (on.rate * share) / tally.states
     launched = shares.launch * network.layers * (3 if last == "gradient" else 1) if network.adapter else 0.0
     least = max(network.item * network.parameters / on.bandwidth, launched)
     logits = tally.positions * network.vocabulary * shares.vocabulary / on.bandwidth if drawn else 0.0
@@ -146,7 +148,7 @@ def memory(
     alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)  # of a layer, at once in its feed-forward half
     casts, kept = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
     column = kept * network.layers
-    if config.checkpointing:
+    if config.gradient_checkpointing:
         column, casts = item * deep * network.layers + kept, casts / network.layers
     rollout = {
         **fixed,
@@ -243,7 +245,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     if config.rollout.temperature == 0 or config.rollout.guidance:
         raise ValueError("rollout: training needs a temperature above 0 and guidance 0")
     found, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()
-    for wish in ("checkpointing", "compile"):
+    for wish in ("gradient_checkpointing", "compile"):
         if getattr(config, wish) and found.family.encoder:
             decoder_of(None, wish)
     network, decoding = network_of(config, found), decoding_of(config, task)
@@ -253,7 +255,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     if prompt is None:
         prompt, told = prompt_tokens(config, task, found)
         notes += told
-    rows = config.rollout.rows or (32 if large else 512), config.rows or (8 if large else 512)
+    rows = config.rollout.micro_batch_size or (32 if large else 512), config.micro_batch_size or (8 if large else 512)
     passes = counted(config, method, decoding, found, prompt, rows)
     width = prompt + decoding.length
     copied = _copied(config, found, network) if method.needs_reference else 0
@@ -305,7 +307,7 @@ def _time(
     # A reference with weights of its own is the policy's equal: it goes through an adapter too.
     like = {"update, reference": "update, no gradient"} if copied else {}
     spent = {
-        kind: seconds(network, on, like.get(kind, kind), tally, width, config.checkpointing)
+        kind: seconds(network, on, like.get(kind, kind), tally, width, config.gradient_checkpointing)
         for kind, tally in passes.items()
     }
     rollout = spent["rollout, whole"] + spent["rollout, window"]
@@ -332,7 +334,7 @@ def lines(found: Estimate, config: Config) -> Iterator[str]:
     yield f"model    {found.model} ({found.family}), {network.parameters:,} weights, {bits}"
     yield f"trained  {trained}"
     yield f"canvas   prompt {found.prompt} + completion {found.length}; {found.steps} steps, blocks of {found.block}"
-    times = f"{found.updates} updates of {config.inner}, {found.evaluations} evaluations"
+    times = f"{found.updates} updates of {config.inner_steps}, {found.evaluations} evaluations"
     yield f"batch    {config.prompts} prompts x {config.group} rollouts; {times}"
     yield ""
     yield f"{'passes of one update':28}{'canvases':>12}{'columns':>14}{'head at':>12}{'in a pass':>12}"

@@ -19,35 +19,28 @@ from unmask.core.probes import Probes
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
 from unmask.training.batch import Batch
-from unmask.training.update import LossTerm, NotFinite
+from unmask.training.update import BrokenUpdate, LossTerm
 from unmask.util.files import save_tensors
 
 FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"
-
-
-class BrokenUpdate(NamedTuple):
-    """The turn of an update that was not finite."""
-
-    turn: int
-    parts: list[LossTerm]
-    """Empty where the rollouts themselves were not finite."""
-    error: NotFinite
+RENAMED = {"dead_when_idle": "skip_zero_advantage"}
+"""Fields of a LossTerm under the names that 0.1 wrote."""
 
 
 class StoredUpdate(NamedTuple):
     """What a folder under broken/ holds."""
 
     step: int
-    turn: int
+    inner_step: int
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
     traces: list[Trace]
-    parts: list[LossTerm]
+    terms: list[LossTerm]
     weights: dict[str, Tensor]
 
 
-def keep(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mapping[str, Tensor]) -> Path:
-    """Write an update, and of a state's tensors (state.tensors_of) the weights, to RUN/broken/STEP."""
+def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mapping[str, Tensor]) -> Path:
+    """Write an update, and of a state's tensors (state.state_tensors) the weights, to RUN/broken/STEP."""
     final, aside = run / FOLDER / str(step), run / FOLDER / f".{step}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -58,7 +51,7 @@ def keep(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mappin
         tensors |= {f"trace/{number}/{name}": value for name, value in _tensors(trace).items()}
         tensors |= {f"trace/{number}/seen/{name}": value for name, value in trace.seen.items()}
     terms = []
-    for number, part in enumerate(broken.parts):
+    for number, part in enumerate(broken.terms):
         tensors |= {f"part/{number}/{name}": value for name, value in _tensors(part).items()}
         tensors |= {f"part/{number}/probes/{name}": value for name, value in _tensors(part.probes).items()}
         whose = next(i for i, trace in enumerate(traces) if trace is part.probes.trace)
@@ -66,7 +59,7 @@ def keep(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mappin
     answers = zip(batch.rows, batch.texts, batch.reward_B.tolist(), strict=True)
     facts = {
         "step": step,
-        "turn": broken.turn,
+        "turn": broken.inner_step,
         "error": str(broken.error),
         "metrics": {name: str(value) for name, value in broken.error.metrics.items()},  # JSON has no nan
         "traces": [{**_plain(trace), "law": asdict(trace.sampling)} for trace in traces],
@@ -79,13 +72,8 @@ def keep(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mappin
     return aside.rename(final)
 
 
-def sampled_logp(trace: Trace) -> float:
-    """The mean of the sampler's own log-probabilities, of all that was written."""
-    return float(trace.logp_BL[trace.filled_BL].mean())
-
-
-def read(folder: Path, method: Method, device: str = "cpu") -> StoredUpdate:
-    """What `keep` wrote; the method supplies the formulas."""
+def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpdate:
+    """What `store_broken` wrote; the method supplies the formulas."""
     if not (folder / FACTS).is_file():
         raise ValueError(f"{folder} holds no update that was not finite: there is no {FACTS} in it")
     facts, tensors = json.loads((folder / FACTS).read_text()), load_file(folder / TENSORS, device)
@@ -98,7 +86,8 @@ def read(folder: Path, method: Method, device: str = "cpu") -> StoredUpdate:
         found = under(f"trace/{number}/")
         known: dict[str, Any] = {name: value for name, value in found.items() if "/" not in name}
         seen = under(f"trace/{number}/seen/")
-        traces.append(Trace(**{**plain, **known, "law": TokenSampling(**plain["law"]), "seen": seen}))
+        sampling = TokenSampling(**plain.pop("law"))
+        traces.append(Trace(**{**plain, **known, "sampling": sampling, "seen": seen}))
     parts = [_part(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
     metrics = {name: float(value) for name, value in facts["metrics"].items()}
     return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, parts, under("weight/"))
@@ -110,7 +99,7 @@ def _part(plain: dict[str, Any], traces: Sequence[Trace], found: dict[str, Tenso
     asked: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in found.items() if "/" in key}
     probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **asked)
     known: dict[str, Any] = {key: value for key, value in found.items() if "/" not in key}
-    rest = {key: value for key, value in plain.items() if key not in ("visited", "trace")}
+    rest = {RENAMED.get(key, key): value for key, value in plain.items() if key not in ("visited", "trace")}
     return LossTerm(probes=probes, objective=term.objective, divergence=term.divergence, **known, **rest)
 
 

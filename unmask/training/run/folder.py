@@ -32,7 +32,6 @@ from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.training.run.health import HealthWarning
-from unmask.util import user_file as own_file
 from unmask.util.files import fsync, naming_file, write_whole
 from unmask.util.versions import versions
 
@@ -55,16 +54,16 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"{there} cannot be written to; choose another --out")
 
 
-def _versions_told() -> str:
+def _versions_text() -> str:
     return json.dumps(versions(), indent=2) + "\n"
 
 
-def provenance(folder: Path, config: str = "config.yaml") -> dict[str, str]:
+def provenance(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> dict[str, str]:
     """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
     were run, versions, processes and their threads."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
     among = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
-    return {config: digest, **among, **own_file.RUN, **versions()}
+    return {config: digest, **among, **user_files, **versions()}
 
 
 FINISHED = "finished.json"
@@ -75,18 +74,18 @@ LAST, BEST = "checkpoint", "checkpoint-best"
 class RunFolder:
     """Writes a run folder. Made only once everything that can be checked has been."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], name: str = "config.yaml") -> None:
-        check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        write_whole(folder / name, yaml.safe_dump(dict(config), sort_keys=False))
-        write_whole(folder / "versions.json", _versions_told())
+    def __init__(self, path: Path, config: Mapping[str, Any], name: str = "config.yaml") -> None:
+        check_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        write_whole(path / name, yaml.safe_dump(dict(config), sort_keys=False))
+        write_whole(path / "versions.json", _versions_text())
 
     @classmethod
-    def reopened(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
-        """The folder of a run that was cut off, its logs as long as they were when the state to go on from was kept."""
+    def reopen(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
+        """The folder of a run that is resumed, its logs cut to the lengths they had when the state was saved."""
         run = cls.__new__(cls)
-        run.folder = folder
+        run.path = folder
         for name in (LAST, BEST):  # what a process that was killed had begun to put into its place
             for old in folder.glob(f".{name}.old-*"):
                 if (folder / name).exists():
@@ -107,24 +106,24 @@ class RunFolder:
                 (folder / name).unlink(missing_ok=True)
         return run
 
-    def lengths(self) -> dict[str, int]:
+    def log_lengths(self) -> dict[str, int]:
         """The bytes of each log, which are on the disk by then."""
-        paths = [self.folder / name for name in LOGS if (self.folder / name).is_file()]
+        paths = [self.path / name for name in LOGS if (self.path / name).is_file()]
         for path in paths:
             fsync(path)
         return {path.name: path.stat().st_size for path in paths}
 
-    def wished_to_stop(self) -> bool:
-        """Whether somebody has put a file `stop` into the folder; it is taken away."""
-        wished = (self.folder / "stop").is_file()
-        if wished:
-            (self.folder / "stop").unlink(missing_ok=True)
-        return wished
+    def take_stop_request(self) -> bool:
+        """Whether somebody has put a file `stop` into the folder; it is removed."""
+        requested = (self.path / "stop").is_file()
+        if requested:
+            (self.path / "stop").unlink(missing_ok=True)
+        return requested
 
-    def finish(self, before: Mapping[str, float], after: Mapping[str, float], **more: Any) -> None:
-        """Say that the run is over, and drop what it would have gone on from."""
-        write_whole(self.folder / FINISHED, json.dumps({"before": before, "after": after, **more}, indent=2) + "\n")
-        shutil.rmtree(self.folder / "state", ignore_errors=True)
+    def finish(self, before: Mapping[str, float], after: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        """Mark the run as finished, and remove the state it could have been resumed from."""
+        write_whole(self.path / FINISHED, json.dumps({"before": before, "after": after, **facts}, indent=2) + "\n")
+        shutil.rmtree(self.path / "state", ignore_errors=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", [{"step": step, **metrics}])
@@ -150,25 +149,25 @@ class RunFolder:
     def save(self, policy: Model, name: str = LAST) -> None:
         """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
         if has_adapter(policy):
-            save_adapter(policy, self.folder / name, policy.home)
+            save_adapter(policy, self.path / name, policy.home)
         else:
-            save(policy, self.folder / name)
+            save(policy, self.path / name)
 
     def has_best(self) -> bool:
         """Whether the weights of the best evaluation are there, as they were written."""
         try:
-            check_sums(self.folder / BEST)
+            check_sums(self.path / BEST)
         except ValueError:
             return False
-        return (self.folder / BEST / SUMS).is_file()
+        return (self.path / BEST / SUMS).is_file()
 
     def take_best(self) -> None:
         """Have the run end with the weights of its best evaluation."""
-        aside = self.folder / f".{LAST}.partial"
+        aside = self.path / f".{LAST}.partial"
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(self.folder / BEST, aside)
-        shutil.rmtree(self.folder / LAST, ignore_errors=True)
-        aside.rename(self.folder / LAST)
+        shutil.copytree(self.path / BEST, aside)
+        shutil.rmtree(self.path / LAST, ignore_errors=True)
+        aside.rename(self.path / LAST)
 
     def draw(self) -> Path | None:
         """curves.png, where matplotlib is installed."""
@@ -179,7 +178,7 @@ class RunFolder:
         matplotlib.use("Agg")
         from matplotlib.figure import Figure
 
-        rows = read_metrics(self.folder)
+        rows = read_metrics(self.path)
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         for axes, names in (
@@ -192,19 +191,19 @@ class RunFolder:
                     axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 15 else "", label=name)
             axes.set_xlabel("updates")
             axes.legend()
-        path = self.folder / "curves.png"
+        path = self.path / "curves.png"
         figure.savefig(path, dpi=120)
         return path
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        with naming_file(self.folder / name), (self.folder / name).open("a") as file:
+        with naming_file(self.path / name), (self.path / name).open("a") as file:
             file.write(text)
 
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Meanwhile no other process writes the run; ValueError where one does. Of several processes the first claims."""
+    """Lock the run against other processes; ValueError where one is writing it. Of several the first holds the lock."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -220,22 +219,22 @@ def lock_run(folder: Path) -> Iterator[None]:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a disk without locks
                 raise
         if not file.tell():  # a process was killed while it made the folder
-            file.write(_versions_told())
+            file.write(_versions_text())
             file.flush()
         yield
 
 
 @contextmanager
-def lock_when_made(run_folder: Callable[[], RunFolder]) -> Iterator[Callable[[], RunFolder]]:
-    """The same, and the folder is claimed from when it is made."""
-    with ExitStack() as held:
+def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[], RunFolder]]:
+    """The same, from when the folder is made."""
+    with ExitStack() as locks:
 
-        def made() -> RunFolder:
-            run = run_folder()
-            held.enter_context(lock_run(run.folder))
+        def make() -> RunFolder:
+            run = make_folder()
+            locks.enter_context(lock_run(run.path))
             return run
 
-        yield made
+        yield make
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

@@ -23,14 +23,14 @@ class Best:
     """The evaluation with the highest sampled solve rate, the first of equals; the one before training counts."""
 
     step: int
-    found: Evaluation
+    evaluation: Evaluation
     since: int = 0
     """Evaluations since then."""
 
-    def after(self, step: int, found: Evaluation) -> "Best":
-        """With one evaluation more."""
-        if found.sampled.value > self.found.sampled.value:
-            return Best(step, found)
+    def after(self, step: int, evaluation: Evaluation) -> "Best":
+        """The best once there is one evaluation more."""
+        if evaluation.sampled.value > self.evaluation.sampled.value:
+            return Best(step, evaluation)
         return replace(self, since=self.since + 1)
 
 
@@ -38,30 +38,34 @@ class Best:
 class RunProgress:
     before: Evaluation
     best: Best
-    looked: int
+    evaluated: int
     """The update after which the last evaluation was made."""
     skips: Skips
+    last: Evaluation | None = None
+    """The last evaluation, if it was made after an update."""
 
     def data(self) -> dict[str, Any]:
-        """For JSON."""
-        best = {"step": self.best.step, "found": self.best.found.data(), "since": self.best.since}
-        return {"before": self.before.data(), "best": best, "looked": self.looked, "skips": self.skips}
+        """For JSON. The names are those of 0.1, whose states can still be resumed."""
+        best = {"step": self.best.step, "found": self.best.evaluation.data(), "since": self.best.since}
+        last = None if self.last is None else self.last.data()
+        return {"before": self.before.data(), "best": best, "looked": self.evaluated, "skips": self.skips, "last": last}
 
 
 def progress_of(data: Mapping[str, Any]) -> RunProgress:
-    """A Progress from what `Progress.data` says of it."""
+    """A RunProgress from what `RunProgress.data` wrote; 0.1 did not write `last`."""
     best = Best(data["best"]["step"], evaluation_of(data["best"]["found"]), data["best"]["since"])
-    return RunProgress(evaluation_of(data["before"]), best, data["looked"], Skips(*data["skips"]))
+    last = evaluation_of(data["last"]) if data.get("last") else None
+    return RunProgress(evaluation_of(data["before"]), best, data["looked"], Skips(*data["skips"]), last)
 
 
 def keeps_best(settings: EvalConfig) -> bool:
-    """Whether the weights of the best evaluation are kept: where that is asked for, or a run may end with them."""
+    """Whether the weights of the best evaluation are saved: where that is asked for, or a run may end with them."""
     return settings.best or settings.early_stop > 0 or settings.collapse > 0
 
 
-def ending(best: Best, step: int, found: Evaluation, settings: EvalConfig) -> str:
-    """Why the run ends with this evaluation, in a sentence; nothing where it goes on. `best` has seen it."""
-    fall = best.found.sampled.value - found.sampled.value
+def reason_to_end(best: Best, step: int, evaluation: Evaluation, settings: EvalConfig) -> str:
+    """Why the run ends after this evaluation, which `best` has seen; empty where it continues."""
+    fall = best.evaluation.sampled.value - evaluation.sampled.value
     if settings.collapse and fall > settings.collapse:
         return f"ended after update {step}: it solves {100 * fall:.1f} points less than after update {best.step}"
     if settings.early_stop and best.since >= settings.early_stop:

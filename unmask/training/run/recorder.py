@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from unmask.core.trace import Trace, select_traces
-from unmask.evaluation.evaluate import WATCHED, Watch
-from unmask.rollout.decoding import completions
+from unmask.evaluation.evaluate import WATCHED, OnSamples
+from unmask.rollout.sample import completions
 from unmask.tasks.scoring import RewardFailure, Scores
 from unmask.tasks.task import Row
 from unmask.training.batch import Batch, Experiment
@@ -19,23 +19,23 @@ MOST = 16
 """Rollouts of a group that are written down."""
 
 
-class Recorder:
+class TraceRecorder:
     """Holds lines until they are written. Every process has one; the first one's has lines."""
 
-    def __init__(self, source: Experiment) -> None:
-        self.source, self.config = source, source.config
-        self.show = source.setup.policy.tokenizer.show
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment, self.config = experiment, experiment.config
+        self.show = experiment.setup.policy.tokenizer.show
         self.waiting = list[TraceLine]()
         self.said = list[tuple[LossTerm, Tensor]]()
 
-    def lines(self) -> list[TraceLine]:
+    def take_lines(self) -> list[TraceLine]:
         """What has been written down since this was last asked."""
         found, self.waiting = self.waiting, []
         return found
 
-    def watch(self, step: int, rows: list[Row]) -> Watch | None:
+    def on_samples(self, step: int, rows: list[Row]) -> OnSamples | None:
         """What looks on at an evaluation after `step` updates: at its first problems, `rows` being all of them."""
-        if not self.config.trace_every or not self.source.setup.ranks.first:
+        if not self.config.trace_every or not self.experiment.setup.ranks.first:
             return None
 
         def seen(trace: Trace, found: Scores) -> None:
@@ -47,23 +47,23 @@ class Recorder:
 
         return seen
 
-    def heard(self, part: LossTerm, logp_NL: Tensor) -> None:
+    def on_logprobs(self, term: LossTerm, logp_NL: Tensor) -> None:
         """What the policy has said to a part of the first inner update."""
-        self.said.append((part, logp_NL))
+        self.said.append((term, logp_NL))
 
-    def took(self, step: int, batch: Batch, learnt: bool) -> None:
+    def record(self, step: int, batch: Batch, updated: bool) -> None:
         """After an update, or after one that was skipped: write the first group of its batch down."""
         said, self.said = self.said, []
-        every, length = self.config.trace_every, self.source.decoding.length
+        every, length = self.config.trace_every, self.experiment.decoding.length
         due = every > 0 and (step == 1 or step % every == 0)
-        if not due or not self.source.setup.ranks.first or not len(batch.trace):
+        if not due or not self.experiment.setup.ranks.first or not len(batch.trace):
             return
         index = torch.arange(min(self.config.group, MOST))
         group, found = select_traces(batch.trace, index), Scores(batch.reward_B, batch.solved_B, {}, batch.failures)
         line = self._line("train", step, 0, batch.rows[0], group, found, index)
         for part, logp_NL in said:
             if part.probes.trace is batch.trace:
-                taught_of(line["rollouts"], part, logp_NL, length, learnt)
+                taught_of(line["rollouts"], part, logp_NL, length, updated)
         branch_part = next((part for part, _ in said if part.probes.trace is batch.branches), None)
         self._add_branches(line["rollouts"], batch, group, branch_part)
         self.waiting.append(line)
@@ -72,7 +72,7 @@ class Recorder:
         self, kind: str, step: int, number: int, row: Row, trace: Trace, found: Scores, index: Tensor
     ) -> TraceLine:
         """A group of which nothing has been learnt yet; `index` is where its traces are in what was judged."""
-        task, policy, length = self.source.task, self.source.setup.policy, self.source.decoding.length
+        task, policy, length = self.experiment.task, self.experiment.setup.policy, self.experiment.decoding.length
         texts, rollouts = completions(policy, trace, length), written(trace, length, self.show, policy.pad_id)
         cells = [cells_of(task, row, each["tokens"], text) for each, text in zip(rollouts, texts, strict=True)]
         board = board_of(row, cells)
@@ -109,14 +109,14 @@ class Recorder:
         for failure in failures:
             if failure.row == row and failure.completion == text:
                 return short(failure.error)
-        return None if self.source.task.verdict is None else short(self.source.task.verdict(row, text))
+        return None if self.experiment.task.verdict is None else short(self.experiment.task.verdict(row, text))
 
     def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, part: LossTerm | None) -> None:
         """To each trace of the first group what filled a state of it in one shot."""
         if batch.branches is None or batch.branch_reward_B is None:
             return
         # A branch names its trace as it was numbered before idle groups were left out: whole groups, one after another.
-        first, length = int(group.group_B[0]) * self.config.group, self.source.decoding.length
+        first, length = int(group.group_B[0]) * self.config.group, self.experiment.decoding.length
         earned = batch.branch_reward_B, None if part is None else part.advantage_B
         for i, rollout in enumerate(rollouts):
             numbers = (batch.branches.group_B == first + i).nonzero().squeeze(1).tolist()

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from unmask.config.config import read_config
-from unmask.training.loop import optimizer_of
-from unmask.training.mismatch import replayed
-from unmask.training.run.broken import FOLDER, read, sampled_logp
+from unmask.training.mismatch import replay_logprobs, sampled_logp
+from unmask.training.optim import make_optimizer
+from unmask.training.run.broken import FOLDER, read_broken
 from unmask.training.setup import set_up
 from unmask.training.update import NotFinite, update
 
@@ -22,18 +22,18 @@ def replay(folder: Path) -> dict[str, float]:
         raise ValueError(f"{folder} is not of the form RUN/{FOLDER}/STEP")
     config = read_config(folder.absolute().parent.parent / "config.yaml")
     with set_up(config, needs_reference=False) as setup:
-        policy, kept = setup.policy, read(folder, config.build_method(), setup.device)
+        policy, stored = setup.policy, read_broken(folder, config.build_method(), setup.device)
         with torch.no_grad():
             for name, weight in policy.named_parameters():
                 if weight.requires_grad:
-                    weight.copy_(kept.weights[name])
-        if not kept.parts:
-            trace = next(trace for trace in kept.traces if not trace.logp_BL.isfinite().all())
-            scored_BL = replayed(policy, trace, setup.rollout_batch)
+                    weight.copy_(stored.weights[name])
+        if not stored.terms:
+            trace = next(trace for trace in stored.traces if not trace.logp_BL.isfinite().all())
+            scored_BL = replay_logprobs(policy, trace, setup.rollout_batch)
             return {"sampled_logp": sampled_logp(trace), "scored_logp": float(scored_BL[trace.filled_BL].mean())}
-        optimizer, _ = optimizer_of(policy, config)  # which has the gradient of half-precision weights in fp32
+        optimizer = make_optimizer(policy, config.optimizer)  # keeps gradients of half-precision weights in fp32
         try:
-            found = update(policy, optimizer, kept.parts, setup.update_batch, config.optimizer.max_norm)
+            metrics = update(policy, optimizer, stored.terms, setup.update_batch, config.optimizer.max_grad_norm)
         except NotFinite as error:
             return error.metrics
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in metrics.items()}

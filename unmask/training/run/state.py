@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from unmask.training.optim import MasterAdamW
+from unmask.training.optim import MasterAdamW, Optimizer
 from unmask.util.files import digest, fsync, save_tensors
 
 KEPT = 2
@@ -27,8 +27,6 @@ TENSORS, FACTS = "tensors.safetensors", "state.json"
 SUM = "sum"
 """The checksum of state.json, of all that it says beside."""
 GENERATOR = "generator"
-
-Optimizer = torch.optim.Optimizer | MasterAdamW
 
 
 class TensorFile(Mapping[str, Tensor]):
@@ -56,7 +54,9 @@ class State(NamedTuple):
     facts: dict[str, Any]
 
 
-def tensors_of(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True) -> dict[str, Tensor]:
+def state_tensors(
+    policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True
+) -> dict[str, Tensor]:
     """What training has changed. Sharded tensors are put together, for which every process has to ask; a process that
     does not want them holds one at a time."""
     found = {GENERATOR: rng.get_state()}
@@ -71,7 +71,7 @@ def tensors_of(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wa
 
 @torch.no_grad()
 def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tensors: Mapping[str, Tensor]) -> None:
-    """Put everything where `tensors_of` found it."""
+    """Put everything where `state_tensors` found it."""
     inner, named = _inside(policy, optimizer)
     kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, "weight"}
     known = {f"{kind} {name}" for kind in (*kinds, "weight") for name in named} | {GENERATOR}
@@ -107,7 +107,7 @@ def _like(weight: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else value
 
 
-def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Keep a state under its number, whole or not at all, and drop all but the last."""
     aside, final = folder / f".{step}.partial", folder / str(step)
     shutil.rmtree(aside, ignore_errors=True)
@@ -130,7 +130,7 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[st
         shutil.rmtree(old, ignore_errors=True)
 
 
-def newest(folder: Path) -> tuple[State | None, list[str]]:
+def newest_state(folder: Path) -> tuple[State | None, list[str]]:
     """The last state that is whole, and why each later one was passed over."""
     passed_over: list[str] = []
     for path in reversed(_states(folder).values()):

@@ -12,8 +12,9 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,12 +24,10 @@ from unmask.training.run.folder import RunFolder, read_metrics
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
-    from unmask.training.run.training_run import Report
+    from unmask.training.run.training_run import Hooks, MakeFolder
 
 PROJECT = "unmask"
 COUNTS = "tracking.json"
-
-MakeFolder = Callable[[], RunFolder]
 
 
 class Tracker(Protocol):
@@ -108,25 +107,25 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 
 @contextmanager
 def tracking(
-    config: "Config", run_folder: MakeFolder, report: "Report", resumed: bool
-) -> "Iterator[tuple[MakeFolder, Report]]":
+    config: "Config", make_folder: "MakeFolder", hooks: "Hooks", resumed: bool
+) -> "Iterator[tuple[MakeFolder, Hooks]]":
     """Both as they were, with the trackers told what is reported once the folder is there: by the first process."""
     check(config.track)
     trackers = Trackers(config.track)
 
-    def opened() -> RunFolder:
-        run = run_folder()
+    def make_and_open() -> RunFolder:
+        run = make_folder()
         if config.track:
-            trackers.begin(run.folder, config.dump(), resumed)
+            trackers.begin(run.path, config.dump(), resumed)
         return run
 
-    def told(step: int, metrics: dict[str, float]) -> None:
+    def on_metrics(step: int, metrics: dict[str, float]) -> None:
         if trackers.folder is not None:
             trackers.log(step, metrics)
-        report(step, metrics)
+        hooks.on_metrics(step, metrics)
 
     try:
-        yield opened, told
+        yield make_and_open, replace(hooks, on_metrics=on_metrics)
     finally:
         trackers.close()
 

@@ -1,0 +1,38 @@
+"""From which state a run that was cut off can be resumed, so that it ends as it would have."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from unmask.training.run.folder import FINISHED, LAST, provenance
+from unmask.training.run.state import State, newest_state
+
+
+def last_state(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> State | None:
+    """The last saved state, None if nothing has been saved; ValueError where resuming would not end as the run would
+    have. `user_files` are the user's own files as they are now, with their digests."""
+    if (folder / FINISHED).is_file():
+        raise ValueError(f"{folder} is finished: there is nothing to resume")
+    state, unusable = newest_state(folder / "state")
+    if state is None and (unusable or (folder / LAST).exists()):
+        why = unusable[0] if unusable else "no saved training state"
+        raise ValueError(f"{folder} cannot be resumed: {why}. To continue from its weights, pass --model {folder}")
+    for problem in unusable:
+        warnings.warn(f"{problem}: resuming from an earlier one", stacklevel=3)
+    if state is not None:
+        _check_provenance(folder, state.facts["made_by"], provenance(folder, user_files, config), config)
+    return state
+
+
+def _check_provenance(folder: Path, before: Mapping[str, str], now: Mapping[str, str], config: str) -> None:
+    if before[config] != now[config]:
+        raise ValueError(f"{folder / config} has changed since the state was saved: restore it")
+    for what in now:
+        if before.get(what, now[what]) == now[what]:
+            continue
+        if what.endswith(".py"):
+            warnings.warn(f"{what} has changed since the state was saved: the new file is used from here", stacklevel=4)
+        else:
+            warnings.warn(
+                f"{what} was {before[what]} and is {now[what]}: what follows may be rounded differently", stacklevel=4
+            )
