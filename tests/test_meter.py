@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.distributed.processes import Ranks
 from unmask.evaluation.evaluate import Evaluator
 from unmask.methods import BASES

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import unmask.sft.finetune
 from helpers import Net
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.models import load_model
 from unmask.sft.config import SftConfig, read_sft_config
 from unmask.sft.diffusion_loss import Noised, token_losses

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.tasks import TASKS
 from unmask.tasks.support.validation import for_validation, validating
 

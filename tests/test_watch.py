@@ -12,7 +12,7 @@ from ranks_cases import toy_model, toy_task
 
 import unmask.training.loop
 from helpers import cut_at, sample
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds

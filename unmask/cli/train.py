@@ -15,7 +15,7 @@ from unmask.cli.arguments import DataOption, of_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.training.run.training_run import Hooks, TrainingResult
 
 
@@ -44,7 +44,7 @@ def train(
 
     Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
     """
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
 
     if resume is not None:
         others = (task, model, method, plugins, data, full, seed, out, hardware)
@@ -83,7 +83,7 @@ def train(
 
 
 def _resume(folder: Path) -> None:
-    from unmask.config.config import read_config
+    from unmask.config import read_config
     from unmask.training.loop import resume
     from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_exists

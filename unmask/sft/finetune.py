@@ -17,12 +17,14 @@ from pathlib import Path
 
 import torch
 
+from unmask.config.defaults import device_of
+from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluator
 from unmask.models import Model, Tiny, load_model
-from unmask.models.lora import LoraOptions, add_adapter, has_adapter, merge, unfreeze_adapter
+from unmask.models.lora import add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
-from unmask.sft.config import SftConfig, device_of, read_sft_config
+from unmask.sft.config import SftConfig, read_sft_config
 from unmask.sft.data import SftData, load_sft_data
 from unmask.sft.diffusion_loss import QUARTERS, Noised, bound, by_quarter, named_quarters, noised, token_losses
 from unmask.sft.packing import Batches, PackedBatch, bucketed, coarseness

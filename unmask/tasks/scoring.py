@@ -7,25 +7,16 @@ counted, and is written down with its row.
 
 import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from unmask.core.options import RewardConfig
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.tasks.task import Grade, Outcome, Row, Task
-from unmask.util.strict_model import Strict
 
 SHOWN = 200  # characters of a completion in a message
-
-
-class RewardConfig(Strict):
-    on_error: Literal["stop", "zero"] = "stop"
-    """What a reward that fails does: stops the run, which keeps what it has; or scores 0 and is written down."""
-    timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a completion by a task of one's own, asked in a process that is ended after them; null: asked in
-    this process, without a limit."""
 
 
 class RewardFailure(NamedTuple):
