@@ -15,7 +15,7 @@ from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.methods.own import own_method, section_of
 from unmask.tasks import TASKS, Task
-from unmask.tasks.support.validation import validating
+from unmask.tasks.support.split import with_validation_split
 from unmask.util.parsing import check_not_bool, pydantic_message, short_repr, suggestion
 
 CHOICES: dict[str, Mapping[str, Any]] = {
@@ -69,7 +69,7 @@ def check_known(key: str, name: str, names: Mapping[str, Any]) -> None:
 
 def build_task(config: Config) -> Task:
     task: Task = _build(TASKS[config.task], config.task, config.options)
-    return validating(task) if config.eval.split == "validation" else task
+    return with_validation_split(task) if config.eval.split == "validation" else task
 
 
 def build_method(config: Config) -> Method:

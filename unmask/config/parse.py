@@ -13,7 +13,7 @@ from unmask.core.order import ORDERS
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import file_of, own_method, section_of
 from unmask.tasks import TASKS
-from unmask.tasks.own import spelled_out
+from unmask.tasks.own import with_own_task
 from unmask.util.parsing import read_keys, short_repr
 from unmask.util.user_file import run_file
 
@@ -38,7 +38,7 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to the method's probes on a blank canvas."""
-    names, data = section_names(data), spelled_out(with_current_keys(data))
+    names, data = section_names(data), with_own_task(with_current_keys(data))
     if "options" in data:
         raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
     options = {key: value for key, value in data.items() if key in names}

@@ -22,7 +22,7 @@ class LoraOptions(BaseModel):
 
 class RewardConfig(Strict):
     on_error: Literal["stop", "zero"] = "stop"
-    """What happens when a reward fails: stop the run, which saves its state; or score 0 and log the failure."""
+    """What a reward that fails does: stop the run, which keeps its checkpoints; or score 0 and be recorded."""
     timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for one completion in a user's own task, whose reward runs in a separate process; null: no limit, in
-    this process."""
+    """Seconds for a completion of a task of your own, whose process is killed after them; null: in the process of the
+    run, without a limit."""
