@@ -108,7 +108,8 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     save_file({name: w * 0.4 if w.dim() > 1 else w for name, w in weights.items()}, folder / "model.safetensors")
     lines = [{"prompt": chr(n), "completion": chr(n + 1) * 7} for n in range(97, 105)] * 12
     (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "toy.yaml").write_text("data: [{file: toy.jsonl, canvas: 8}]\nattention_annealing: 10\neval: {prompts: 6}\n")
+    data = "data: [{file: toy.jsonl, canvas: 8}]"
+    (tmp_path / "toy.yaml").write_text(f"{data}\nattention_annealing: 10\neval: {{prompts: 6}}\n")
     code, out, err = unmask(
         *("adapt", "source", "toy.yaml", "--out", "run", "updates=80", "batch_tokens=512", "optimizer.lr=1e-2"),
         *("optimizer.warmup=5", "optimizer.schedule=cosine"),

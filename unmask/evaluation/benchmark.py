@@ -24,8 +24,7 @@ from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
 from unmask.tasks.scoring import RewardConfig, RewardFailure, failure_summary, grades, score
-from unmask.tasks.support.manner import Manner
-from unmask.tasks.task import Row, Task, prompt_ids
+from unmask.tasks.task import ProtocolDecoding, Row, Task
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.versions import versions
 
@@ -88,24 +87,24 @@ class ScoreLine:
         return {**named, **shape, **scores, **figures, **sampled, "card": self.card}
 
 
-def decoding_by(manner: Manner, length: int, cache: Cache | None = None) -> Decoding:
+def decoding_by(protocol: ProtocolDecoding, length: int, cache: Cache | None = None) -> Decoding:
     """How a protocol makes answers of a length; where its blocks do not divide the length, in one block."""
     return Decoding(
         length,
-        manner.steps(length),
-        manner.block if length % manner.block == 0 else length,
+        protocol.steps(length),
+        protocol.block if length % protocol.block == 0 else length,
         sampling=TokenSampling(temperature=0.0),
         cache=cache,
-        attend_padding=manner.attend_padding,
-        stops=manner.stops,
+        attend_padding=protocol.attend_padding,
+        stops=protocol.stops,
     )
 
 
 def cases_by_length(task: Task, lengths: Sequence[int], cache: Cache | None, batch: MicroBatch) -> list[Case]:
     """The field's table: the task as its protocol has it, at every length."""
-    most = task.manner.batch
+    most = task.decoding.batch
     return [
-        Case(task, decoding_by(task.manner, length, cache), batch if most is None else MicroBatch(most(length)))
+        Case(task, decoding_by(task.decoding, length, cache), batch if most is None else MicroBatch(most(length)))
         for length in lengths
     ]
 
@@ -136,10 +135,10 @@ def card(bench: Bench, case: Case) -> dict[str, Any]:
         "task": task.name,
         "protocol": task.protocol,
         "prompt": prompt_hash(task, shown),
-        "template": hashed(prompt_ids(policy, task, shown)),
+        "template": hashed(task.prompt_ids(policy.tokenizer, shown)),
         "split": hashed(list(rows)),
         "problems": len(rows),
-        **(task.facts(rows) if task.facts else {}),
+        **task.facts(rows),
         "length": how.length,
         "steps": how.steps,
         "block": how.block,
@@ -175,7 +174,7 @@ def measure(bench: Bench, case: Case) -> ScoreLine:
     task, rows, how = case.task, bench.rows, case.how.greedy()
     if not rows:
         raise ValueError(f"{task.name}: there are no problems to evaluate on")
-    prompts = [prompt_ids(bench.policy, task, row) for row in rows]
+    prompts = [task.prompt_ids(bench.policy.tokenizer, row) for row in rows]
     start, texts, passes, counts = time.perf_counter(), list[str](), list[int](), list[int]()
     for trace in _traces(bench, case, prompts, how, row_seeds(bench.seed, len(rows))):
         texts += completions(bench.policy, trace, how.length)
@@ -236,7 +235,8 @@ def check_place(path: Path | None) -> None:
 
 def check_prompts(bench: Bench, case: Case) -> None:
     """ValueError for rows that the model cannot be asked."""
-    canvas([prompt_ids(bench.policy, case.task, row) for row in bench.rows], case.how.length, bench.policy, "cpu")
+    prompts = [case.task.prompt_ids(bench.policy.tokenizer, row) for row in bench.rows]
+    canvas(prompts, case.how.length, bench.policy, "cpu")
 
 
 def measured(bench: Bench, cases: Sequence[Case], column: str, quiet: bool) -> list[ScoreLine]:
@@ -246,7 +246,7 @@ def measured(bench: Bench, cases: Sequence[Case], column: str, quiet: bool) -> l
         check_prompts(bench, case)
     wide = max(len(column), *(len(_told(case, column)) for case in cases)) + 2
     if not quiet:
-        passes = "".join(f" {name:>8}" for name in task.beside)
+        passes = "".join(f" {name:>8}" for name in task.other_scores)
         passes += "".join(f" {f'pass@{k}':>8}" for k in pass_shares(torch.zeros(1), bench.samples))
         print(f"{task.name}, protocol {task.protocol}, {len(bench.rows)} problems, greedy score, 95 % intervals")
         print(f"{column:>{wide}} {'score':>22}{passes} {'passes':>8} {'tokens':>8} {'seconds':>8}")

@@ -18,7 +18,7 @@ import torch
 
 from unmask.evaluation.evaluate import Z_95, Proportion, mean_proportion, wilson_interval
 from unmask.tasks import TASKS
-from unmask.tasks.scoring import RewardConfig, RewardFailure, grades
+from unmask.tasks.scoring import RewardConfig, RewardFailure, grade
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
@@ -83,9 +83,8 @@ def summary(
     def other(grade: Callable[[Row, str], Grade]) -> Proportion:
         return score([grade(row, text) for row, text in zip(rows, texts, strict=True)])
 
-    facts = task.facts(rows) if task.facts else {}
-    beside = {name: other(grade) for name, grade in task.beside.items()}
-    return Graded(score(found), tuple(found), beside, facts, tuple(failures))
+    beside = {name: other(grade) for name, grade in task.other_scores.items()}
+    return Graded(score(found), tuple(found), beside, task.facts(rows), tuple(failures))
 
 
 def graded(task: Task, lines: Iterable[tuple[str, Row]], how: RewardConfig | None = None) -> Graded:
@@ -95,17 +94,14 @@ def graded(task: Task, lines: Iterable[tuple[str, Row]], how: RewardConfig | Non
         with _told(where, task):
             places.append(where)
             texts.append(line["generation"])
-            rows.append(task.stored(line))
-            if task.stored is dict:
-                task.prompt(rows[-1])  # asks for a row's fields, without which every answer would just be wrong
-    if task.ahead is not None:
-        with _told("a line", task):
-            task.ahead(rows, texts)
-    found, failures, alone = list[Grade](), list[RewardFailure](), replace(task, ahead=None)
+            rows.append(task.stored_row(line))
+    with _told("a line", task):
+        task.prepare(rows, texts)
+    found, failures = list[Grade](), list[RewardFailure]()
     for where, row, text in zip(places, rows, texts, strict=True):
         with _told(where, task):
-            (grade,), failed = grades(alone, [row], [text], how)
-        found.append(grade)
+            one, failed = grade(task, row, text, how)
+        found.append(one)
         failures += failed
     return summary(task, rows, texts, found, failures)
 

@@ -72,7 +72,7 @@ def worded(task: Task, wording: PromptVariant) -> Task:
             prompt(example)
         except ValueError:
             example = None
-    return replace(task, prompt=prompt, about=replace(task.about, example=example))
+    return task.variant(prompt=prompt, about=replace(task.about, example=example))
 
 
 def cases_by_wording(bench: Bench, case: Case, wordings: Sequence[PromptVariant]) -> list[Case]:

@@ -19,7 +19,6 @@ from unmask.core.policy import Policy
 from unmask.sft.packing import Example, next_multiple, width_of
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
-from unmask.tasks.task import prompt_ids
 from unmask.util.strict_model import Strict
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
@@ -133,7 +132,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def _task_pair(policy: Policy, task: Task, row: Row) -> Pair:
-    return prompt_ids(policy, task, row), policy.tokenizer.encode(task.solution(row))
+    return task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(task.solution(row))
 
 
 def _file_pairs(

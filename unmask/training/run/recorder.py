@@ -109,7 +109,8 @@ class TraceRecorder:
         for failure in failures:
             if failure.row == row and failure.completion == text:
                 return short(failure.error)
-        return None if self.experiment.task.verdict is None else short(self.experiment.task.verdict(row, text))
+        verdict = self.experiment.task.verdict(row, text)
+        return None if verdict is None else short(verdict)
 
     def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, part: LossTerm | None) -> None:
         """To each trace of the first group what filled a state of it in one shot."""
