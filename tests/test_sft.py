@@ -29,7 +29,6 @@ from unmask.sft.diffusion_loss import (
 from unmask.sft.finetune import annealed_attention, block_length, sft_update
 from unmask.sft.packing import Batches, Example, PackedBatch, width_buckets, width_of, width_step
 from unmask.tasks import TASKS
-from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.training.optim import make_optimizer
 from unmask.util.micro_batch import MicroBatch
@@ -272,7 +271,7 @@ def test_no_taught_problem_is_a_test_problem_and_every_solution_is_right(name: s
 
 def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
     signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
-    for row in word_problems.rows("train", 200, 3):
+    for row in TASKS["word_problems"]().rows("train", 200, 3):
         *steps, last = row["answer"].splitlines()
         for step in steps:
             a, sign, b, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
