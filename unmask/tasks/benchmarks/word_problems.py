@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unmask.tasks.benchmarks.gsm8k import PROTOCOLS, Gsm8k
-from unmask.tasks.support.split import in_test, split_rng
+from unmask.tasks.support.split import GeneratedTask, in_test
 from unmask.tasks.task import About, Row
 
 NAMES = ("Ada", "Ben", "Cleo", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena", "Mara", "Nils")
@@ -82,7 +82,7 @@ def divided(name: str, thing: str, rng: random.Random) -> Story:
 STORIES: tuple[Callable[[str, str, random.Random], Story], ...] = (shared, saved, bought, divided)
 
 
-class WordProblems(Gsm8k):
+class WordProblems(GeneratedTask, Gsm8k):
     """Generated word problems with the prompts and graders of GSM8K. The reward is 1 for the right number."""
 
     name = "word_problems"
@@ -97,13 +97,9 @@ class WordProblems(Gsm8k):
     def __init__(self, protocol: str = "unmask") -> None:
         super().__init__(protocol=protocol)
 
-    def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng, rows = split_rng(self.name, split, seed), list[Row]()
-        while len(rows) < n:
-            kind = rng.choice(STORIES)
-            story = kind(rng.choice(NAMES), rng.choice(THINGS), rng)
-            if in_test(" ".join(map(str, (kind.__name__, *story.numbers)))) == (split == "test"):
-                answer = "\n".join((*story.steps, f"#### {story.answer}"))
-                name = f"word_problems-{split}-{seed}-{len(rows)}"
-                rows.append({"id": name, "question": story.question, "answer": answer})
-        return rows
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        kind = rng.choice(STORIES)
+        story = kind(rng.choice(NAMES), rng.choice(THINGS), rng)
+        if in_test(" ".join(map(str, (kind.__name__, *story.numbers)))) != (split == "test"):
+            return None
+        return {"question": story.question, "answer": "\n".join((*story.steps, f"#### {story.answer}"))}

@@ -6,10 +6,11 @@ counts, unless steps earn partial credit. No intermediate result is negative.
 The split is by the signed numbers of a problem in any order, so that no test sum is a reordered training sum.
 """
 
+import random
 import re
 
-from unmask.tasks.support.split import in_test, split_rng
-from unmask.tasks.task import About, Row, Task, valid_partial
+from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.task import About, Row, valid_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer
 NUMBER = re.compile(r"-?[0-9]{1,6}")
@@ -40,7 +41,7 @@ def right_steps(terms: list[int], completion: str) -> int:
     return next((i for i, step in enumerate(wanted) if written[i : i + 1] != [step]), len(wanted))
 
 
-class Arithmetic(Task):
+class Arithmetic(GeneratedTask):
     """`terms` numbers from 1 to `largest`, joined by `signs`.
 
     The right last result earns 1, whatever is before it; a wrong one `partial` times the share of steps that are right
@@ -64,16 +65,14 @@ class Arithmetic(Task):
         self.summary = f"Sums of {terms} numbers up to {largest}, step by step"
         self.length = (terms - 1) * (2 * self.total_width + self.width + 3) - 1
 
-    def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng, rows = split_rng(self.name, split, seed), list[Row]()
-        while len(rows) < n:
-            terms = [rng.randint(1, self.largest)]
-            terms += [int(f"{rng.choice(self.signs)}{rng.randint(1, self.largest)}") for _ in range(self.terms - 1)]
-            if min(sum(terms[:count]) for count in range(1, self.terms + 1)) < 0:
-                continue
-            if in_test(" ".join(map(str, sorted(terms)))) == (split == "test"):
-                rows.append({"id": f"arithmetic-{split}-{seed}-{len(rows)}", "terms": terms, "answer": sum(terms)})
-        return rows
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        terms = [rng.randint(1, self.largest)]
+        terms += [int(f"{rng.choice(self.signs)}{rng.randint(1, self.largest)}") for _ in range(self.terms - 1)]
+        if min(sum(terms[:count]) for count in range(1, self.terms + 1)) < 0:
+            return None
+        if in_test(" ".join(map(str, sorted(terms)))) != (split == "test"):
+            return None
+        return {"terms": terms, "answer": sum(terms)}
 
     def prompt(self, row: Row) -> str:
         first, *others = row["terms"]

@@ -10,14 +10,15 @@ consists of x, digits, spaces and + - * / % ( ) alone; anything else earns 0.
 The split is by the function, that is by its values: whichever way a test function is written, training has not seen it.
 """
 
+import random
 import re
 from collections.abc import Sequence
 from itertools import product
 
 from unmask.sandbox import ProgramJob
 from unmask.tasks.support.programs import ProgramRunner, require_sandbox
-from unmask.tasks.support.split import in_test, split_rng
-from unmask.tasks.task import About, Row, Task, valid_partial
+from unmask.tasks.support.split import SPLITS, GeneratedTask, hashed_split
+from unmask.tasks.task import About, Row, valid_partial
 
 INPUTS = range(13)  # where an expression is tried
 SHOWN = 3  # examples in a prompt: as many as determine a square; 0 is always among them
@@ -55,7 +56,7 @@ def program_job(row: Row, completion: str) -> ProgramJob:
     return ProgramJob(f"f = lambda x: {completion.strip()}", tests, {"f": "f"}, timeout=TIMEOUT)
 
 
-class CodeMini(Task):
+class CodeMini(GeneratedTask):
     """Polynomials with up to `squares` times x*x, and other coefficients from -`largest` to `largest`.
 
     An expression with the right value at all inputs earns 1, another one `partial` times its share of right values.
@@ -74,21 +75,22 @@ class CodeMini(Task):
             raise ValueError(f"code_mini: largest must be within 3 to 9, not {largest}.")
         self.partial = valid_partial(self.name, partial)
         others = range(-largest, largest + 1)
-        self.functions = [f for f in product(range(squares + 1), others, others) if f[:2] != (0, 0)]
-        self.width = max(len(str(value)) for f in self.functions for value in values(f)[: len(SHOWN_FROM)])
-        self.length = max(len(expression_of(f)) for f in self.functions)
+        functions = [f for f in product(range(squares + 1), others, others) if f[:2] != (0, 0)]
+        self.width = max(len(str(value)) for f in functions for value in values(f)[: len(SHOWN_FROM)])
+        self.length = max(len(expression_of(f)) for f in functions)
+        self.functions: dict[str, list[Polynomial]] = {split: [] for split in SPLITS}
+        for function in functions:
+            self.functions[hashed_split(" ".join(map(str, values(function))))].append(function)
         self.runner = ProgramRunner(program_job)
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
         require_sandbox(self.name)
-        rng, rows = split_rng(self.name, split, seed), list[Row]()
-        functions = [f for f in self.functions if in_test(" ".join(map(str, values(f)))) == (split == "test")]
-        for number in range(n):
-            function = rng.choice(functions)
-            shown = [0, *sorted(rng.sample(SHOWN_FROM[1:], SHOWN - 1))]
-            name = f"code_mini-{split}-{seed}-{number}"
-            rows.append({"id": name, "shown": shown, "values": values(function), "solution": expression_of(function)})
-        return rows
+        return super().rows(split, n, seed)
+
+    def draw(self, rng: random.Random, split: str) -> Row:
+        function = rng.choice(self.functions[split])
+        shown = [0, *sorted(rng.sample(SHOWN_FROM[1:], SHOWN - 1))]
+        return {"shown": shown, "values": values(function), "solution": expression_of(function)}
 
     def prompt(self, row: Row) -> str:
         return " ".join(f"{x}:{row['values'][x]:>{self.width}}" for x in row["shown"]) + ">"

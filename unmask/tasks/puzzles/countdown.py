@@ -18,13 +18,12 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from unmask.tasks.support.split import hashed_split, split_rng
-from unmask.tasks.task import About, Row, Task, valid_partial
+from unmask.tasks.support.split import GeneratedTask, hashed_split
+from unmask.tasks.task import About, Row, valid_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer, and it bounds the size of every number
 DEEPEST = 30
 LISTED = 4  # numbers of which all reachable values are listed; of six it takes seconds for each problem
-TRIES = 20_000  # draws for a problem, on average, before there are said to be too few
 
 SIGNS = "+-*/"
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -156,7 +155,7 @@ def draw_way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, s
     return value, text
 
 
-class Countdown(Task):
+class Countdown(GeneratedTask):
     """`numbers` numbers from 1 to `largest`, a target up to `target_largest` that `signs` suffice to reach.
 
     The embedded model is trained on the defaults; signs="+-*/" is the full game. An answer may always use all four
@@ -180,25 +179,19 @@ class Countdown(Task):
         self.numbers, self.largest, self.target_largest, self.signs = numbers, largest, target_largest, signs
         self.partial = valid_partial(self.name, partial)
         self.summary = f"Countdown with {numbers} numbers up to {largest} and a target up to {target_largest}"
+        self.scarcity = (
+            f"{numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} by {signs}; "
+            "lower largest, or raise target_largest"
+        )
         # at most around every step but the last; the shortest chain of + and - needs none
         parentheses = numbers - 2 if set(signs) & set("*/") or numbers > LISTED else 0
         self.length = numbers * len(str(largest)) + (numbers - 1) + 2 * parentheses
 
-    def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng, rows, tries = split_rng(self.name, split, seed), list[Row](), 0
-        while len(rows) < n:
-            tries += 1
-            if self.numbers > LISTED and tries > TRIES * (len(rows) + 1):
-                raise ValueError(
-                    f"countdown: {self.numbers} numbers up to {self.largest} hardly ever reach a target up to "
-                    f"{self.target_largest} by {self.signs}; lower largest, or raise target_largest"
-                )
-            numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
-            if in_test(numbers) != (split == "test") or (way := self._draw_way(rng, numbers)) is None:
-                continue
-            name = f"countdown-{split}-{seed}-{len(rows)}"
-            rows.append({"id": name, "numbers": numbers, "target": way[0], "solution": way[1]})
-        return rows
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
+        if in_test(numbers) != (split == "test") or (way := self._draw_way(rng, numbers)) is None:
+            return None
+        return {"numbers": numbers, "target": way[0], "solution": way[1]}
 
     def _draw_way(self, rng: random.Random, numbers: list[int]) -> tuple[int, str] | None:
         """A target and its expression: of all that the numbers reach or, where these are too many, of one way."""

@@ -11,8 +11,8 @@ import random
 from typing import Any
 
 from unmask.tasks.benchmarks.json_schema import credit, explanation, schema_match, validator
-from unmask.tasks.support.split import in_test, split_rng
-from unmask.tasks.task import About, Row, Task, valid_partial
+from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.task import About, Row, valid_partial
 
 KEYS = ("age", "big", "cap", "day", "fee", "id", "key", "max", "min", "no", "ok", "pet", "row", "tag", "top", "zip")
 WORDS = ("ant", "bee", "cat", "dog", "eel", "elk", "fox", "gnu", "hen", "jay", "koi", "owl", "pig", "ram", "rat", "yak")
@@ -34,7 +34,7 @@ def _draw_field(rng: random.Random, key: str) -> tuple[str, str, Any]:
     return f"{key}:s={text}", kind, text
 
 
-class JsonMini(Task):
+class JsonMini(GeneratedTask):
     """Objects of `fields` fields, 1 to 3.
 
     An object with the right keys, types and values earns 1. One with at least one of the keys earns up to `partial`.
@@ -51,28 +51,21 @@ class JsonMini(Task):
         self.length = fields * WRITTEN + (fields - 1) + 2
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng, rows = split_rng(self.name, split, seed), list[Row]()
         validator(True)  # fails now where the package is missing, not at the first reward
-        while len(rows) < n:
-            keys = rng.sample(KEYS, self.fields)
-            fields = [_draw_field(rng, key) for key in keys]
-            if in_test(" ".join(sorted(text for text, _, _ in fields))) != (split == "test"):
-                continue
-            schema = {
-                "type": "object",
-                "properties": {key: {"type": TYPES[kind]} for key, (_, kind, _) in zip(keys, fields, strict=True)},
-                "required": keys,
-                "additionalProperties": False,
-            }
-            rows.append(
-                {
-                    "id": f"json_mini-{split}-{seed}-{len(rows)}",
-                    "request": " ".join(text for text, _, _ in fields),
-                    "schema": schema,
-                    "reference": {key: value for key, (_, _, value) in zip(keys, fields, strict=True)},
-                }
-            )
-        return rows
+        return super().rows(split, n, seed)
+
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        keys = rng.sample(KEYS, self.fields)
+        texts, kinds, values = zip(*(_draw_field(rng, key) for key in keys), strict=True)
+        if in_test(" ".join(sorted(texts))) != (split == "test"):
+            return None
+        schema = {
+            "type": "object",
+            "properties": {key: {"type": TYPES[kind]} for key, kind in zip(keys, kinds, strict=True)},
+            "required": keys,
+            "additionalProperties": False,
+        }
+        return {"request": " ".join(texts), "schema": schema, "reference": dict(zip(keys, values, strict=True))}
 
     def prompt(self, row: Row) -> str:
         return row["request"].rjust(self.fields * ASKED + self.fields - 1) + ">"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 
-from unmask.tasks.support.split import hashed_split, split_rng
-from unmask.tasks.task import About, Row, Task, valid_partial
+from unmask.tasks.support.split import GeneratedTask, hashed_split
+from unmask.tasks.task import About, Row, valid_partial
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 """Rows and columns of a box, by the size of the board."""
@@ -138,7 +138,7 @@ def solution_count(puzzle: str) -> int:
     return fitting_grids(puzzle).bit_count()
 
 
-class SudokuBoard(Task):
+class SudokuBoard(GeneratedTask):
     """What the boards of all sizes have in common.
 
     Any valid grid that keeps the givens earns 1. Other answers that keep the givens earn `partial` times the share of
@@ -185,23 +185,15 @@ class Sudoku(SudokuBoard):
         self.unique = unique
         self.summary += ", one solution each" if unique else ""
 
-    def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng = split_rng(self.name, split, seed)
-        foreign = _grids_of("test" if split == "train" else "train")
-        chosen = (rng.choice(split_grids(split)) for _ in range(n))
-        return [
-            {"id": f"sudoku-{split}-{seed}-{number}", "puzzle": self._puzzle(rng, grid, foreign), "solution": grid}
-            for number, grid in enumerate(chosen)
-        ]
-
-    def _puzzle(self, rng: random.Random, grid: str, foreign: int) -> str:
-        """A puzzle of this grid that no foreign grid fits."""
+    def draw(self, rng: random.Random, split: str) -> Row:
+        """A puzzle of a grid of the split that no grid of the other split fits."""
+        grid, foreign = rng.choice(split_grids(split)), _grids_of("test" if split == "train" else "train")
         count = rng.randint(self.fewest, self.most)
         while True:
             puzzle = with_holes(grid, set(rng.sample(range(CELLS), count)))
             fitting = fitting_grids(puzzle)
             if not fitting & foreign and (not self.unique or fitting.bit_count() == 1):
-                return puzzle
+                return {"puzzle": puzzle, "solution": grid}
 
 
 # --- 6 x 6 and 9 x 9 ----------------------------------------------------------------------------------------
@@ -237,14 +229,10 @@ class SudokuLarge(SudokuBoard):
         if size not in MOST_HOLES:
             raise ValueError(f"sudoku_large: size is 6 or 9, not {size}; 4 x 4 is the task sudoku")
         super().__init__(size, holes, MOST_HOLES[size], partial)
+        self.stream = f"sudoku_large {size}"
         self.summary += ", one solution each"
 
-    def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        rng = split_rng(f"sudoku_large {self.size}", split, seed)
-        name = f"sudoku_large-{self.size}-{split}-{seed}"
-        return [{"id": f"{name}-{number}", **self._draw(rng, split)} for number in range(n)]
-
-    def _draw(self, rng: random.Random, split: str) -> Row:
+    def draw(self, rng: random.Random, split: str) -> Row:
         """The first puzzle that belongs to the split and has one solution."""
         while True:
             grid = draw_grid(self.size, rng)

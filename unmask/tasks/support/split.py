@@ -15,6 +15,7 @@ SPLITS = ("train", "test")
 TEST_SHARE = 5  # one problem in five is a test problem
 VALIDATION_SHARE = 8  # one training problem in eight is for validation
 TRIES = 64  # how many times the rows wanted are searched before a task has too few
+DRAWS = 20_000  # for a generated problem, on average, before there are too few
 
 
 def _first_byte(text: str) -> int:
@@ -41,6 +42,29 @@ def split_rng(task: str, split: str, seed: int) -> random.Random:
     if split not in SPLITS:
         raise ValueError(f'{task} has the splits "train" and "test", not {split!r}.')
     return random.Random(f"unmask {task} {split} {seed}")
+
+
+class GeneratedTask(Task):
+    """A task whose rows are drawn one after another."""
+
+    stream: str = ""
+    """The name of its random numbers, if not the task's."""
+    scarcity: str = "hardly any problem fits the options"
+
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        """A random row, without its id; None where the draw does not belong to the split."""
+        raise NotImplementedError
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        stream, rows, draws = self.stream or self.name, list[Row](), 0
+        rng = split_rng(stream, split, seed)
+        while len(rows) < n:
+            draws += 1
+            if draws > DRAWS * (len(rows) + 1):
+                raise ValueError(f"{self.name}: {self.scarcity}")
+            if (row := self.draw(rng, split)) is not None:
+                rows.append({"id": f"{stream.replace(' ', '-')}-{split}-{seed}-{len(rows)}", **row})
+        return rows
 
 
 def with_validation_split(task: Task) -> Task:
