@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from unmask.sandbox.filter import seccomp_program
-from unmask.util.signals import deaf
+from unmask.util.signals import block_signals
 
 MEMORY = 1 << 30  # bytes of address space
 THREADS = 16  # of one sandbox, bubblewrap's own process included
@@ -106,7 +106,7 @@ def start(
             *(str(interpreter), "-S", "-s", "-c", BEGINS, *inner_code(interpreter, role)),
             *map(str, (MEMORY, THREADS, FILES, cpu, *fds)),
         ]
-        with deaf():
+        with block_signals():
             return subprocess.Popen(
                 command,
                 stdin=stdin,
