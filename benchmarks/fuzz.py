@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.config import read_config
     from unmask.evaluation.grade import graded
     from unmask.evaluation.prompt_variants import filled
-    from unmask.sandbox.wire import Foul, packed, unpacked
+    from unmask.sandbox.wire import ProtocolError, pack, unpack
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
     from unmask.tasks.support.data import read_rows
@@ -92,10 +92,10 @@ def stored(data: bytes) -> None:
 def wire(data: bytes) -> None:
     """What a sandboxed program answers: a value, which packs again, or a foul."""
     try:
-        value = unpacked(data, lambda number, name: (number, name))
-    except Foul:
+        value = unpack(data, lambda number, name: (number, name))
+    except ProtocolError:
         return
-    packed(value, lambda other: (0, ""))
+    pack(value, lambda other: (0, ""))
 
 
 TARGETS = {"config": config, "rows": rows, "completion": completion, "stored": stored, "wire": wire}
@@ -115,7 +115,7 @@ def seeds(folder: Path) -> None:
             (folder / f"{number:04}").write_bytes(data)
             number += 1
     for value in ([1, "a", None], {"a": (1.5, b"x")}, {1, 2}, 10**30, complex(1, 2), range(3)):
-        (folder / f"{number:04}").write_bytes(bytes([4]) + packed(value, lambda other: (0, "")))
+        (folder / f"{number:04}").write_bytes(bytes([4]) + pack(value, lambda other: (0, "")))
         number += 1
 
 

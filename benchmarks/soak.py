@@ -130,7 +130,7 @@ def queue(programs: int) -> dict[str, float]:
     kinds = [list(PROGRAMS)[number % len(PROGRAMS)] for number in range(programs)]
     # each text once: nothing is remembered, but nothing could be either
     jobs = [
-        sandbox.Job(f"{text}\nnumber = {number}", ["assert answer(3) == 3"], timeout=1.0)
+        sandbox.ProgramJob(f"{text}\nnumber = {number}", ["assert answer(3) == 3"], timeout=1.0)
         for number, text in enumerate(kinds)
     ]
     half, begun = programs // 2, time.monotonic()

@@ -15,9 +15,10 @@ from helpers import EOS, MASK, Net
 from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import TokenSampling
 from unmask.models import load_model
-from unmask.rollout.decoding import Decoding, completions
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions
 from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
-from unmask.tasks.support.answers import spoken
+from unmask.tasks.support.answers import text_before_end
 from unmask.tasks.support.protocol import JUSTGRPO_DECODING
 from unmask.util.micro_batch import MicroBatch
 
@@ -84,7 +85,7 @@ def test_special_tokens_change_verdicts_of_d1() -> None:
     for line in lines:
         module = names[line["task"]]
         row, whole = module.stored_row(line), line["generation"]
-        cut = spoken(whole)
+        cut = text_before_end(whole)
         if module.d1_grade(row, whole)[:2] != module.d1_grade(row, cut)[:2]:
             changed[line["task"]] += 1
     assert changed == {"sudoku": 5} and sum(line["task"] == "sudoku" for line in lines) == 372

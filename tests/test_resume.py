@@ -29,7 +29,7 @@ from unmask.training.optim import make_optimizer
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import LOGS, RunFolder, read_metrics
 from unmask.training.run.state import newest_state, restore, state_tensors, write_state
-from unmask.util.signals import Paused, deaf
+from unmask.util.signals import Paused, block_signals
 from wording import mentions, naming
 
 METHODS = {
@@ -218,7 +218,7 @@ def test_a_file_is_a_wish_too(model: str, tmp_path: Path) -> None:
 
 
 def test_a_judge_does_not_hear_what_ends_a_job() -> None:
-    with deaf():
+    with block_signals():
         script = "import time; print('up', flush=True); time.sleep(60)"
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"up\n"

@@ -18,7 +18,7 @@ from unmask.config.defaults import micro_batch_sizes
 from unmask.core.options import LoraOptions
 from unmask.core.policy import PIECE
 from unmask.models.load import Outline, outline
-from unmask.models.lora import _linears, _read_config, _targeted
+from unmask.models.lora import linear_layers, read_adapter_config, target_paths
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.counting import Tally, counted, prompt_tokens
 from unmask.studies.cost.hardware import NAMES, Hardware, hardware_of
@@ -61,7 +61,7 @@ def network_of(config: Config, found: Outline) -> Network:
     full = config.full if config.full is not None else tiny and found.adapter is None
     policy: Any = SimpleNamespace(lm=found.lm, names=found.family.names)
     channels = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    linears = _linears(policy)
+    linears = linear_layers(policy)
     a, b = (0, 0) if full else _adapter_weights(config, found, policy, linears)
     return Network(
         parameters=found.parameters,
@@ -72,7 +72,7 @@ def network_of(config: Config, found: Outline) -> Network:
         vocabulary=shape.vocab_size,
         queries=channels * shape.num_attention_heads,
         keys=channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
-        linear=sum(linears[path].weight.numel() for path in _targeted(policy, "all")),
+        linear=sum(linears[path].weight.numel() for path in target_paths(policy, "all")),
         adapter=a + b,
         adapter_b=b,
     )
@@ -81,9 +81,9 @@ def network_of(config: Config, found: Outline) -> Network:
 def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> tuple[int, int]:
     """Those of A and of B."""
     if found.adapter is None:
-        paths, rank = _targeted(policy, config.lora.targets), config.lora.rank
+        paths, rank = target_paths(policy, config.lora.targets), config.lora.rank
     else:
-        stated = _read_config(found.adapter)
+        stated = read_adapter_config(found.adapter)
         named, rank = stated.target_modules, stated.r
         pattern = named if isinstance(named, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in named)
         paths = [path for path in linears if any(re.fullmatch(pattern, n) for n in (path, policy.names.own(path)))]
