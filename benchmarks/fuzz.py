@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
-    from unmask.config.config import read_config
+    from unmask.config import read_config
     from unmask.evaluation.grade import graded
     from unmask.evaluation.prompt_variants import filled
     from unmask.sandbox.wire import ProtocolError, pack, unpack

@@ -63,7 +63,7 @@ def train(updates: int) -> dict[str, float]:
     """One run; a reading every hundredth of it."""
     import torch
 
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train as run_training
     from unmask.training.run.folder import RunFolder
 
@@ -160,7 +160,7 @@ def queue(programs: int) -> dict[str, float]:
 
 def viewed(lines: int) -> dict[str, float]:
     """The log of the demo's first updates over and over, and the page that shows it."""
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train as run_training
     from unmask.training.run.folder import RunFolder
     from unmask.view.page import export

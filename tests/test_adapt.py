@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import unmask.sft.finetune as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import open_safetensors
 from unmask.sft.adapt import EVEN, MASK, adapt

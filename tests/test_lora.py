@@ -11,11 +11,11 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from adapters import FACTS, NATIVE, OPTIONS, OWN, Small, adapted, canvas, dense, layers_of, move, small
+from unmask.core.options import LoraOptions
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import Origin
 from unmask.models.encoder import Bert
 from unmask.models.lora import (
-    LoraOptions,
     ReferencePolicy,
     add_adapter,
     disable_adapter,

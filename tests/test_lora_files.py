@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from adapters import NATIVE, OWN, Small, adapted, canvas, layers_of, move, small
+from unmask.core.options import LoraOptions
 from unmask.models import lora
 from unmask.models.lora import (
-    LoraOptions,
     base_of,
     disable_adapter,
     load_adapter,

@@ -18,10 +18,11 @@ import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.run.state
 from helpers import SMALL, cut_at
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
+from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
 from unmask.models import load_model, tiny_policy
-from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.lora import add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.loop import resume, train
 from unmask.training.optim import make_optimizer

@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor, nn
 
+from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder
 from unmask.util.files import save_tensors
@@ -24,19 +25,7 @@ from unmask.util.files import save_tensors
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # what peft's wrapper puts before a model's own module names
 ADAPTER = "default"  # peft's name for an only adapter
-Targets = Literal["all"] | tuple[str, ...]
 Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
-
-
-class LoraOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rank: PositiveInt = 128
-    """Columns of A and B."""
-    alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
-    """B A x is multiplied by alpha / rank."""
-    targets: Targets = Field("all", min_length=1)
-    """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head."""
 
 
 class Adaptable(Policy, Protocol):

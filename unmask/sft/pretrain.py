@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
-from unmask.config.renamed_keys import with_current_keys
+from unmask.config.keys import with_current_keys
 from unmask.core.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
 from unmask.tasks import TASKS, Row, Task
