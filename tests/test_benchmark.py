@@ -27,7 +27,7 @@ from unmask.evaluation.benchmark import (
     passes_made,
     tokens_said,
 )
-from unmask.evaluation.evaluate import evaluate, wilson_interval
+from unmask.evaluation.evaluate import Evaluator, wilson_interval
 from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
@@ -109,7 +109,7 @@ def test_pass_at_k_of_a_table_is_that_of_an_evaluation() -> None:
     policy, task = load_model("tiny"), TASKS["sudoku"]()
     rows, how = task.rows("test", 12, 0), Decoding(16, 8, 16)
     line = measure(Bench(policy, rows, samples=4, sampling=how.sampling, seed=5), Case(task, how, MicroBatch(5)))
-    expected = evaluate(policy, task, rows, how, samples=4, seed=5)
+    expected = Evaluator(policy, task, how, samples=4, seed=5).evaluate(rows)
     assert line.sampled == expected.passes and 0 < line.sampled[1].value < line.sampled[4].value
     assert line.score == expected.greedy
     assert line.data()["pass@4"] == expected.passes[4]._asdict()
@@ -125,7 +125,7 @@ def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() ->
     told = "2 at temperature 0.7, top_k 3, top_p 0.9, guidance 0.0, seed 1234567"
     assert (line.card["sampled"], line.card["guidance"]) == (told, 0)  # a protocol's line is not guided
     how = replace(decoding_by(FIELD, 16), sampling=replace(law, guidance=0.0))
-    assert line.sampled == evaluate(policy, task, rows, how, 2, seed=1234567).passes
+    assert line.sampled == Evaluator(policy, task, how, samples=2, seed=1234567).evaluate(rows).passes
     guided = card(bench, Case(task, Decoding(16, 8, 16, sampling=law), MicroBatch(8)))
     assert (guided["sampled"], guided["guidance"]) == (told.replace("guidance 0", "guidance 1"), 1)
 

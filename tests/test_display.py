@@ -206,9 +206,9 @@ def test_a_run_in_a_terminal(unmask, model: str, screen: Console) -> None:
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError])
 def test_the_cursor_comes_back_whatever_ends_a_run_and_warnings_stay_above(screen: Console, ending, capsys) -> None:
     with pytest.raises(ending):
-        with training_display(parse_config({"updates": 9}), "name") as (report, _):
-            report(0, {})
-            report(1, {"train/reward": 0.0, "train/solved": 0.0, "warn/idle_groups": 1.0})
+        with training_display(parse_config({"updates": 9}), "name", lambda: False) as hooks:
+            hooks.on_metrics(0, {})
+            hooks.on_metrics(1, {"train/reward": 0.0, "train/solved": 0.0, "warn/idle_groups": 1.0})
             raise ending
     assert shown(screen).rindex("\x1b[?25h") > shown(screen).rindex("\x1b[?25l")
     assert "idle_groups, update 1" in shown(screen)
