@@ -19,7 +19,7 @@ import torch
 
 from unmask.core.trace import Trace, state_before
 from unmask.evaluation.evaluate import evaluate
-from unmask.evaluation.prompt_variants import PromptVariant, worded
+from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
@@ -38,7 +38,7 @@ ROWS = MicroBatch(512)
 def solved(policy: Model, task_name: str, steps: int | None = None, template: str = "") -> dict[str, float]:
     task = TASKS[task_name]()
     if template:
-        task = worded(task, PromptVariant("", template, ""))
+        task = task_in_variant(task, PromptVariant("", template, ""))
     decoding = Decoding(task.length, steps or task.length // 2, task.length)
     found = evaluate(policy, task, task.rows("test", PROBLEMS, 0), decoding, SAMPLES, SEED, "cpu", ROWS)
     return {"sampled": found.sampled.value, "greedy": found.greedy.value, "pass@4": found.passes[SAMPLES].value}

@@ -25,7 +25,7 @@ from adapt_study import LESSONS
 from unmask.config.config import Config, parse_config
 from unmask.core.trace import Trace
 from unmask.evaluation.evaluate import evaluate, mean_proportion
-from unmask.evaluation.prompt_variants import PromptVariant, worded
+from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model, load_model
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding, completions
@@ -138,7 +138,10 @@ def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[
     """Solved in every wording of the prompt, and on the other lessons, in as many positions as they were taught in."""
     task = config.build_task()
     how = decoding_of(config, task)
-    asked = {"own": (task, how), **{one.name: (worded(task, one), how) for one in WORDINGS.get(config.task, ())}}
+    asked = {
+        "own": (task, how),
+        **{one.name: (task_in_variant(task, one), how) for one in WORDINGS.get(config.task, ())},
+    }
     for name, length in LESSONS.items():
         if name != config.task:
             asked[name] = TASKS[name](), replace(how, length=length, steps=length // 2)

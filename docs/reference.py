@@ -1,6 +1,6 @@
 """Writes the pages of docs/reference that follow from the code: the commands and the keys of a configuration.
 
-    python docs/reference.py        # make reference; tests/test_docs.py fails where a page is not what this writes
+python docs/reference.py        # make reference; tests/test_docs.py fails where a page is not what this writes
 """
 
 import ast

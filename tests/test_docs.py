@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-import unmask
 from unmask.config.config import Config, option_help
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig

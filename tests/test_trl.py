@@ -17,7 +17,7 @@ import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import assert_close
 from unmask.core.probes import ask, at_states
-from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_of, prompt_ids
+from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, prompt_ids, rows_loss
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
@@ -233,7 +233,7 @@ def test_a_micro_batch_of_which_nothing_is_asked_adds_nothing_and_can_be_gone_ba
     whole, _ = term_loss(part, ask(policy, probes))
     for rows, expected in (([0], 0.0), ([1], whole.item()), ([0, 1], whole.item())):
         policy.zero_grad()
-        loss, _, _ = loss_of(policy, part, torch.tensor(rows))
+        loss, _, _ = rows_loss(policy, part, torch.tensor(rows))
         loss.backward()
         assert loss.item() == pytest.approx(expected, abs=1e-15)
         assert any(p.grad.any() for p in policy.parameters()) == (1 in rows)

@@ -34,13 +34,13 @@ def adapt(
     folder = run_folder(f"adapt-{Path(model).name}", out)
     final = folder.resolve()
     if final == Path.cwd():
-        raise ValueError("a run of unmask adapt takes the place of its folder: choose another --out")
+        raise ValueError("unmask adapt replaces its folder: choose another --out")
     config = read_settings(arguments or [], data, model=str(folder.absolute() / "start"))
     if config.full is False:
-        raise ValueError("full: a new MASK cannot be learnt by an adapter; adapting trains all weights")
+        raise ValueError("full: an adapter cannot train a new MASK; adapting trains all weights")
     config = config.model_copy(update={"full": True})
-    # The run folder is made aside, with its model in it, and gets its name in one step once training can begin: killed
-    # before, nothing has the name, and killed afterwards, everything is there that --resume needs.
+    # The run folder is made aside with its model in it, and renamed once training can begin: killed before that, there
+    # is no folder of that name; killed afterwards, everything is there that --resume needs.
     source, there = source_folder(model), next(path for path in final.parents if path.exists())
     aside = there / f".{final.name}.new-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -48,17 +48,17 @@ def adapt(
         run = RunFolder(aside, config.dump(), CONFIG)
         done = write_start(source, aside / "start", mask_token)
         (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
-        told = "new" if done["new"] else "its own"
-        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {told}, token {done['mask_id']}")
+        origin = "new" if done["new"] else "its own"
+        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {origin}, token {done['mask_id']}")
         for_now = config.model_copy(update={"model": str(aside / "start")})
 
-        def named() -> RunFolder:
+        def move_into_place() -> RunFolder:
             check_folder(folder)
             final.parent.mkdir(parents=True, exist_ok=True)
             aside.rename(final)
             run.path = folder
             return run
 
-        train_with_display(config, folder, lambda report, stop: finetune(for_now, named, report, stop=stop))
+        train_with_display(config, folder, lambda report, stop: finetune(for_now, move_into_place, report, stop=stop))
     finally:
         shutil.rmtree(aside, ignore_errors=True)

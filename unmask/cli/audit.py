@@ -50,18 +50,18 @@ def audit(
     if model.endswith(".json"):
         from unmask.studies.audit.report import read
 
-        found = read(Path(model))
+        report = read(Path(model))
         if compare is not None:
-            return _compared(found, compare, as_json)
+            return _show_comparison(report, compare, as_json)
     elif compare is not None:
         raise ValueError("compare: measure with --out FOLDER first, then compare in FOLDER/audit.json")
     else:
         about = [*of_task(task, data=data), *(overrides or [])]
-        found = _measured(model, task, about, methods, problems, group, draws, budget, states)
-    _shown(found, out, as_json)
+        report = _measure(model, task, about, methods, problems, group, draws, budget, states)
+    _show(report, out, as_json)
 
 
-def _measured(
+def _measure(
     model: str,
     task: str | None,
     overrides: list[str],
@@ -83,7 +83,7 @@ def _measured(
     from unmask.training.setup import decoding_of, is_large, set_up
     from unmask.util.versions import versions
 
-    begun = time.monotonic()
+    started = time.monotonic()
     chosen = candidates(words) if words is not None else None
     settings, task = settings_of(model, task)
     named: dict[str, Any] = {"task": task, "model": model, "prompts": problems, "group": group}
@@ -98,14 +98,14 @@ def _measured(
     built = config.build_task()
     decoding = replace(decoding_of(config, built), cache=None)
     chosen = chosen or every_estimator(decoding.length, decoding.steps, scores_choice(decoding))
-    found = {}
+    methods = {}
     for one in chosen:
         mine = [override for override in special if override.partition(".")[0] in one.uses]
-        found[one.name] = configured(one, [*general, *mine, *one.overrides]).build_method()
-        if found[one.name].branch is not None:
+        methods[one.name] = configured(one, [*general, *mine, *one.overrides]).build_method()
+        if methods[one.name].branch is not None:
             raise ValueError(f"{one.name}: dispo adds branches and no estimator of its own; leave it out")
-    first = next(iter(found.values()))
-    record = reduce(or_, (method.record for method in found.values()))
+    first = next(iter(methods.values()))
+    record = reduce(or_, (method.record for method in methods.values()))
     with set_up(config, needs_reference=False) as setup, _progress() as report:
         report("rollouts", 0.0)
         batch = collect(
@@ -117,8 +117,8 @@ def _measured(
         if states is None:
             states = 2_000 if is_large(setup.policy) else 100_000
         rng = torch.Generator().manual_seed(config.seed)
-        seen = measure(
-            setup.policy, batch.trace, batch.reward_B, decoding, found, draws, rng, setup.update_batch, states, report
+        result = measure(
+            setup.policy, batch.trace, batch.reward_B, decoding, methods, draws, rng, setup.update_batch, states, report
         )
     rollout = config.rollout
     return {
@@ -134,55 +134,55 @@ def _measured(
         "order": rollout.order,
         "temperature": rollout.temperature,
         "reward": batch.reward,
-        "idle": sum(slope is None for slope in seen.estimators[0].slopes),
+        "idle": sum(slope is None for slope in result.estimators[0].slopes),
         "parameters": sum(weight.numel() for weight in setup.policy.parameters() if weight.requires_grad),
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "versions": versions(),
-        "conclusion": conclusion(seen, budget),
-        **plain(seen),
+        "conclusion": conclusion(result, budget),
+        **plain(result),
     }
 
 
-def _compared(found: dict[str, Any], names: str, as_json: bool) -> None:
+def _show_comparison(report: dict[str, Any], names: str, as_json: bool) -> None:
     from rich.console import Console
 
     from unmask.studies.audit.figures import compared
     from unmask.studies.audit.report import comparison, named, restored
 
-    seen = restored(found)
-    one, other = named(seen, names)
-    rows = compared(seen, one, other, found["budget"])
+    result = restored(report)
+    one, other = named(result, names)
+    rows = compared(result, one, other, report["budget"])
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))
     else:
         Console(width=None if Console().is_terminal else 200).print(comparison(one, other, rows))
 
 
-def _shown(found: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def _show(report: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     from unmask.studies.audit.report import conclusion, restored, tables, write
 
-    written = write(out, found) if out is not None else []
+    paths = write(out, report) if out is not None else []
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(report))
         return
     console = Console(width=None if Console().is_terminal else 200)
     typer.echo(
-        f"{found['model']} on {found['task']}: {found['problems']} problems x {found['group']} completions, "
-        f"{found['draws']} draws; {found['length']} positions in {found['steps']} steps, {found['order']} order. "
-        f"{found['seconds']:.0f} s."
+        f"{report['model']} on {report['task']}: {report['problems']} problems x {report['group']} completions, "
+        f"{report['draws']} draws; {report['length']} positions in {report['steps']} steps, {report['order']} order. "
+        f"{report['seconds']:.0f} s."
     )
-    slack = f" (too low by at most {found['slack']:.1g} nats)" if found["slack"] else ""
+    slack = f" (too low by at most {report['slack']:.1g} nats)" if report["slack"] else ""
     typer.echo(
-        f"Values against {found['truth']}{slack}. Gradients over {found['parameters']} weights against "
-        f"{found['reference']}; {found['idle']} of {found['problems']} groups have none, their rewards being all alike."
+        f"Values against {report['truth']}{slack}. Gradients over {report['parameters']} weights against "
+        f"{report['reference']}; {report['idle']} of {report['problems']} groups have none: all their rewards are equal."
     )
-    seen = restored(found)
-    for table in tables(seen, found["budget"]):
+    result = restored(report)
+    for table in tables(result, report["budget"]):
         console.print(table)
-    typer.echo(conclusion(seen, found["budget"]))
-    for path in written:
+    typer.echo(conclusion(result, report["budget"]))
+    for path in paths:
         typer.echo(f"written: {path}")
 
 
@@ -192,19 +192,19 @@ def _progress() -> "Iterator[Report]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, begun, tenths = Console(stderr=True), [0.0], [0]
+    console, started, tenths = Console(stderr=True), [0.0], [0]
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         job = bar.add_task("", total=1.0)
 
         def report(what: str, done: float) -> None:
             if done == 0:
-                begun[0], tenths[0] = time.monotonic(), 0
+                started[0], tenths[0] = time.monotonic(), 0
                 bar.reset(job, total=1.0)
             bar.update(job, completed=done, description=what)
             if not console.is_terminal and (done == 0 or int(10 * done) > tenths[0]):
                 tenths[0] = int(10 * done)
-                left = f", about {(time.monotonic() - begun[0]) * (1 - done) / done:.0f} s left" if done else ""
+                left = f", about {(time.monotonic() - started[0]) * (1 - done) / done:.0f} s left" if done else ""
                 typer.echo(f"{what}: {done:.0%}{left}", err=True)
 
         yield report

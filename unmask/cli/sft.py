@@ -20,7 +20,7 @@ Data = Annotated[
     typer.Option("--data", help="A JSONL file with prompt and completion, or a task (unmask tasks). Repeatable."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")]
-Resume = Annotated[Path | None, typer.Option(help="Go on with a run that was cut off; takes nothing else.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume a run; takes no other argument.")]
 
 
 def sft(
@@ -50,10 +50,10 @@ def sft(
 
 
 def read_settings(arguments: list[str], data: list[str] | None, **named: Any) -> "SftConfig":
-    from unmask.cli.train import _split
+    from unmask.cli.train import split_arguments
     from unmask.sft.config import read_sft_config
 
-    path, overrides = _split(arguments)
+    path, overrides = split_arguments(arguments)
     return read_sft_config(path, overrides, data=data, **named)
 
 
@@ -65,20 +65,20 @@ def run_folder(name: str, out: Path | None) -> Path:
     return folder
 
 
-def resume_sft(folder: Path, *given: object) -> None:
+def resume_sft(folder: Path, *others: object) -> None:
     from unmask.sft.config import read_sft_config
     from unmask.sft.finetune import CONFIG, resume
     from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_exists
 
-    if any(value is not None for value in given):
-        raise ValueError("--resume goes on as the run was configured: give nothing else")
+    if any(value is not None for value in others):
+        raise ValueError("--resume uses the run's own configuration: remove the other arguments")
     if (folder / FINISHED).is_file():
-        typer.echo(f"{folder} is finished: there is nothing to go on with")  # no error: a queue may well try again
+        typer.echo(f"{folder} is finished: there is nothing to resume")  # no error: a queue may well try again
         return
     check_exists(folder)
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no folder of a fine-tuning run: there is no {CONFIG} in it")
+        raise ValueError(f"{folder} is not the folder of a fine-tuning run: there is no {CONFIG} in it")
     train_with_display(read_sft_config(folder / CONFIG), folder, lambda report, stop: resume(folder, report, stop))
 
 
@@ -88,7 +88,7 @@ def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[R
     from unmask.util.signals import Paused, stop_requests
 
     try:
-        with stop_requests() as wished, training_bar(config.updates, "fine-tuning", "update") as show:
+        with stop_requests() as should_stop, training_bar(config.updates, "fine-tuning", "update") as show:
 
             def report(step: int, metrics: dict[str, float]) -> None:
                 brief = {key.removeprefix("train/"): metrics[key] for key in metrics if key.startswith("train/loss")}
@@ -98,13 +98,13 @@ def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[R
                 for key, value in solved.items():
                     typer.echo(f"update {step}: {key.split('/')[1]} solved {value:.1%} greedy")
 
-            result = training(report, wished)
+            result = training(report, should_stop)
     except Paused as paused:
-        typer.echo(f"{paused}. To go on: unmask sft --resume {folder}")
+        typer.echo(f"{paused}. To resume: unmask sft --resume {folder}")
         return
     for key, value in result.after.items():
         if key.endswith(("/loss", "solved_sampled", "solved_greedy")):
             typer.echo(f"{key.removeprefix('eval/')}: {result.before[key]:.3f} -> {value:.3f}")
     typer.echo(f"{result.seconds:.0f} s. Model: {folder / 'checkpoint'}")
-    tasks = [lesson.task for lesson in config.data if lesson.task is not None]
+    tasks = [source.task for source in config.data if source.task is not None]
     typer.echo(f"Try next: unmask train --model {folder} --task {tasks[0] if len(tasks) == 1 else 'TASK'} --full")

@@ -35,7 +35,7 @@ def train(
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with a run that was cut off; takes nothing else.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume a run; takes no other argument.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
     hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
@@ -49,13 +49,13 @@ def train(
     if resume is not None:
         others = (task, model, method, plugins, data, full, seed, out, hardware)
         if arguments or dry_run or as_json or any(value is not None for value in others):
-            raise ValueError("--resume goes on as the run was configured: give nothing else")
+            raise ValueError("--resume uses the run's own configuration: remove the other arguments")
         _resume(resume)
         return
-    path, overrides = _split(arguments or [])
+    path, overrides = split_arguments(arguments or [])
     plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
-    given = {override.partition("=")[0] for override in overrides}
-    if (method is not None or "method" in given) and plugins is None and path is None and "with" not in given:
+    keys = {override.partition("=")[0] for override in overrides}
+    if (method is not None or "method" in keys) and plugins is None and path is None and "with" not in keys:
         plugins = []
     overrides = [*of_task(task, data=data), *overrides]
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
@@ -65,8 +65,8 @@ def train(
         from unmask.studies.cost.estimate import estimate, lines
 
         config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
-        found = estimate(config, hardware)
-        typer.echo(json.dumps(found.data(), indent=2) if as_json else "\n".join(lines(found, config)))
+        cost = estimate(config, hardware)
+        typer.echo(json.dumps(cost.data(), indent=2) if as_json else "\n".join(lines(cost, config)))
         return
     config = read_config(path or DEMO, overrides, **named)
 
@@ -89,7 +89,7 @@ def _resume(folder: Path) -> None:
     from unmask.util.parsing import check_exists
 
     if (folder / FINISHED).is_file():
-        shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
+        shutil.rmtree(folder / "state", ignore_errors=True)  # left where a run was killed at its very end
         typer.echo(f"{folder} is finished: there is nothing to resume")  # no error: a queue may well try again
         return
     path = folder / "config.yaml"
@@ -126,7 +126,7 @@ def _train_with_display(config: "Config", folder: Path, training: "Callable[[Hoo
         typer.echo(f"some rewards failed and scored 0: {folder / 'errors.jsonl'}", err=True)
 
 
-def _split(arguments: list[str]) -> tuple[Path | None, list[str]]:
+def split_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
     """The configuration file, wherever it stands (a first argument without = is meant to be one), and the overrides."""
     for place, word in enumerate(arguments):
         if Path(word).is_file() or (place == 0 and "=" not in word):

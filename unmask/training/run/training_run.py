@@ -22,7 +22,7 @@ from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metric
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.broken import store_broken
 from unmask.training.run.folder import BEST, RunFolder, provenance, read_metrics
-from unmask.training.run.health import REACH, Update, health_warnings, updates_of
+from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, RunProgress, Skips, keeps_best, progress_of, reason_to_end
 from unmask.training.run.recorder import TraceRecorder
 from unmask.training.run.state import State, restore, state_tensors, write_state
@@ -74,7 +74,7 @@ class TrainingRun:
         canvas(prompts, experiment.decoding.length, self.policy, "cpu")  # raises now if one is too long
         self.recorder = TraceRecorder(experiment)
         self.folder: RunFolder | None = None
-        self.step, self.forwards, self.ended, self.history = 0, 0.0, "", list[Update]()
+        self.step, self.forwards, self.ended, self.history = 0, 0.0, "", list[StepMetrics]()
         """Updates done, forwards spent, why the run ends early, the metrics that health checks look at."""
         if self.ranks.first:
             hooks.on_metrics(0, {})
@@ -93,7 +93,7 @@ class TrainingRun:
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         restore(self.policy, self.optimizer, self.rng, state.tensors)
         self.folder = make_folder() if self.ranks.first else None
-        self.history = updates_of(read_metrics(self.folder.path)) if self.folder is not None else []
+        self.history = recent_updates(read_metrics(self.folder.path)) if self.folder is not None else []
         self.progress, self.step, self.forwards = progress_of(state.facts), state.step, state.facts["forwards"]
         self.meter.forwards = self.forwards if self.ranks.first else 0.0
         for micro_batch, saved in zip(_micro_batches(self.setup), state.facts["rows"], strict=True):
@@ -136,7 +136,7 @@ class TrainingRun:
         metrics = {**batch_metrics(batch), **batch.mismatch, **update.means(), "train/skipped": float(skips.total)}
         if broken is not None:
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        counts, warned = health_warnings([*self.history, metrics])
+        counts, new_warnings = health_warnings([*self.history, metrics])
         self.history = [*self.history, {**metrics, **counts}][-REACH:]
         self.recorder.record(step, batch, updated=broken is None or broken.inner_step > 0)
         rate = {"train/lr": learning_rate(self.config, step)}
@@ -144,7 +144,7 @@ class TrainingRun:
         self._record(step, {**metrics, **rest}, batch.failures)
         if self.folder is not None:
             self.folder.log_samples(step, samples_of(batch, self.config.group))
-            self.folder.log_warnings(step, warned)
+            self.folder.log_warnings(step, new_warnings)
             self.hooks.on_batch(self.experiment, batch)
         if broken is not None and skips.in_a_row >= self.config.optimizer.patience:
             self._give_up(step, batch, broken)
