@@ -51,7 +51,7 @@ COMMON: dict[str, Any] = {
     "prompts": 3,
     "group": 3,
     "inner_steps": 2,
-    "rows": 4,
+    "micro_batch_size": 4,
     "optimizer": {"lr": 0.01},
     "eval": {"prompts": 2, "samples": 1},
     "save_every": 1,
@@ -68,7 +68,7 @@ SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip",
 
 CASES: dict[str, dict[str, Any]] = {
     "lora-daca": {**DACA, "rollout": {"top_k": 5, "block": 3, "steps": 4}},
-    "full-daca": {**DACA, "rows": 5, "rollout": {**TOP, "steps": 3}},
+    "full-daca": {**DACA, "micro_batch_size": 5, "rollout": {**TOP, "steps": 3}},
     "lora-agrpo": {"method": "agrpo", "agrpo": {"kl": 0.1, "steps": "entropy"}, "rollout": DUAL, "with": ["dispo"]},
     "full-agrpo": {
         "method": "agrpo",

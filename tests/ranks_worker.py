@@ -22,7 +22,7 @@ from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
 
 import unmask.core.probes
-import unmask.evaluation.evaluate
+import unmask.rollout.sample
 import unmask.training.loop
 import unmask.training.setup
 import unmask.training.update
@@ -37,7 +37,7 @@ from unmask.distributed.processes import Ranks
 from unmask.distributed.sharding import shard, unsharded
 from unmask.models import load_model, save
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.sample import _sample_batch as sample_batch, row_seeds
 from unmask.tasks import TASKS
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.training_run import Hooks
@@ -74,7 +74,7 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     updating.update = update
     small = name if ranks.rank == ranks.size - 1 else ""
     unmask.training.update.ask = cramped if small == "lora-oom" else ask
-    unmask.evaluation.evaluate.sample = cramped_sample if small == "full-agrpo" else sample
+    unmask.rollout.sample._sample_batch = cramped_batch if small == "full-agrpo" else sample_batch
     unmask.training.update.empty = lambda probes: silent.append(probes) or empty(probes)
     try:
         out = folder / f"{name}-{ranks.size}-{ranks.rank}"
@@ -100,11 +100,11 @@ def cramped(policy: Policy, probes: Probes) -> Tensor:
     return ask(policy, probes)
 
 
-def cramped_sample(policy: Policy, prompts: list[list[int]], *given: Any, **more: Any) -> Any:
-    """`sample` on a device without room for two rows."""
+def cramped_batch(policy: Policy, prompts: list[list[int]], *given: Any) -> Any:
+    """A batch of `sample` on a device without room for two rows."""
     if len(prompts) > 1:
         raise torch.OutOfMemoryError
-    return sample(policy, prompts, *given, **more)
+    return sample_batch(policy, prompts, *given)
 
 
 def full(weight: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def check_whole(ranks: Ranks, folder: Path) -> None:
         return
     plain, policy = toy_model(), toy_model()
     tokens_SL, at_Q = torch.arange(3, 13).view(2, 5), torch.arange(10)
-    spread = shard(policy, ranks)
+    spread = shard(policy, policy.lm.model.layers, ranks)
     assert spread == replace(ranks, sharded=True)
     for by in (0.0, 0.5):
         for a, b in zip(plain.parameters(), policy.parameters(), strict=True):
@@ -315,10 +315,10 @@ def work(rank: int, size: int, folder: Path) -> None:
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=patience)
 
     @contextmanager
-    def joined_ranks(device: str) -> Iterator[tuple[Ranks, str]]:
+    def join_processes(device: str) -> Iterator[tuple[Ranks, str]]:
         yield ranks, device
 
-    unmask.training.setup.joined_ranks = joined_ranks
+    unmask.training.setup.join_processes = join_processes
     jobs = {name: (lambda check=check: check(ranks, folder)) for name, check in CHECKS.items()}
     jobs |= {name: (lambda name=name: trained(name, ranks, folder)) for name in SIZES[size]}
     for name, job in jobs.items():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from unmask.config.config import Config, parse_config
+from unmask.evaluation.evaluate import Evaluator
 from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
 from unmask.studies.compare.cells import (
     Settings,
@@ -25,7 +26,6 @@ from unmask.studies.compare.cells import (
 from unmask.studies.compare.compare import SWEEP_SEEDS, compare
 from unmask.studies.compare.pool import CellJob, Event
 from unmask.studies.compare.worker import result_of
-from unmask.training.run import training_run as keeper
 from wording import mentions
 
 SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")
@@ -43,7 +43,7 @@ def test_a_grid_is_every_method_with_every_set_of_plugins() -> None:
     ]  # fmt: skip
     bare, full = Settings().config(grid[0]), Settings(overrides=("dispo.branches=3",)).config(grid[3])
     assert (bare.method, bare.plugins, bare.options) == ("wd1", (), {})
-    assert (full.method, full.plugins, full.inner) == ("spg", ("sml", "dispo"), 2)
+    assert (full.method, full.plugins, full.inner_steps) == ("spg", ("sml", "dispo"), 2)
     assert full.options == {"sml": {"strata": 8}, "dispo": {"branches": 3}}
 
 
@@ -219,8 +219,8 @@ def test_a_process_evaluates_what_is_the_same_before_training_once(
 ) -> None:
     """With the same outcome; what differs where nothing has been learnt yet, and what is kept, is evaluated."""
     made = list[int]()
-    evaluate = keeper.evaluate
-    monkeypatch.setattr(keeper, "evaluate", lambda *args: made.append(1) or evaluate(*args))
+    evaluate = Evaluator.evaluate
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *args: made.append(1) or evaluate(*args))
 
     def train(name: str, method: str, *overrides: str, keep: bool = False, afresh: bool = False) -> tuple[int, list]:
         monkeypatch.setattr(compare_worker, "STARTS", {} if afresh else compare_worker.STARTS)

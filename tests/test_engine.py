@@ -156,7 +156,7 @@ def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, ca
     settings = FULL | {"sampling": law, "cache": cached, "threshold": threshold}
     policies = [CountingRows(exact, seen) for seen in widths] if cached is None else [exact, exact]
     early = sample(policies[0], PROMPTS, SEED_B, **settings)
-    at_once = _Denoiser.open
+    at_once = _Denoiser.open_positions
 
     def at_block_starts(walk: _Denoiser, turn: int, left: int) -> int:
         walk._keep, walk.engine.set_aside = lambda index_R: None, lambda index_R: None
@@ -164,7 +164,7 @@ def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, ca
         del walk._keep, walk.engine.set_aside
         return left if most else 0
 
-    monkeypatch.setattr(_Denoiser, "open", at_block_starts)
+    monkeypatch.setattr(_Denoiser, "open_positions", at_block_starts)
     assert_same(sample(policies[1], PROMPTS, SEED_B, **settings), early)
     assert cached or sum(widths[1]) > sum(widths[0])  # something was there to be compacted
 
@@ -273,7 +273,7 @@ def test_no_cached_step_of_a_block_causal_model_waits_for_the_device(monkeypatch
 
 @pytest.mark.parametrize("cached", [None, Cache(refresh=2)])
 def test_by_threshold_the_device_is_asked_once_before_a_step_while_something_is_to_be_done(monkeypatch, cached):
-    policy, found, plain = policy_of("decoder"), [(0, 0, [])], _Denoiser.open
+    policy, found, plain = policy_of("decoder"), [(0, 0, [])], _Denoiser.open_positions
     shape = {"length": 12, "block": 4, "order": surest_position, "threshold": 0.2, "cache": cached}
     assert waits(monkeypatch, policy, **shape) == []
 
@@ -282,7 +282,7 @@ def test_by_threshold_the_device_is_asked_once_before_a_step_while_something_is_
             found.append((turn, plain(walk, turn, left), noted))
         return found[-1][1]
 
-    monkeypatch.setattr(_Denoiser, "open", watched)
+    monkeypatch.setattr(_Denoiser, "open_positions", watched)
     sample(policy, PROMPTS, SEED_B, **shape)
     for (_, before, _), (turn, _, noted) in pairwise(found):
         assert noted == (["tolist"] if turn and before else [])

@@ -70,7 +70,7 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         logits_QV = plain["head"](policy, hidden_QD)
         return logits_QV - 1e4 * (torch.arange(logits_QV.shape[1]) == policy.eos_id)
 
-    def judged(task: Any, rows: Any, texts: Any, *_: Any) -> Scores:
+    def score(task: Any, rows: Any, texts: Any, *_: Any) -> Scores:
         rng = torch.Generator().manual_seed(len(rows))
         reward_B = torch.rand(len(rows), dtype=torch.float64, generator=rng)
         return Scores(reward_B, torch.zeros(len(rows), dtype=torch.bool), {}, [])
@@ -79,12 +79,15 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(Decoder, name, function)
     monkeypatch.setattr(Decoder, "hidden_window", window)
     monkeypatch.setattr(Decoder, "head", head)
-    monkeypatch.setattr(batch_module, "judged", judged)
-    stages = {"collect": "rollout", "cache_check": "cache check", "parts_of": "update", "update": "update"}
-    for name, called in stages.items():
-        monkeypatch.setattr(train_module, name, within(called, getattr(train_module, name)))
+    monkeypatch.setattr(batch_module, "score", score)
+    stages = [
+        (train_module, "collect", "rollout"), (batch_module, "measure_mismatch", "cache check"),
+        (train_module, "loss_terms", "update"), (train_module, "inner_updates", "update"),
+    ]  # fmt: skip
+    for module, name, called in stages:
+        monkeypatch.setattr(module, name, within(called, getattr(module, name)))
     monkeypatch.setattr("unmask.training.setup.load_model", within("loading", load_model))  # which asks a few positions
-    monkeypatch.setattr(train_module, "scorer_gap", lambda *_: 0.0)  # eight states, which a dry run does not count
+    monkeypatch.setattr(batch_module, "scorer_gap", lambda *_: 0.0)  # eight states, which a dry run does not count
     monkeypatch.setattr(RunFolder, "draw", lambda run: None)
     train_module.train(config, lambda: RunFolder(folder, config.dump()))
     noted.pop("loading", None)
@@ -131,7 +134,7 @@ def test_the_passes_are_those_of_a_real_run(
         assert tally.states == pytest.approx(sum(size * passes for size, passes in tally.sizes.items()))
         if kind.startswith("update"):
             assert tally.most == real[kind].most
-            assert tally.sizes == real[kind].sizes or config.rows == 4  # there a last pass is not full
+            assert tally.sizes == real[kind].sizes or config.micro_batch_size == 4  # there a last pass is not full
     assert set(real) <= set(found.passes)
 
 

@@ -123,7 +123,9 @@ def test_the_constants_are_those_of_the_benchmark() -> None:
 )
 def test_a_rollout_takes_what_was_measured(rows: int, cache: str, kind: str) -> None:
     """The benchmark's have no adapter."""
-    found = estimate(llada(prompts=rows // 8, group=8, rollout={"cache": cache, "rows": rows}), "h200", prompt=200)
+    found = estimate(
+        llada(prompts=rows // 8, group=8, rollout={"cache": cache, "micro_batch_size": rows}), "h200", prompt=200
+    )
     network, kinds = replace(found.network, adapter=0), ("rollout, whole", "rollout, window")
     on = gpu("h200", network, compiled=True)
     taken = sum(seconds(network, on, kind, found.passes[kind], found.prompt + found.length) for kind in kinds)
@@ -140,7 +142,7 @@ def plugged(method: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["diffu_grpo", "daca", "dispo"])
 def test_a_training_step_takes_what_was_measured(method: str) -> None:
-    config = llada(**plugged(method), prompts=8, group=8, micro_batch_size=16, rollout={"rows": 64})
+    config = llada(**plugged(method), prompts=8, group=8, micro_batch_size=16, rollout={"micro_batch_size": 64})
     time = estimate(config, "h200", prompt=200).times[-1]
     row = measured("step", method=method)
     assert time.hardware == "NVIDIA H200" and time.source == "rates measured"
@@ -182,7 +184,7 @@ def uncompiled(config: Config) -> Config:
 def test_growth_is_what_was_measured(row: dict[str, Any]) -> None:
     """One update is left out: it took 2.16 s, and 1.66 s when it was measured again (strata 4)."""
     length, group, strata = row.get("length", 256), row.get("group", 8), row.get("strata", 4)
-    rollout = {"rows": group, "length": length, "steps": length // 2}
+    rollout = {"micro_batch_size": group, "length": length, "steps": length // 2}
     config = llada(
         **{"with": ["daca"]}, daca={"strata": strata}, prompts=1, group=group, micro_batch_size=8, rollout=rollout
     )
@@ -209,7 +211,7 @@ def test_the_memory_of_training_is_what_was_measured(method: str) -> None:
 
 
 def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compiled() -> None:
-    found = estimate(llada(rows=8), "h200", prompt=200)
+    found = estimate(llada(micro_batch_size=8), "h200", prompt=200)
     network = found.network
     cases = ("diffu_grpo", False, 0), ("wd1", True, 0), ("diffu_grpo", True, network.adapter_b)
     for method, compiled, copied in cases:
@@ -260,7 +262,7 @@ def test_a_layer_keeps_what_is_counted(compiled: bool, adapted: bool) -> None:
     network = replace(
         network_of(llada(), outline(LLADA)),
         width=64,
-        inner_steps=192,
+        inner=192,
         queries=64,
         keys=64,
         item=2,

@@ -233,7 +233,7 @@ def test_a_grid_calls_a_function_by_its_name_and_gives_it_its_own_options(folder
     settings.check(grid)
     first, *_, last = (settings.config(variant) for variant in grid)
     assert (first.method, first.plugins, first.options) == ("wd1", (), {})
-    assert (last.method, last.plugins, last.inner) == ("my.py:loud", ("dps", "my.py:twice"), 2)
+    assert (last.method, last.plugins, last.inner_steps) == ("my.py:loud", ("dps", "my.py:twice"), 2)
     assert last.options == {"loud": {"advantage": "leave_one_out", "kl": 0.2}, "twice": {"factor": 3}}
     assert reference_of(grid[3], grid) == grid[2] and reference_of(grid[2], [Variant("my.py:loud")]) is not None
     keys = [key_of(config.dump()) for config in (first, last)]

@@ -190,7 +190,7 @@ def test_the_cases_are_what_they_are_meant_to_be(world: Path, name: str) -> None
     if name.endswith("quiet"):
         assert one["updates"][1]["grad_norm"] == 0 and one["updates"][0]["grad_norm"] > 0.01
     if name in ("full-agrpo", "lora-oom"):  # where memory has run out
-        key = "memory/update_rows" if name == "lora-oom" else "memory/rollout_rows"
+        key = "memory/update_micro_batch_size" if name == "lora-oom" else "memory/rollout_micro_batch_size"
         assert [row[key] for row in read_metrics(world / f"{name}-1-0") if "train/loss" in row] == [1.0, 1.0]
         assert not any(key in row for row in read_metrics(world / f"{name}-2-0"))
     if name in ("full-agrpo", "full-few"):  # some processes have fewer passes to make than others
@@ -207,7 +207,7 @@ def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) ->
         logprobs(policy, probes, rows, Ranks(sharded=True))
     assert rows == MicroBatch(2)
     logprobs(policy, probes, rows, ALONE)
-    assert rows == MicroBatch(1, halved=1)
+    assert rows == MicroBatch(1, halvings=1)
 
 
 # --- torchrun -----------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_what_is_not_built_for_encoders(
         yield Ranks(0, size), device
 
     monkeypatch.setattr(unmask.training.setup, "load_model", lambda *given, **more: encoder)
-    monkeypatch.setattr(unmask.training.setup, "joined_ranks", joined_ranks)
+    monkeypatch.setattr(unmask.training.setup, "join_processes", joined_ranks)
     asked = "full training in several processes" if size > 1 else next(iter(wish))
     with pytest.raises(ValueError, match=f"^{asked} .*decoders.* encoders"):
         with set_up(toy_config(model, **{"full": True} | wish), needs_reference=False):

@@ -21,6 +21,18 @@ def current_key(key: str, renamed: Mapping[str, str] = RENAMED) -> str:
     return renamed[key]
 
 
+def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration under the key names of 0.1."""
+    keys = dict(data)
+    for old, new in RENAMED.items():
+        section, _, name = new.rpartition(".")
+        values = keys.get(section, {}) if section else keys
+        if name in values:
+            values = {old.rpartition(".")[2] if key == name else key: value for key, value in values.items()}
+            keys = {**keys, section: values} if section else values
+    return keys
+
+
 def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
     """A configuration with every old key under its present name; ValueError where both are given."""
     keys = dict(data)

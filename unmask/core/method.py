@@ -37,8 +37,8 @@ def uniform_credit(trace: Trace) -> Tensor:
 
 
 def each_inner_step(estimator: Estimator) -> ProbeSampler:
-    """Fresh, independent Probes for every inner update."""
-    return lambda trace, rng, turns: [estimator(trace, rng) for _ in range(turns)]
+    """Fresh, independent Probes for every inner step."""
+    return lambda trace, rng, inner_steps: [estimator(trace, rng) for _ in range(inner_steps)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BranchTerm:
 class Method:
     name: str
     probe: ProbeSampler
-    """Where do we ask? One Probes for each inner update, all drawn up front."""
+    """Where do we ask? One Probes for each inner step, all drawn before the first."""
     advantage: Advantage
     """How good was each trace?"""
     objective: Objective
@@ -78,7 +78,7 @@ class Method:
     trajectory: bool = False
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     uses_old_logprobs: bool = True
-    """The objective looks at the old policy's answers."""
+    """The objective uses the old policy's log-probabilities."""
     order: Order | None = None
     """The only order under which the likelihood means what it says; None where any will do."""
 

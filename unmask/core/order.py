@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class StepLogits(NamedTuple):
-    """What the sampler has before it at some masked positions, Q of them, of several rows."""
+    """What an order sees of a step: the policy's distributions at Q masked positions, of several rows."""
 
     plain_QV: Tensor
     """Log-probabilities at temperature 1."""
-    law_QV: Tensor
+    logq_QV: Tensor
     """Log-probabilities tempered and truncated: what the tokens are drawn from, or would be were they not greedy."""
     token_Q: Tensor
     """A token drawn at every position."""
@@ -26,44 +26,44 @@ Order = Callable[[StepLogits], Tensor]
 """Scores, (Q,)."""
 
 
-def random(look: StepLogits) -> Tensor:
+def random(logits: StepLogits) -> Tensor:
     """Positions in uniformly random order, whatever the policy says."""
-    return look.noise_Q
+    return logits.noise_Q
 
 
-def left_to_right(look: StepLogits) -> Tensor:
+def left_to_right(logits: StepLogits) -> Tensor:
     """The leftmost masked position of the block first."""
-    return -look.column_Q.float()
+    return -logits.column_Q.float()
 
 
-def surest_position(look: StepLogits) -> Tensor:
+def surest_position(logits: StepLogits) -> Tensor:
     """Positions of largest maximal probability first; what is drawn there does not matter."""
-    return look.plain_QV.max(-1).values
+    return logits.plain_QV.max(-1).values
 
 
-def low_confidence(look: StepLogits) -> Tensor:
+def low_confidence(logits: StepLogits) -> Tensor:
     """The field's default ("low-confidence remasking"): draw everywhere, keep the draws of largest probability.
 
-    A kept token is then not distributed as the policy's law at its position: see probes.visited.
+    A kept token is then not distributed as the policy's own tokens at its position: see probes.visited.
     """
-    return look.plain_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
+    return logits.plain_QV.gather(-1, logits.token_Q[:, None]).squeeze(-1)
 
 
-def drawn_confidence(look: StepLogits) -> Tensor:
-    """low_confidence by the law the token was drawn from, temperature and cuts included (Dream's maskgit_plus)."""
-    return look.law_QV.gather(-1, look.token_Q[:, None]).squeeze(-1)
+def drawn_confidence(logits: StepLogits) -> Tensor:
+    """low_confidence by the distribution that was drawn from, temperature and cuts included (Dream's maskgit_plus)."""
+    return logits.logq_QV.gather(-1, logits.token_Q[:, None]).squeeze(-1)
 
 
-def margin(look: StepLogits) -> Tensor:
+def margin(logits: StepLogits) -> Tensor:
     """Positions where the likeliest token leads the second by most (Dream's topk_margin)."""
-    first_QK = look.law_QV.topk(2).values.exp()
+    first_QK = logits.logq_QV.topk(2).values.exp()
     return first_QK[:, 0] - first_QK[:, 1]
 
 
-def negative_entropy(look: StepLogits) -> Tensor:
+def negative_entropy(logits: StepLogits) -> Tensor:
     """Positions of least entropy first (Dream's entropy, whose logarithm has 1e-10 added)."""
-    law_QV = look.law_QV.exp()
-    return (law_QV * (law_QV + 1e-10).log()).sum(-1)
+    probability_QV = logits.logq_QV.exp()
+    return (probability_QV * (probability_QV + 1e-10).log()).sum(-1)
 
 
 ORDERS: dict[str, Order] = {

@@ -30,7 +30,7 @@ FLOOR = -1e4
 @dataclass(frozen=True)
 class Probes:
     trace: Trace
-    """Whose tokens are asked about, and by which law."""
+    """Whose tokens are asked about, and how they were sampled."""
     states_SL: Tensor
     attended_SL: Tensor
     state_N: Tensor
@@ -43,7 +43,7 @@ class Probes:
     weight_M: Tensor
     """The weight of each unit in the loss: importance weights of sampled steps."""
     visited: bool = False
-    """The states are those the tokens were drawn at: a truncated law applies as it did then."""
+    """The states are those the tokens were drawn at: the truncation applies as it did then."""
     passed_NL: Tensor | None = None
     """Positions a low-confidence step looked at and did not keep; asked for log F (`ask`), share 1."""
 
@@ -136,7 +136,7 @@ def empty(probes: Probes) -> Probes:
 
 
 def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tensor:
-    """Log-probability of every asked token, (N, L), zero elsewhere: by the law it was sampled from.
+    """Log-probability of every asked token, (N, L), zero elsewhere: by the distribution it was sampled from.
 
     At `passed` positions the answer is log F, the probability that a draw there ranks below every draw that was
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
@@ -152,15 +152,15 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     if not len(probes.states_SL):
         return torch.zeros_like(probes.share_NL)
     if micro_batch is None or len(probes.states_SL) <= micro_batch:
-        return _answers(policy, probes)
-    pieces = [(number_N, _answers(policy, piece)) for number_N, piece in chunks(probes, micro_batch)]
+        return _logprobs(policy, probes)
+    pieces = [(number_N, _logprobs(policy, piece)) for number_N, piece in chunks(probes, micro_batch)]
     out_NL = torch.zeros_like(probes.share_NL, dtype=pieces[0][1].dtype)
     for number_N, piece_NL in pieces:
         out_NL[number_N] = piece_NL
     return out_NL
 
 
-def _answers(policy: Policy, probes: Probes) -> Tensor:
+def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     """One pass through the trunk; then the head, piece by piece, so that logits never exist for all positions."""
     asked_Q, passed_Q = probes.asked_NL.nonzero(as_tuple=True), None
     if probes.passed_NL is not None:
@@ -175,7 +175,7 @@ def _answers(policy: Policy, probes: Probes) -> Tensor:
     kept_QK = None
     if probes.visited and (kept_BCK := probes.trace.seen.get("kept")) is not None:
         kept_QK = kept_BCK[source, asked_Q[1] - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
-    logp_Q, score_Q = _in_pieces(policy, _said, probes.trace, hidden_QD[:count], token_Q, kept_QK)
+    logp_Q, score_Q = _in_pieces(policy, _token_logprobs, probes.trace, hidden_QD[:count], token_Q, kept_QK)
     answer_NL = torch.zeros(probes.asked_NL.shape, dtype=logp_Q.dtype, device=logp_Q.device)
     answer_NL = answer_NL.index_put(asked_Q, logp_Q)
     if passed_Q is None:
@@ -184,7 +184,7 @@ def _answers(policy: Policy, probes: Probes) -> Tensor:
     score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
     least_N, place_N = _least_kept(score_NL)
     row, column = passed_Q
-    log_f, _ = _in_pieces(policy, _below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
+    log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
     return answer_NL.index_put(passed_Q, log_f)
 
 
@@ -202,19 +202,19 @@ def _in_pieces(
         part = slice(start, start + size)
         about = [value if value is None else value[part] for value in about_Q]
 
-        def said(hidden_PD: Tensor) -> tuple[Tensor, Tensor]:
+        def of_hidden(hidden_PD: Tensor) -> tuple[Tensor, Tensor]:
             return answer(policy.head(hidden_PD), trace, *about)
 
         if len(hidden_QD) <= size or not torch.is_grad_enabled():
-            return said(hidden_QD[part])
-        return checkpoint(said, hidden_QD[part], use_reentrant=False)
+            return of_hidden(hidden_QD[part])
+        return checkpoint(of_hidden, hidden_QD[part], use_reentrant=False)
 
     first, second = zip(*(piece(start) for start in range(0, max(1, len(hidden_QD)), size)), strict=True)
     return torch.cat(first), torch.cat(second)
 
 
-def _said(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token by the law it was sampled from, and at temperature 1."""
+def _token_logprobs(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The log-probability of each token by the distribution it was sampled from, and at temperature 1."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
     logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
@@ -232,7 +232,7 @@ def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
     return least_N, place_N
 
 
-def _below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
+def _log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
     """log F_j(c): the mass of the draws that rank below c; and which have any."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
@@ -287,7 +287,7 @@ def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
 def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:
     """Each token asked with itself and everything right of it masked (JustGRPO, 2601.15165).
 
-    Exact when the rollout went left to right, one token a step, by a law that cuts nothing (top_k, top_p). One
+    Exact when the rollout went left to right, one token a step, with nothing cut by top_k or top_p. One
     forward for every position.
     """
     place_L = torch.arange(trace.tokens_BL.shape[1], device=trace.tokens_BL.device)

@@ -14,7 +14,7 @@ class Record:
 
     `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
     position of the block looked at; id -1, log-probability 0 where it was not masked or the row had ended.
-    `entropy`: (B, C) entropy of the law each token was drawn from.
+    `entropy`: (B, C) entropy of the distribution each token was drawn from.
     """
 
     top: int = 0

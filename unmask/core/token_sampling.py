@@ -1,6 +1,6 @@
-"""The law a token is drawn from: logits, tempered, truncated, normalised; and drawing from it.
+"""The distribution a token is drawn from: logits, tempered, truncated, normalised; and drawing from it.
 
-Sampling and scoring share this file, so a token is scored by the law it was sampled from.
+Sampling and scoring share this file, so a token is scored by the distribution it was sampled from.
 """
 
 from dataclasses import dataclass, replace
@@ -32,8 +32,8 @@ class TokenSampling:
         if self.guidance < 0:
             raise ValueError(f"guidance must be 0 (none) or more, got {self.guidance}")
 
-    def warm(self) -> "TokenSampling":
-        """The law that a greedy one takes the likeliest token of: the same at temperature 1."""
+    def untempered_if_greedy(self) -> "TokenSampling":
+        """The same at temperature 1 where it is greedy: what the likeliest token is taken of."""
         return self if self.temperature else replace(self, temperature=1.0)
 
     @property
@@ -54,7 +54,7 @@ def token_logprobs(logits_QV: Tensor, mask_id: int) -> Tensor:
 
 
 def tempered_logprobs(plain_QV: Tensor, temperature: float) -> Tensor:
-    """The law at `temperature` of log-probabilities at temperature 1."""
+    """Log-probabilities at `temperature`, from those at temperature 1."""
     if temperature == 1:
         return plain_QV
     if temperature == 0:
@@ -63,28 +63,28 @@ def tempered_logprobs(plain_QV: Tensor, temperature: float) -> Tensor:
     return (plain_QV / temperature).log_softmax(-1)
 
 
-def kept_tokens(logq_QV: Tensor, law: TokenSampling) -> Tensor:
+def kept_tokens(logq_QV: Tensor, sampling: TokenSampling) -> Tensor:
     """Which tokens the truncation keeps, (Q, V) booleans; the likeliest token is always among them."""
     sorted_QV, order_QV = logq_QV.sort(dim=-1, descending=True, stable=True)
     before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
-    kept_QV = before_QV < (law.top_p if law.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
-    if law.top_k:
-        kept_QV[..., law.top_k :].fill_(False)  # assigned, it would wait for the device
+    kept_QV = before_QV < (sampling.top_p if sampling.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
+    if sampling.top_k:
+        kept_QV[..., sampling.top_k :].fill_(False)  # assigned, it would wait for the device
     kept_QV &= sorted_QV > -torch.inf
     return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
 
 
 def restricted_logprobs(logq_QV: Tensor, kept_QV: Tensor) -> Tensor:
-    """The law given that the token is one of the kept."""
+    """Log-probabilities given that the token is one of the kept."""
     return logq_QV.masked_fill(~kept_QV, -torch.inf).log_softmax(-1)
 
 
-def sampling_logprobs(plain_QV: Tensor, law: TokenSampling) -> tuple[Tensor, Tensor | None]:
+def sampling_logprobs(plain_QV: Tensor, sampling: TokenSampling) -> tuple[Tensor, Tensor | None]:
     """The log-probabilities drawn from, and which tokens a truncation kept (None where nothing is cut)."""
-    logq_QV = tempered_logprobs(plain_QV, law.temperature)
-    if not law.truncated:
+    logq_QV = tempered_logprobs(plain_QV, sampling.temperature)
+    if not sampling.truncated:
         return logq_QV, None
-    kept_QV = kept_tokens(logq_QV, law)
+    kept_QV = kept_tokens(logq_QV, sampling)
     return restricted_logprobs(logq_QV, kept_QV), kept_QV
 
 
@@ -104,7 +104,7 @@ def pad_ids(id_QK: Tensor, width: int) -> Tensor:
 
 
 def entropy(logq_QV: Tensor) -> Tensor:
-    """The entropy of each law in nats."""
+    """The entropy of each distribution in nats."""
     return -(logq_QV.exp() * logq_QV.masked_fill(logq_QV == -torch.inf, 0.0)).sum(-1)
 
 

@@ -32,7 +32,7 @@ class Trace:
     counted_BL: Tensor
     """Which tokens count: the end-token rule of the run."""
     logp_BL: Tensor
-    """The sampler's own log-probability of each token, by the law it was drawn from; 0 elsewhere."""
+    """The sampler's own log-probability of each token, by the distribution it was drawn from; 0 elsewhere."""
     group_B: Tensor
     """Traces are compared within a group: of one prompt, or for branches of one state."""
     mask_id: int
@@ -41,7 +41,7 @@ class Trace:
     """T, the denoising steps of the schedule."""
     sampling: TokenSampling = TokenSampling()
     seen: dict[str, Tensor] = field(default_factory=dict)
-    """What the recorders kept (rollout.Record), over the completion's columns only; a name that starts with
+    """What was recorded (specs.Record), over the completion's columns only; a name that starts with
     `step_` has one slice for each step and the traces in its second dimension."""
 
     def __len__(self) -> int:

@@ -52,9 +52,9 @@ class Ranks:
     def max(self, value: int, device: torch.device) -> int:
         if self.size == 1:
             return value
-        found = torch.tensor(value, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return int(found)
+        largest = torch.tensor(value, device=device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
     def gather(self, value: Tensor, dim: int = 0) -> Tensor:
         """The shares of all processes one after the other; only the size of `dim` may differ between them."""
@@ -72,7 +72,7 @@ class Ranks:
         return whole.to(value.dtype).movedim(0, dim)
 
     def gather_trace(self, trace: Trace, width: int) -> Trace:
-        """The traces of all processes, padded on the left to `width` columns; their groups are already told apart."""
+        """The traces of all processes, padded on the left to `width` columns. Number their groups apart first."""
         if self.size == 1:
             return trace
         trace = pad_traces(trace, width)
@@ -87,15 +87,15 @@ class Ranks:
         return replace(trace, **rows, seen=seen)
 
     def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Add up what the processes found, in one message; sharded parameters have done so on their way back.
+        """Add up the gradients of all processes, in one message. Sharded parameters have done so in the backward pass.
 
-        A parameter for which no process has found anything keeps no gradient, and the optimiser leaves it alone.
+        A parameter without a gradient in any process keeps none, and the optimiser leaves it alone.
         """
         if self.size == 1 or self.sharded:
             return
-        found = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-        touched = found[0].new_tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        flat = torch.cat([touched, *(gradient.flatten().float() for gradient in found)])
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        touched = gradients[0].new_tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        flat = torch.cat([touched, *(gradient.flatten().float() for gradient in gradients)])
         dist.all_reduce(flat)
         counts, *parts = flat.split([len(parameters), *(p.numel() for p in parameters)])
         for p, count, part in zip(parameters, counts.tolist(), parts, strict=True):

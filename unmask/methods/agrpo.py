@@ -14,7 +14,7 @@ wrote nothing (it had ended, or a threshold let it skip the step) adds zero to t
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. This is the gradient of no objective: m_g depends on the future.
     choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
-                   only, since no other order chose so. We know of no other code that scores this law exactly.
+                   only, since no other order chose so. We know of no other code that scores this choice exactly.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
 not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.
@@ -48,7 +48,7 @@ def uniform_steps(trace: Trace) -> Tensor:
 
 
 def entropy_steps(trace: Trace) -> Tensor:
-    """Steps in proportion to the entropy of the laws their tokens were drawn from."""
+    """Steps in proportion to the entropy of the distributions their tokens were drawn from."""
     entropy_BC = trace.seen["entropy"].double()
     step_BC = trace.step_BL[:, -entropy_BC.shape[1] :]
     filled_BC = trace.filled_BL[:, -entropy_BC.shape[1] :]

@@ -24,16 +24,16 @@ PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")
 
 def section_of(word: Any) -> Any:
     """What the options of a method are called: its name; of one in a file the function's."""
-    found = WORD.fullmatch(word) if isinstance(word, str) else None
-    return found["name"] if found is not None and found["name"] else word
+    match = WORD.fullmatch(word) if isinstance(word, str) else None
+    return match["name"] if match is not None and match["name"] else word
 
 
 def piece_of(text: str) -> tuple[str, list[str]]:
     """A word and its options: `agrpo` and `draws=2` of `agrpo:draws=2`. What stands after a file's first colon is the
     function's name, unless it has an equals sign; the path itself has neither sign."""
-    found = PIECE.fullmatch(text)
-    assert found is not None  # the second kind of word takes any text
-    return found["word"], found["options"].split(":")[1:]
+    match = PIECE.fullmatch(text)
+    assert match is not None  # the second kind of word takes any text
+    return match["word"], match["options"].split(":")[1:]
 
 
 def label_of(text: str) -> str:
@@ -54,20 +54,20 @@ def is_own(word: str) -> bool:
 
 def takes_base(word: str) -> bool:
     """Whether a function in a file is a plug-in; False for what is not there."""
-    found = WORD.fullmatch(word)
-    if found is None or not found["name"] or not Path(found["file"]).is_file():
+    match = WORD.fullmatch(word)
+    if match is None or not match["name"] or not Path(match["file"]).is_file():
         return False
-    function = getattr(run_file(Path(found["file"])).module, found["name"], None)
+    function = getattr(run_file(Path(match["file"])).module, match["name"], None)
     return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "base"
 
 
 def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -> Callable[..., Method] | None:
     """The function that a word names, if it names one in a file. `key` is where the word stands, `method` or `with`;
     `formulas` are the options that name a formula, with the formulas by name."""
-    found = WORD.fullmatch(word)
-    if found is None:
+    match = WORD.fullmatch(word)
+    if match is None:
         return None
-    file, name = found["file"], found["name"]
+    file, name = match["file"], match["name"]
     if not name:
         raise ValueError(f"{key}: {file}: name the function too, as {file}:NAME")
     if not Path(file).is_file():
@@ -76,8 +76,8 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
     if not inspect.isfunction(function):
         module = run_file(Path(file)).module
         names = [each for each, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
-        told = f"; {suggestion(name, names)}" if names else ""
-        raise ValueError(f"{key}: {file}: there is no function {name} in it{told}")
+        hint = f"; {suggestion(name, names)}" if names else ""
+        raise ValueError(f"{key}: {file}: there is no function {name} in it{hint}")
     where = f"{key}: {file}: {name}"
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -107,8 +107,8 @@ def _check_options(
     """ValueError unless a configuration can hold what the function takes, and a run folder write it down."""
     takes_base = next(iter(signature.parameters), "") == "base"
     if plugin != takes_base:
-        told = "a plug-in takes a `base` first" if plugin else "it takes a `base`, so it is a plug-in: use --with"
-        raise ValueError(f"{where}: {told}")
+        problem = "a plug-in takes a `base` first" if plugin else "it takes a `base`, so it is a plug-in: use --with"
+        raise ValueError(f"{where}: {problem}")
     for name, option in list(signature.parameters.items())[plugin:]:
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
             raise ValueError(f"{where}: {name} cannot be set by name; give every option a name of its own")

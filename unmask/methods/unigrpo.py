@@ -31,10 +31,10 @@ def masked_at_ratio(trace: Trace, rng: torch.Generator, ratio_B: Tensor) -> Prob
     return views(trace, masked_BL[None], masked_BL[None])
 
 
-def spread_ratios(trace: Trace, rng: torch.Generator, turns: int) -> list[Probes]:
+def spread_ratios(trace: Trace, rng: torch.Generator, inner_steps: int) -> list[Probes]:
     """One Probes for each inner update, the mask ratios spread over (0, 1) from a random start."""
     start_B = uniform(rng, trace.group_B)
-    return [masked_at_ratio(trace, rng, (start_B + turn / turns).frac()) for turn in range(turns)]
+    return [masked_at_ratio(trace, rng, (start_B + step / inner_steps).frac()) for step in range(inner_steps)]
 
 
 def random_ratio(trace: Trace, rng: torch.Generator) -> Probes:

@@ -66,13 +66,13 @@ def _drawn(engine: Engine, seed_R: Tensor, at_Q: Tensor, count: int) -> tuple[Te
     tokens, logps, kept = [at_Q.new_zeros(count, 0)], [trace.logp_BL.new_zeros(count, 0)], [at_Q.new_zeros(0, 0)]
     for piece in engine.pieces(len(at_Q)):
         plain_QV = token_logprobs(engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-        law_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling)
+        logq_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling)
         tokens.append(
             torch.stack(
-                [draw_tokens(law_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)]
+                [draw_tokens(logq_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)]
             )
         )
-        logps.append(law_QV.gather(-1, tokens[-1].T).T)
+        logps.append(logq_QV.gather(-1, tokens[-1].T).T)
         if kept_QV is not None:
             kept.append(kept_ids(kept_QV, trace.sampling.most_kept))
     widest = max(ids.shape[-1] for ids in kept)

@@ -67,13 +67,13 @@ class Engine:
             name: memory.beside([those[name] for those in waiting], order_R) for name, memory in self.memories.items()
         }
 
-    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, begun: bool) -> list[Tensor]:
+    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> list[Tensor]:
         """(Q, D) at positions of the flattened live canvases in block `number`; with guidance also the prompt hidden.
 
-        `begun`: an earlier step of the block has been here.
+        `started`: an earlier step of the block has been here.
         """
         streams = (False, True) if self.trace.sampling.guidance else (False,)
-        return [self._stream(unprompted, live_R, at_Q, number, begun) for unprompted in streams]
+        return [self._stream(unprompted, live_R, at_Q, number, started) for unprompted in streams]
 
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
         """The same for some rows with no memory, at any positions."""
@@ -98,7 +98,7 @@ class Engine:
             tokens_RL = tokens_RL.masked_fill(self.trace.step_BL[row_R] == GIVEN, self.trace.mask_id)
         return tokens_RL, self.trace.attended_BL[row_R] if self.padded else None
 
-    def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int, begun: bool) -> Tensor:
+    def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> Tensor:
         tokens_RL, attended_RL = self._canvas(unprompted, live_R)
         if self.cache is None:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
@@ -106,14 +106,14 @@ class Engine:
         if unprompted not in self.memories:
             hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q)
             return hidden_QD
-        return self.policy.hidden_window(self.memories[unprompted], tokens_RL, *self._window(number, begun), at_Q)
+        return self.policy.hidden_window(self.memories[unprompted], tokens_RL, *self._window(number, started), at_Q)
 
-    def _window(self, number: int, begun: bool) -> tuple[int, int]:
+    def _window(self, number: int, started: bool) -> tuple[int, int]:
         """The columns to recompute: the block, at its first step also the one before it, which has been finished."""
         assert self.cache is not None and isinstance(self.policy, CachingPolicy)
         width, causal = self.trace.tokens_BL.shape[1], self.policy.causal_block
         first, last = self.start + number * self.block, self.start + (number + 1) * self.block
-        if not begun:
+        if not started:
             first -= self.block
         if causal is not None and not self.aligned:  # the model's blocks reach over the edges of the sampler's
             first, last = first - causal + 1, last + causal - 1

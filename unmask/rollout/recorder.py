@@ -28,40 +28,42 @@ class RolloutRecorder:
     """Keeps what a Record asks for while a rollout runs."""
 
     def __init__(
-        self, record: Record, commits: CommitCounts, batch: int, length: int, law: TokenSampling, adaptive: bool
+        self, record: Record, commits: CommitCounts, batch: int, length: int, sampling: TokenSampling, adaptive: bool
     ) -> None:
-        self.record, self.batch, self.length, self.sampling = record, batch, length, law
+        self.record, self.batch, self.length, self.sampling = record, batch, length, sampling
         self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
         self.size_T = [size for sizes in commits for size in sizes]
         self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
 
-    def of_piece(self, look: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
-        """What is kept of a piece."""
-        found = {}
+    def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
+        """What is recorded of a piece."""
+        piece = {}
         if self.record.entropy:
-            found["entropy"] = entropy(look.law_QV)
+            piece["entropy"] = entropy(logits.logq_QV)
         if kept_QV is not None:
-            found["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
+            piece["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
         if self.record.top:
-            found["top_logp"], found["top_id"] = look.plain_QV.topk(min(self.record.top, look.plain_QV.shape[-1] - 1))
-        return found
+            piece["top_logp"], piece["top_id"] = logits.plain_QV.topk(
+                min(self.record.top, logits.plain_QV.shape[-1] - 1)
+            )
+        return piece
 
-    def record_step(self, found: dict[str, Tensor], positions: StepPositions, block: int) -> None:
-        """Keep what is wanted of a step."""
+    def record_step(self, drawn: dict[str, Tensor], positions: StepPositions, block: int) -> None:
+        """Record what is wanted of a step."""
         step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
         for name in self.single:
-            if name in found:
-                value_RM = found[name].view(*column_RM.shape, *found[name].shape[1:])
+            if name in drawn:
+                value_RM = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:])
                 self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, step))
         if self.record.top:
-            shape = (self.batch, block, found["top_id"].shape[-1])
+            shape = (self.batch, block, drawn["top_id"].shape[-1])
             cell, unseen_RM1 = (live_R[:, None], place_RM), ~valid_RM[..., None]
             id_BWK = torch.full(shape, -1, device=live_R.device)
-            id_BWK[cell] = found["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
-            logp_BWK = torch.zeros(shape, dtype=found["top_logp"].dtype, device=live_R.device)
-            logp_BWK[cell] = found["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
+            id_BWK[cell] = drawn["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
+            logp_BWK = torch.zeros(shape, dtype=drawn["top_logp"].dtype, device=live_R.device)
+            logp_BWK[cell] = drawn["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
             self.top[step] = id_BWK, logp_BWK
 
     def _of_chosen(
@@ -90,13 +92,13 @@ class RolloutRecorder:
         if "kept" in seen:  # what was passed over may have kept more
             seen["kept"] = seen["kept"][..., : int((seen["kept"] >= 0).sum(-1).max())]
         if self.top:
-            ids, logps = zip(*map(self._looked, range(len(self.block_T))), strict=True)
+            ids, logps = zip(*map(self._recorded_top, range(len(self.block_T))), strict=True)
             self.top.clear()
             seen["step_top_id"], seen["step_top_logp"] = torch.stack(ids), torch.stack(logps)
         return seen
 
-    def _looked(self, step: int) -> tuple[Tensor, Tensor]:
-        """What a step saw. One that committed nothing left the canvas as the next look in its block finds it."""
+    def _recorded_top(self, step: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of a step. One that committed nothing left the canvas as the next step sees it."""
         for later in range(step, len(self.block_T)):
             if self.block_T[later] != self.block_T[step]:
                 break

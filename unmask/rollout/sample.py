@@ -182,11 +182,11 @@ def _denoise(denoiser: "_Denoiser", commits: CommitCounts, branch_step_B: Tensor
     for number, sizes in enumerate(commits):
         denoiser.begin(number)
         left = denoiser.engine.block
-        for turn, size in enumerate(sizes):
+        for number_in_block, size in enumerate(sizes):
             leaving_B = branch_step_B == step
             state_BL = torch.where(leaving_B[:, None], denoiser.trace.tokens_BL, state_BL)
             ended_B = torch.where(leaving_B, denoiser.ended_B, ended_B)
-            if size and (most := denoiser.open(turn, left)):
+            if size and (most := denoiser.open_positions(number_in_block, left)):
                 denoiser.step(number, step, size, most)
             left, step = left - size, step + 1
     return state_BL, ended_B
@@ -246,16 +246,16 @@ class _Denoiser:
         """Leave out the rows that have ended."""
         self._keep((~self.ended_B[self.live_R]).nonzero().squeeze(1))
 
-    def open(self, turn: int, left: int) -> int:
+    def open_positions(self, number: int, left: int) -> int:
         """The most positions of this block that a row has masked, by the schedule `left`; 0: nothing is to be done."""
-        if turn and self.sure_score is not None:
+        if number and self.sure_score is not None:
             return self._narrow()
-        if turn and (self.seed_B.device.type == "cpu" or turn % COMPACTED == 0):
+        if number and (self.seed_B.device.type == "cpu" or number % COMPACTED == 0):
             self.compact()
         return left if len(self.live_R) else 0
 
     def _narrow(self) -> int:
-        """Set aside the rows that have finished the block and leave out those that have ended; `open` for the others.
+        """Set aside rows that have finished the block, leave out those that have ended; `open_positions` of the rest.
 
         The device is asked once.
         """
@@ -288,13 +288,13 @@ class _Denoiser:
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
         hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.last_block == number)
         self.last_block = number
-        found = self._drawn(hidden, column_RM, step)
-        score_RM = found["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
+        drawn = self._draw(hidden, column_RM, step)
+        score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
         chosen_RM = self._chosen(score_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
         positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
-        self.recorder.record_step(found, positions, self.engine.block)
-        for name, value in (("tokens_BL", found["token"]), ("logp_BL", found["logp"]), ("step_BL", step)):
+        self.recorder.record_step(drawn, positions, self.engine.block)
+        for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", step)):
             written = getattr(trace, name)
             value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
             cell = (live_R[:, None], column_RM)
@@ -314,8 +314,8 @@ class _Denoiser:
         chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
         return chosen_RM if self.sure_score is None else chosen_RM | (score_RM >= self.sure_score)
 
-    def _drawn(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
-        """A token and what is said of it at every position, piece by piece: logits are as wide as the vocabulary."""
+    def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
+        """A token at every position, with its log-probability and score; piece by piece: logits are vocabulary-wide."""
         trace, width = self.trace, self.trace.tokens_BL.shape[1]
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.
         seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
@@ -324,16 +324,16 @@ class _Denoiser:
         column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
         for piece in self.engine.pieces(len(column_Q)):
             plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-            law_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling.warm())
+            logq_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling.untempered_if_greedy())
             if trace.sampling.temperature:
-                token_Q = draw_tokens(law_QV, uniform_Q[piece])
-                logp_Q = law_QV.gather(-1, token_Q[:, None]).squeeze(-1)
+                token_Q = draw_tokens(logq_QV, uniform_Q[piece])
+                logp_Q = logq_QV.gather(-1, token_Q[:, None]).squeeze(-1)
             else:
                 token_Q = plain_QV.argmax(-1)
                 logp_Q = torch.zeros_like(plain_QV[:, 0])
-            look = StepLogits(plain_QV, law_QV, token_Q, noise_Q[piece], column_Q[piece])
-            noted = self.recorder.of_piece(look, kept_QV)
-            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(look), **noted})
+            logits = StepLogits(plain_QV, logq_QV, token_Q, noise_Q[piece], column_Q[piece])
+            noted = self.recorder.of_piece(logits, kept_QV)
+            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **noted})
         widest = max(piece["kept"].shape[-1] for piece in pieces) if "kept" in pieces[0] else 0
         if "kept" in pieces[0]:
             pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]

@@ -1,7 +1,7 @@
 """How far a rollout with a cache is from the policy it stands for, and weights that make up for it.
 
-A cached pass takes keys and values from an earlier canvas, so a token is drawn from a neighbouring law. Replaying the
-visited states without a cache gives its log-probability under the policy itself.
+A cached pass takes keys and values from an earlier canvas, so a token is drawn from a slightly different distribution.
+Replaying the visited states without a cache gives its log-probability under the policy itself.
 """
 
 from contextlib import nullcontext
@@ -49,8 +49,8 @@ def random_share(trace: Trace, share: float, rng: torch.Generator) -> Trace:
 
 
 def scorer_gap(policy: Policy, trace: Trace, rng: torch.Generator, ranks: Ranks = ALONE) -> float:
-    """Mean |log p_scored - log p_sampled| at one visited state of a few traces: rounding, where the pass that is learnt
-    from and the pass that sampled are the same policy. On the first turn the loss cannot tell: its ratio is to itself.
+    """Mean |log p_scored - log p_sampled| at one visited state of a few traces: rounding, where sampler and scorer are
+    the same policy. On the first inner step the loss cannot show a difference: its ratio is to itself.
     """
     some = random_share(trace, min(1.0, CHECKED / len(trace)), rng)
     weight_BL = some.filled_BL.double().cpu()

@@ -46,8 +46,8 @@ MOST_CELLS = 2**23
 """States times sets times positions in memory at a time."""
 
 _BY_DRAW: dict[Order, Callable[[StepLogits], Tensor]] = {
-    low_confidence: lambda look: look.plain_QV,
-    drawn_confidence: lambda look: look.law_QV,
+    low_confidence: lambda logits: logits.plain_QV,
+    drawn_confidence: lambda logits: logits.logq_QV,
 }
 """Orders that rank a position by what was drawn there: the score of every token, (Q, V)."""
 
@@ -192,10 +192,10 @@ class _Way:
             state_FL[member_U], None if attended_UL.all() else attended_UL, (offset_U1 + column_UM).flatten()
         )
         plain_QV = token_logprobs(logits_QV, trace.mask_id)
-        law_QV, _ = sampling_logprobs(plain_QV, trace.sampling)
+        logq_QV, _ = sampling_logprobs(plain_QV, trace.sampling)
         token_FM = trace.tokens_BL[front.trace_F[:, None], first + place_FM]
         row_FM = number_F[:, None] * left + torch.arange(left, device=number_F.device)
-        logq_FM = law_QV.double()[row_FM, token_FM]
+        logq_FM = logq_QV.double()[row_FM, token_FM]
         order, ways = self.decoding.order, comb(left, size)
         set_XK = torch.tensor(list(combinations(range(left), size)), device=number_F.device)
         if order is random:
@@ -203,9 +203,9 @@ class _Way:
             chosen_FXK = place_FM[:, set_XK]
         else:
             column_Q, nothing_Q = column_UM.flatten(), torch.zeros(plain_QV.shape[0], device=plain_QV.device)
-            look = StepLogits(plain_QV.detach(), law_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
-            score_QV = _BY_DRAW[order](look) if order in _BY_DRAW else order(look)[:, None].expand_as(plain_QV)
-            logp_FX, chosen_FXK = _ranked(score_QV, law_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
+            logits = StepLogits(plain_QV.detach(), logq_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
+            score_QV = _BY_DRAW[order](logits) if order in _BY_DRAW else order(logits)[:, None].expand_as(plain_QV)
+            logp_FX, chosen_FXK = _ranked(score_QV, logq_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
         logp_FX = front.logp_F[:, None] + logp_FX
         led_F, led_X = (logp_FX > -torch.inf).nonzero(as_tuple=True)
         filled_HW = front.filled_FW[led_F].scatter(1, chosen_FXK[led_F, led_X], True)
@@ -214,7 +214,7 @@ class _Way:
 
 def _ranked(
     score_QV: Tensor,
-    law_QV: Tensor,
+    logq_QV: Tensor,
     row_FM: Tensor,
     token_FM: Tensor,
     logq_FM: Tensor,
@@ -226,7 +226,7 @@ def _ranked(
     rank_FM = score_FM.sort(dim=-1, descending=True, stable=True).indices  # ties to the left
     score_FM, logq_FM, place_FM, row_FM = (x.gather(1, rank_FM) for x in (score_FM, logq_FM, place_FM, row_FM))
     rising_QV, at_QV = score_QV.sort(-1)
-    mass_QV = law_QV.double().exp().gather(-1, at_QV).cumsum(-1)
+    mass_QV = logq_QV.double().exp().gather(-1, at_QV).cumsum(-1)
     mass_QV = torch.cat([torch.zeros_like(mass_QV[:, :1]), mass_QV], -1).clamp(max=1.0)
 
     # F of position j (last) under the draw of position i (middle) as the least of the kept

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.config.config import CHOICES, DEMO, Config, option_help, read_config
+from unmask.config.renamed_keys import with_old_keys
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
 from unmask.models.load import Outline, outline
@@ -174,14 +175,15 @@ def _rows(config: Config, found: Outline) -> tuple[int, int]:
 
 
 def key_of(data: Mapping[str, Any]) -> str:
-    """A hash of a resolved configuration, and of the files that its options and its method name."""
+    """A hash of a resolved configuration, and of the files that its options and its method name. It is computed over
+    the key names of 0.1, so that cells which 0.1 has finished are not trained again."""
     sections = [section for section in data.values() if isinstance(section, dict)]
     values = [value for section in sections for value in section.values() if isinstance(value, str) and value]
     words = [WORD.fullmatch(word) for word in (data.get("method", ""), *data.get("with", ()))]
     values += [word["file"] for word in words if word is not None]
     files = sorted({value for value in values if Path(value).is_file()})
     held = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
-    return hashlib.sha256(json.dumps([data, held], sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([with_old_keys(data), held], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_json(path: Path, data: Any) -> None:

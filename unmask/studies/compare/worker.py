@@ -20,7 +20,7 @@ from typing import Any
 TAIL = 20
 """Updates over which training metrics are averaged at the end of a run."""
 
-LEARNING = ("seed", "updates", "prompts", "group", "inner", "idle_groups", "optimizer")
+LEARNING = ("seed", "updates", "prompts", "group", "inner_steps", "idle_groups", "optimizer")
 """Keys of a configuration, beside the method's, on which an evaluation before training does not depend."""
 STARTS: dict[str, Any] = {}
 """Evaluations before training that this process has made, by `start_key`."""
