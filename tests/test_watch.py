@@ -206,7 +206,8 @@ def test_a_warning_is_a_line_on_standard_error(tmp_path: Path, unmask) -> None:
     options = ["updates=10", "prompts=2", "group=2", "eval.prompts=2", "eval.samples=1", "toy.dull=9", "--model", model]
     code, out, err = unmask("train", "--task", "toy", *options, "--out", "run")
     assert code == 0 and "warning" not in out
-    assert err.count("warning") == 1 and f"update {WINDOW}: warning: idle_groups: {CHECKS['idle_groups'].message}" in err
+    message = f"update {WINDOW}: warning: idle_groups: {CHECKS['idle_groups'].message}"
+    assert err.count("warning") == 1 and message in err
 
 
 # --- history ------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def _show(report: dict[str, Any], out: Path | None, as_json: bool) -> None:
     slack = f" (too low by at most {report['slack']:.1g} nats)" if report["slack"] else ""
     typer.echo(
         f"Values against {report['truth']}{slack}. Gradients over {report['parameters']} weights against "
-        f"{report['reference']}; {report['idle']} of {report['problems']} groups have none: all their rewards are equal."
+        f"{report['reference']}; {report['idle']} of {report['problems']} groups have none: their rewards are equal."
     )
     result = restored(report)
     for table in tables(result, report["budget"]):

@@ -100,9 +100,9 @@ class Difference(NamedTuple):
 
 
 def paired_difference(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
-    """after - before, problem by problem. The interval is Agresti and Min's: that of the normal law with half a problem
-    more of each of the four outcomes (neither, both, only one, only the other), so that it says something also where
-    no problem changed hands."""
+    """after - before, problem by problem. The interval is Agresti and Min's: the normal one with half a problem more of
+    each of the four outcomes (neither, both, only one, only the other), so that it is not empty where no problem
+    changed."""
     assert [grade.out_of for grade in before] == [grade.out_of for grade in after]
     change = [(b.points - a.points, a.out_of) for a, b in zip(before, after, strict=True)]
     total = math.fsum(out_of for _, out_of in change)

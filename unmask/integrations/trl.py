@@ -121,7 +121,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         done = self.state.global_step
         if self._mode == "train" and done % self.num_iterations:
             raise ValueError(
-                f"checkpoint-{done} is in the middle of a batch of rollouts, which TRL's checkpoints do not hold: resume "
+                f"checkpoint-{done} is in the middle of a batch of rollouts, which TRL does not save: resume "
                 f"from one whose number is a multiple of num_iterations={self.num_iterations}, and make save_steps one"
             )
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
