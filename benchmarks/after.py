@@ -26,7 +26,6 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import CELLS, UNITS
-from unmask.tasks.task import prompt_ids
 from unmask.util.micro_batch import MicroBatch
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1
@@ -61,7 +60,7 @@ def breaks(policy: Model) -> dict[str, Any]:
     """The share of rollouts that break at each step, of all; and the mean step, of those that do."""
     task = TASKS["sudoku"]()
     rows = [row for row in task.rows("test", PROBLEMS, 0) for _ in range(SAMPLES)]
-    prompts = [prompt_ids(policy, task, row) for row in rows]
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
     decoding = Decoding(task.length, task.length // 2, task.length)
     trace = decoding.sample(policy, prompts, row_seeds(SEED, len(rows)), ROWS).trace
     found = list(first_breaks(trace, policy.mask_id))

@@ -93,7 +93,7 @@ def main() -> None:
         ("MBPP sanitized", "mbpp/sanitized_mbpp.jsonl", mbpp),
     ):
         rows = [json.loads(line) for line in (args.data / path).read_text().splitlines()]
-        bench = ProgramRunner(lambda row, program, task=task: task.job(row, program, args.timeout))
+        bench = ProgramRunner(lambda row, program, task=task: task.program_job(row, program, args.timeout))
         examine(title, rows, bench, args.mutants)
 
 

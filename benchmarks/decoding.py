@@ -32,7 +32,6 @@ from unmask.rollout.decoding import Decoding, completions
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import score
-from unmask.tasks.task import prompt_ids
 from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of
@@ -85,7 +84,10 @@ def passes(trace: Trace) -> float:
 def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace) -> dict[str, float]:
     """Of one way: `samples` completions of every problem, at once."""
     rows = [row for row in task.rows("test", given.problems, 0) for _ in range(given.samples)]
-    prompts, seed_B = [prompt_ids(policy, task, row) for row in rows], row_seeds(SEED, len(rows)).to(given.device)
+    prompts, seed_B = (
+        [task.prompt_ids(policy.tokenizer, row) for row in rows],
+        row_seeds(SEED, len(rows)).to(given.device),
+    )
     batch = MicroBatch(given.rows)
     how.sample(policy, prompts[: given.rows], seed_B[: given.rows], batch)  # for nothing
     if given.device.startswith("cuda"):

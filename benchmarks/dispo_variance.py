@@ -22,7 +22,6 @@ from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS
-from unmask.tasks.task import prompt_ids
 from unmask.util.micro_batch import MicroBatch
 
 SIZES = (2, 3, 4, 8)
@@ -66,7 +65,7 @@ def main() -> None:
     given = parser.parse_args()
     policy, task, rng = load_model("tiny"), TASKS["sudoku"](), torch.Generator().manual_seed(0)
     rows = task.rows("train", given.puzzles, 0)
-    prompts = [prompt_ids(policy, task, row) for row in rows]
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
     decoding = Decoding(task.length, task.length // 2, task.length)
     trace = decoding.sample(policy, prompts, row_seeds(0, len(rows)), MicroBatch(512)).trace
     results: dict[str, dict[str, object]] = {}

@@ -71,7 +71,7 @@ def completion(data: bytes) -> None:
     written = data.decode("utf-8", "surrogateescape")
     for (name, _), task in GRADERS.items():
         row = row_of(name, task)
-        grade, outcome = task.graded(row, written), task.outcome(row, written)
+        grade, outcome = task.grade(row, written), task.outcome(row, written)
         assert task.reward_range is not None and 0 <= grade.points <= grade.out_of
         assert task.reward_range[0] <= outcome.reward <= task.reward_range[1], (name, outcome)
     math500.answer(written), math500.normal(written), math500.words(written)

@@ -104,7 +104,7 @@ def points(case: Case) -> float:
     task = TASKS[case["task"]](**case.get("options", {}))
     row = content("completions")["rows"].get(case["task"]) or task.about.example or task.rows("test", 1, 0)[0]
     completion = text(case["text"])
-    grade, outcome = task.graded(row, completion), task.outcome(row, completion)
+    grade, outcome = task.grade(row, completion), task.outcome(row, completion)
     assert outcome.solved == (grade.points == grade.out_of) and outcome.reward == float(outcome.solved)
     return grade.points
 

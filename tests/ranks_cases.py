@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from task_variants import task_of
 
 from unmask.config.config import Config, parse_config
 from unmask.models import Tiny, tiny_policy
@@ -22,7 +23,7 @@ def toy_task(dull: int = 0, quiet: int = -1, raises: int = -1) -> Task:
         idle = row["i"] < dull or (row["number"] // 5) % 2**24 == quiet
         return 0.5 if idle else (sum(map(ord, text)) % 7) / 6
 
-    return Task(
+    return task_of(
         name="toy",
         summary="a hash",
         length=6,

@@ -19,7 +19,7 @@ def numbers_of(prompt: str) -> list[int]:
 @pytest.mark.parametrize("largest", [9, 20, 99])
 @pytest.mark.parametrize("signs", ["+", "-", "+-"])
 def test_rows_are_asked_and_solved_rightly(terms: int, largest: int, signs: str):
-    task = arithmetic.task(terms=terms, largest=largest, signs=signs)
+    task = arithmetic.Arithmetic(terms=terms, largest=largest, signs=signs)
     assert task.length <= 32
     prompts = []
     for row in task.rows("train", 200, 1):
@@ -40,17 +40,18 @@ def test_rows_are_asked_and_solved_rightly(terms: int, largest: int, signs: str)
 
 
 def test_solutions_are_aligned():
-    assert arithmetic.task().solution({"terms": [7, 9, -5]}) == " 7+9=16;16-5=11"
-    assert arithmetic.task(largest=20).solution({"terms": [7, 12, -5]}) == " 7+12=19;19- 5=14"
+    assert arithmetic.Arithmetic().solution({"terms": [7, 9, -5]}) == " 7+9=16;16-5=11"
+    assert arithmetic.Arithmetic(largest=20).solution({"terms": [7, 12, -5]}) == " 7+12=19;19- 5=14"
     assert (
-        arithmetic.task(terms=4, largest=99).solution({"terms": [99, 99, 99, 9]}) == " 99+99=198;198+99=297;297+ 9=306"
+        arithmetic.Arithmetic(terms=4, largest=99).solution({"terms": [99, 99, 99, 9]})
+        == " 99+99=198;198+99=297;297+ 9=306"
     )
 
 
 def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_are_apart():
-    task = arithmetic.task()
+    task = arithmetic.Arithmetic()
     first = task.rows("train", 40, 7)
-    assert arithmetic.task().rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
+    assert arithmetic.Arithmetic().rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
     problems = {
         split: {tuple(sorted(row["terms"])) for seed in range(3) for row in task.rows(split, 3000, seed)}
@@ -63,7 +64,7 @@ def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_are_apart():
 
 def test_the_split_never_moves():
     # Moving it would leak test problems into models that are already trained.
-    rows = arithmetic.task(largest=20).rows("test", 3, 0)
+    rows = arithmetic.Arithmetic(largest=20).rows("test", 3, 0)
     assert [row["terms"] for row in rows] == [[11, -6, 11], [16, 4, -16], [15, 14, -5]]
 
 
@@ -87,17 +88,17 @@ def test_the_split_never_moves():
 )
 def test_rewards(completion: str, earned: float):
     row = {"terms": [7, 12, -5], "answer": 14}
-    task = arithmetic.task(terms=3, partial=0.6)
+    task = arithmetic.Arithmetic(terms=3, partial=0.6)
     assert task.reward(row, completion) == pytest.approx(earned)
     assert task.solved(row, completion) == (earned == 1.0)
-    assert arithmetic.task(terms=3).reward(row, completion) == (1.0 if earned == 1.0 else 0.0)
+    assert arithmetic.Arithmetic(terms=3).reward(row, completion) == (1.0 if earned == 1.0 else 0.0)
 
 
 @settings(max_examples=200)
 @given(st.text() | st.text(alphabet="0123456789+-=; ", max_size=200))
 def test_arbitrary_text_never_raises(text: str):
     row = {"terms": [7, 12, -5], "answer": 14}
-    earned = arithmetic.task(terms=3, partial=0.6).reward(row, text)
+    earned = arithmetic.Arithmetic(terms=3, partial=0.6).reward(row, text)
     ends_right = re.fullmatch(r"(?s:.*=)?\s*0*14\s*", text) is not None
     assert earned == 0.0 or ends_right or text.replace(" ", "").startswith("7+12=19")
 
@@ -107,4 +108,4 @@ def test_arbitrary_text_never_raises(text: str):
 )
 def test_impossible_options_are_named(options: dict[str, object]):
     with pytest.raises(ValueError, match=next(iter(options))):
-        arithmetic.task(**options)
+        arithmetic.Arithmetic(**options)

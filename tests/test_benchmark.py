@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from task_variants import task_of
 
 import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, llada, with_tokenizer
@@ -32,8 +33,8 @@ from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k
-from unmask.tasks.support.manner import D1, FIELD, JUSTGRPO
-from unmask.tasks.task import Grade, Task, prompt_ids
+from unmask.tasks.support.protocol import D1_DECODING, JUSTGRPO_DECODING
+from unmask.tasks.task import FIELD_DECODING, Grade, Task
 from unmask.util.micro_batch import MicroBatch
 
 PROBLEMS = [{"question": f"What is {n}?", "answer": f"It is {n}. #### {n}"} for n in range(40)]
@@ -56,7 +57,7 @@ def bytes_llada(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def letter_task() -> Task:
     """Points for how often a completion says 31, out of two; the model is asked for Sudoku."""
-    return Task(
+    return task_of(
         name="letters",
         summary="",
         length=16,
@@ -71,20 +72,20 @@ def letter_task() -> Task:
 
 
 def test_decodings_are_those_of_their_protocols() -> None:
-    def told(manner, length):
-        how = protocol_decoding(manner, length)
+    def told(protocol, length):
+        how = protocol_decoding(protocol, length)
         assert how.sampling.temperature == 0.0
         return how.steps, how.block, how.attend_padding, how.stops
 
-    assert [told(FIELD, n) for n in (128, 256, 512)] == [(n // 2, 32, False, True) for n in (128, 256, 512)]
-    assert [told(D1, n) for n in (128, 256, 512)] == [(n // 2, 32, True, False) for n in (128, 256, 512)]
-    assert [D1.batch(n) for n in (128, 256, 512)] == [8, 8, 4]
-    assert told(JUSTGRPO, 256) == (256, 32, False, True) and JUSTGRPO.batch(512) == 1
-    assert told(FIELD, 16)[:2] == (8, 16) and told(FIELD, 1)[:2] == (1, 1)
+    assert [told(FIELD_DECODING, n) for n in (128, 256, 512)] == [(n // 2, 32, False, True) for n in (128, 256, 512)]
+    assert [told(D1_DECODING, n) for n in (128, 256, 512)] == [(n // 2, 32, True, False) for n in (128, 256, 512)]
+    assert [D1_DECODING.batch(n) for n in (128, 256, 512)] == [8, 8, 4]
+    assert told(JUSTGRPO_DECODING, 256) == (256, 32, False, True) and JUSTGRPO_DECODING.batch(512) == 1
+    assert told(FIELD_DECODING, 16)[:2] == (8, 16) and told(FIELD_DECODING, 1)[:2] == (1, 1)
 
 
 def test_batches_are_the_protocols_where_it_says_so() -> None:
-    d1, ours = gsm8k.task(protocol="d1"), gsm8k.task()
+    d1, ours = gsm8k.Gsm8k(protocol="d1"), gsm8k.Gsm8k()
     assert [case.micro_batch.size for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
     assert [case.micro_batch.size for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
 
@@ -92,9 +93,9 @@ def test_batches_are_the_protocols_where_it_says_so() -> None:
 def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
     policy, task = load_model("tiny"), letter_task()
     bench = Benchmark(policy, task.rows("test", 6, 0))
-    case = BenchmarkCase(task, protocol_decoding(FIELD, 16), MicroBatch(4))
+    case = BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 16), MicroBatch(4))
     line = measure(bench, case)
-    prompts = [prompt_ids(policy, task, row) for row in bench.rows]
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in bench.rows]
     trace = unmask.sample(
         policy, prompts, torch.zeros(6, dtype=torch.long), case.decoding, micro_batch=MicroBatch(64)
     ).trace
@@ -125,10 +126,10 @@ def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() ->
     policy, task = load_model("tiny"), TASKS["sudoku"]()
     rows, law = task.rows("test", 6, 0), TokenSampling(0.7, top_k=3, top_p=0.9, guidance=1.0)
     bench = Benchmark(policy, rows, samples=2, sampling=law, seed=1234567)
-    line = measure(bench, BenchmarkCase(task, protocol_decoding(FIELD, 16), MicroBatch(8)))
+    line = measure(bench, BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 16), MicroBatch(8)))
     told = "2 at temperature 0.7, top_k 3, top_p 0.9, guidance 0.0, seed 1234567"
     assert (line.card["sampled"], line.card["guidance"]) == (told, 0)  # a protocol's line is not guided
-    how = replace(protocol_decoding(FIELD, 16), sampling=replace(law, guidance=0.0))
+    how = replace(protocol_decoding(FIELD_DECODING, 16), sampling=replace(law, guidance=0.0))
     assert line.sampled == Evaluator(policy, task, how, samples=2, seed=1234567).evaluate(rows).passes
     guided = card(bench, BenchmarkCase(task, Decoding(16, 8, 16, sampling=law), MicroBatch(8)))
     assert (guided["sampled"], guided["guidance"]) == (told.replace("guidance 0", "guidance 1"), 1)
@@ -162,7 +163,7 @@ def test_the_passes_counted_are_those_that_a_row_makes_alone(how: dict) -> None:
 
 def test_the_card_changes_with_what_changes_a_number() -> None:
     policy, task = load_model("tiny"), letter_task()
-    rows, how = task.rows("test", 4, 0), protocol_decoding(FIELD, 16)
+    rows, how = task.rows("test", 4, 0), protocol_decoding(FIELD_DECODING, 16)
 
     def told(rows=rows, task=task, batch=4, **changes) -> dict:
         return card(Benchmark(policy, rows), BenchmarkCase(task, replace(how, **changes), MicroBatch(batch)))
@@ -172,7 +173,7 @@ def test_the_card_changes_with_what_changes_a_number() -> None:
     assert first["prompt"] == short_hash(["", task.prompt(rows[0]), ""]) and first["split"] == short_hash(rows)
     assert first["template"] == short_hash(policy.tokenizer.encode(task.prompt(rows[0])))
     assert (first["padding"], first["ends"], first["batch"]) == ("masked", "at the end token", 4)
-    others = [told(rows[1:]), told(task=replace(task, system="Think.")), told(steps=4), told(batch=8)]
+    others = [told(rows[1:]), told(task=task.variant(system="Think.")), told(steps=4), told(batch=8)]
     others += [told(attend_padding=True), told(stops=False), told(threshold=0.9), told(schedule=timestep)]
     assert all(other != first for other in others) and len({json.dumps(other) for other in others}) == len(others)
     assert others[4]["padding"] == "attended"
@@ -246,12 +247,12 @@ def test_turns_and_special_tokens_of_a_real_tokenizer(bytes_llada: Path) -> None
 def test_the_card_tells_chat_templates_apart(bytes_llada: Path) -> None:
     policy, other = load_model(bytes_llada), load_model(bytes_llada)
     other.tokenizer.fast.chat_template = LLADA_TEMPLATE.replace("user", "human") + " "
-    task = gsm8k.task()
+    task = gsm8k.Gsm8k()
     one, two = (
-        card(Benchmark(each, PROBLEMS[:2]), BenchmarkCase(task, protocol_decoding(FIELD, 8), MicroBatch(2)))
+        card(Benchmark(each, PROBLEMS[:2]), BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 8), MicroBatch(2)))
         for each in (policy, other)
     )
-    assert one["template"] == short_hash(prompt_ids(policy, task, task.about.example)) != two["template"]
+    assert one["template"] == short_hash(task.prompt_ids(policy.tokenizer, task.about.example)) != two["template"]
     assert {**one, "template": ""} == {**two, "template": ""}
 
 
@@ -263,7 +264,7 @@ def test_a_table_asks_all_rows_of_a_set_and_says_what_a_file_for_both_splits_lea
         assert code == 0, told
         return json.loads(said)[0]["card"]["problems"], told
 
-    held_out = len(gsm8k.task(data=str(data)).rows("test", 99, 0))
+    held_out = len(gsm8k.Gsm8k(data=str(data)).rows("test", 99, 0))
     assert 0 < held_out < 40
     told = f"{held_out} of the 40 rows of {data} are the test split; for a file of test rows alone set gsm8k.test_data="
     assert asked("--data", str(data)) == (held_out, f"{told}{data}\n")

@@ -31,7 +31,7 @@ def plain(expression: str, x: int) -> int:
 @needs_sandbox
 @pytest.mark.parametrize("options", [{}, {"squares": 1}, {"squares": 3, "largest": 4}])
 def test_rows_are_asked_and_answered_rightly(options: dict[str, int]):
-    task = code_mini.task(**options)
+    task = code_mini.CodeMini(**options)
     widths, longest = set(), 0
     for split in ("train", "test"):
         for row in task.rows(split, 1500, 3):
@@ -50,7 +50,7 @@ def test_rows_are_asked_and_answered_rightly(options: dict[str, int]):
 def test_functions_are_written_shortly():
     functions = [(1, -1, 3), (0, 1, 0), (0, -1, 0), (2, 0, -9), (0, -3, 1), (0, 0, 1), (3, 2, 0), (0, 0, -5)]
     wanted = ["x*x-x+3", "x", "-x", "2*x*x-9", "-3*x+1", "1", "3*x*x+2*x", "-5"]
-    assert [code_mini.written(function) for function in functions] == wanted
+    assert [code_mini.expression_of(function) for function in functions] == wanted
 
 
 def test_the_examples_determine_the_function():
@@ -63,13 +63,13 @@ def test_the_examples_determine_the_function():
 
 @needs_sandbox
 def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_share_no_function():
-    task = code_mini.task(squares=1)
+    task = code_mini.CodeMini(squares=1)
     first = task.rows("train", 40, 7)
-    assert code_mini.task(squares=1).rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
+    assert code_mini.CodeMini(squares=1).rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
     seen = {}
     for split in ("train", "test"):
-        others = (code_mini.task(squares=squares) for squares in (0, 1, 3))
+        others = (code_mini.CodeMini(squares=squares) for squares in (0, 1, 3))
         seen[split] = {tuple(row["values"]) for other in others for row in other.rows(split, 3000, 1)}
         assert len({tuple(row["values"]) for row in task.rows(split, 3000, 1)}) > 100
     assert not seen["train"] & seen["test"]
@@ -80,7 +80,7 @@ def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_share_no_func
 @needs_sandbox
 def test_the_split_never_moves():
     # Moving it would leak test problems into models that are already trained.
-    rows = code_mini.task().rows("test", 3, 0)
+    rows = code_mini.CodeMini().rows("test", 3, 0)
     assert [(row["solution"], row["shown"]) for row in rows] == [
         ("-9*x+8", [0, 2, 3]),
         ("-5*x-3", [0, 2, 4]),
@@ -90,7 +90,7 @@ def test_the_split_never_moves():
 
 @needs_sandbox
 def test_any_right_expression_is_right_and_one_that_fits_the_examples_alone_is_not():
-    task, lenient = code_mini.task(), code_mini.task(partial=0.5)
+    task, lenient = code_mini.CodeMini(), code_mini.CodeMini(partial=0.5)
     for text in ("2*x+1", "x+x+1", "1+2*x", " 1 +x*2", "2*(x+1)-1", "3*x-x+1", "4*x//2+1", "2*x+1/1"):
         assert task.solved(ROW, text) and task.reward(ROW, text) == 1.0 == lenient.reward(ROW, text), text
     assert [2 * (x % 5) + 1 for x in ROW["shown"]] == [ROW["values"][x] for x in ROW["shown"]]
@@ -104,7 +104,7 @@ def test_any_right_expression_is_right_and_one_that_fits_the_examples_alone_is_n
 @needs_sandbox
 def test_verdicts_are_those_of_an_interpreter():
     """Drawn expressions, judged in one go, against Python's own values (these texts are the test's, and tame)."""
-    rng, task = random.Random(0), code_mini.task(partial=0.5)
+    rng, task = random.Random(0), code_mini.CodeMini(partial=0.5)
     texts = ["".join(rng.choice(part) for part in ("x2", "+-*/%", "x34", "+-*%", "x15")) for _ in range(24)]
 
     def found(text: str, x: int) -> float | None:
@@ -116,7 +116,7 @@ def test_verdicts_are_those_of_an_interpreter():
     wanted = [found("x*x+x", x) for x in code_mini.INPUTS]
     row = {"shown": [0, 1, 2], "values": wanted, "solution": "x*x+x"}
     texts += ["x+x*x", "(x+1)*x"]
-    task.ahead([row] * len(texts), texts)
+    task.prepare([row] * len(texts), texts)
     for text in texts:
         share = sum(found(text, x) == y for x, y in zip(code_mini.INPUTS, wanted, strict=True)) / 13
         expected = 0.0 if "x" not in text else 1.0 if share == 1 else 0.5 * share
@@ -145,9 +145,9 @@ HOSTILE = [
 
 @needs_sandbox
 def test_hostile_answers_are_contained_and_earn_nothing():
-    task = code_mini.task(partial=0.5)
+    task = code_mini.CodeMini(partial=0.5)
     start = time.monotonic()
-    task.ahead([ROW] * len(HOSTILE), HOSTILE)
+    task.prepare([ROW] * len(HOSTILE), HOSTILE)
     assert time.monotonic() - start < 60  # one hangs, three times two seconds; the machine may be busy
     for text in HOSTILE:
         assert task.reward(ROW, text) == 0.0 and not task.solved(ROW, text), text[:40]
@@ -167,11 +167,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[sandbox.Job]]:
 
 
 def test_an_answer_is_run_once_for_a_function_and_many_at_a_time(jobs: list[list[sandbox.Job]]):
-    task = code_mini.task()
+    task = code_mini.CodeMini()
     other = {**ROW, "shown": [0, 1, 4]}  # the same function, asked otherwise
     third = {**ROW, "values": [3 * x for x in code_mini.INPUTS]}
     rows, texts = zip(*product([ROW, other, third], ["2*x", "x+x", "2*x", " 2*x "]), strict=True)
-    task.ahead(list(rows), list(texts))
+    task.prepare(list(rows), list(texts))
     assert Counter(job.program for job in jobs[0]) == {"f = lambda x: 2*x": 2, "f = lambda x: x+x": 2}
     for row, text in zip(rows, texts, strict=True):
         assert task.reward(row, text) == 0.0 and not task.solved(row, text)
@@ -184,8 +184,8 @@ def test_only_short_expressions_in_x_reach_the_sandbox(text: str):
     sent = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sandbox, "run_many", lambda jobs: [sent.append(j) or [sandbox.Verdict(False, "")] for j in jobs])
-        task = code_mini.task(partial=0.9)
-        task.ahead([ROW], [text])
+        task = code_mini.CodeMini(partial=0.9)
+        task.prepare([ROW], [text])
         assert task.reward(ROW, text) == 0.0 and not task.solved(ROW, text)
     admitted = len(text) <= 40 and set(text) <= set("x0123456789+-*/%() ") and "x" in text
     assert [job.program for job in sent] == [f"f = lambda x: {text.strip()}"] * admitted
@@ -194,7 +194,7 @@ def test_only_short_expressions_in_x_reach_the_sandbox(text: str):
 def test_without_a_sandbox_there_are_no_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "problem", lambda: "bubblewrap is not installed")
     with pytest.raises(sandbox.Unavailable, match="code_mini: bubblewrap is not installed"):
-        code_mini.task().rows("train", 1, 0)
+        code_mini.CodeMini().rows("train", 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +202,4 @@ def test_without_a_sandbox_there_are_no_rows(monkeypatch: pytest.MonkeyPatch):
 )
 def test_impossible_options_are_named(options: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(options))):
-        code_mini.task(**options)
+        code_mini.CodeMini(**options)

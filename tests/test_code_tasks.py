@@ -141,13 +141,15 @@ def test_the_reference_says_which_names_are_the_programs():
 def test_rewards_of_a_humaneval_row(tmp_path):
     path = written(tmp_path / "own.jsonl", ROW)
     for name in humaneval.PROTOCOLS:
-        task, shares = (humaneval.task(test_data=path, protocol=name, partial=partial) for partial in (False, True))
+        task, shares = (
+            humaneval.HumanEval(test_data=path, protocol=name, partial=partial) for partial in (False, True)
+        )
         [row] = task.rows("test", 5, 0)
         assert task.reward(row, task.solution(row)) == 1.0 and task.solved(row, task.solution(row))
-        assert task.graded(row, task.solution(row))[:2] == (1.0, 1.0)
+        assert task.grade(row, task.solution(row))[:2] == (1.0, 1.0)
         wrong = "    return x and x // 2 + (x == 3)\n"
         assert (task.reward(row, wrong), shares.reward(row, wrong)) == (0.0, pytest.approx(2 / 3))
-        assert not shares.solved(row, wrong) and shares.graded(row, wrong).points == 0.0
+        assert not shares.solved(row, wrong) and shares.grade(row, wrong).points == 0.0
         for nothing in ("", "no idea", "1", "```\n```", "    return (", "import os\nos._exit(0)"):
             assert task.reward(row, nothing) == shares.reward(row, nothing) == 0.0
 
@@ -156,7 +158,7 @@ def test_rewards_of_a_humaneval_row(tmp_path):
 def test_helpers_in_a_test_are_the_references():
     cheat = "```python\ndef half(x): return None\ndef floor_half(x): return None\n```"
     program = humaneval.PROTOCOLS["unmask"].program(ROW, cheat)
-    verdicts = sandbox.run_many([humaneval.job(ROW, program, 5.0)])[0]
+    verdicts = sandbox.run_many([humaneval.program_job(ROW, program, 5.0)])[0]
     assert [verdict.passed for verdict in verdicts] == [False, False, True]
 
 
@@ -164,12 +166,12 @@ def test_helpers_in_a_test_are_the_references():
 def test_rewards_of_an_mbpp_row(tmp_path):
     path = written(tmp_path / "own.jsonl", SUM)
     for name in mbpp.PROTOCOLS:
-        task = mbpp.task(test_data=path, protocol=name)
+        task = mbpp.Mbpp(test_data=path, protocol=name)
         [row] = task.rows("test", 5, 0)
         assert all(test in task.prompt(row) for test in SUM["test_list"])
         assert task.reward(row, task.solution(row)) == 1.0
         assert task.reward(row, "def sum(a, b): return a - b") == 0.0
-        assert mbpp.task(test_data=path, protocol=name, partial=True).reward(
+        assert mbpp.Mbpp(test_data=path, protocol=name, partial=True).reward(
             row, "def sum(a, b): return a - b"
         ) == pytest.approx(1 / 3)
         assert task.reward(row, "def plus(a, b): return a + b") == 0.0
@@ -180,8 +182,8 @@ def test_rewards_of_an_mbpp_row(tmp_path):
 @given(st.text())
 def test_unrelated_text_earns_nothing(text):
     for job in (
-        humaneval.job(ROW, humaneval.PROTOCOLS["unmask"].program(ROW, text), 5.0),
-        mbpp.job(SUM, mbpp.PROTOCOLS["unmask"].program(SUM, text), 5.0),
+        humaneval.program_job(ROW, humaneval.PROTOCOLS["unmask"].program(ROW, text), 5.0),
+        mbpp.program_job(SUM, mbpp.PROTOCOLS["unmask"].program(SUM, text), 5.0),
     ):
         assert not any(verdict.passed for verdict in sandbox.run_many([job])[0])
 
@@ -191,27 +193,27 @@ def test_many_completions_are_judged_together_and_once(monkeypatch):
     counted = []
     real = sandbox.run_many
     monkeypatch.setattr(sandbox, "run_many", lambda jobs: counted.append(len(jobs)) or real(jobs))
-    bench = programs.ProgramRunner(lambda row, program: mbpp.job(row, program, 5.0))
+    bench = programs.ProgramRunner(lambda row, program: mbpp.program_job(row, program, 5.0))
     texts = [SUM["code"], "def sum(a, b): return 3", SUM["code"]]
     assert [[v.passed for v in each] for each in bench.verdicts([SUM] * 3, texts)] == [
         [True] * 3,
         [True, False, False],
         [True] * 3,
     ]
-    assert bench.share(SUM, SUM["code"]) == (3, 3) and counted == [2]
+    assert bench.passed(SUM, SUM["code"]) == (3, 3) and counted == [2]
 
 
 def test_without_a_sandbox_there_are_no_rows_and_no_rewards(tmp_path, monkeypatch):
     path = written(tmp_path / "own.jsonl", SUM)
     monkeypatch.setattr("unmask.sandbox.verdicts._probed", lambda: (None, "bubblewrap is not here"))
-    task = mbpp.task(test_data=path)
+    task = mbpp.Mbpp(test_data=path)
     with pytest.raises(sandbox.Unavailable, match="mbpp: bubblewrap is not here"):
         task.rows("test", 1, 0)
     with pytest.raises(sandbox.Unavailable, match="bubblewrap is not here"):
         task.reward(SUM, SUM["code"])
 
 
-@pytest.mark.parametrize("factory", [humaneval.task, mbpp.task])
+@pytest.mark.parametrize("factory", [humaneval.HumanEval, mbpp.Mbpp])
 def test_impossible_options_are_named(factory, tmp_path):
     with pytest.raises(ValueError, match="no protocol 'd2'; known: unmask"):
         factory(protocol="d2")
@@ -226,11 +228,11 @@ def test_impossible_options_are_named(factory, tmp_path):
 def test_rows_that_cannot_be_judged_are_named(tmp_path):
     for row, told in (({**ROW, "test": "x = 1"}, "check"), ({**ROW, "entry_point": "other"}, "other")):
         with pytest.raises(ValueError, match=f"line 1: .*{told}"):
-            humaneval.task(test_data=written(tmp_path / "bad.jsonl", row)).rows("test", 1, 0)
+            humaneval.HumanEval(test_data=written(tmp_path / "bad.jsonl", row)).rows("test", 1, 0)
     with pytest.raises(ValueError, match="test_list"):
-        mbpp.task(test_data=written(tmp_path / "bad.jsonl", {**SUM, "test_list": []})).rows("test", 1, 0)
+        mbpp.Mbpp(test_data=written(tmp_path / "bad.jsonl", {**SUM, "test_list": []})).rows("test", 1, 0)
     with pytest.raises(ValueError, match=r"for the test.*split=hashed"):
-        humaneval.task(test_data=written(tmp_path / "own.jsonl", ROW)).rows("train", 1, 0)
+        humaneval.HumanEval(test_data=written(tmp_path / "own.jsonl", ROW)).rows("train", 1, 0)
 
 
 # The data sets
@@ -239,14 +241,14 @@ def test_rows_that_cannot_be_judged_are_named(tmp_path):
 @needs_data
 @needs_sandbox
 def test_the_splits():
-    task = mbpp.task(data=str(MBPP))
+    task = mbpp.Mbpp(data=str(MBPP))
     train, test = task.rows("train", 371, 0), task.rows("test", 1000, 0)
     assert len(test) == 500 and len({row["task_id"] for row in train}) == 371  # 374 but for the three
     assert not {row["text"] for row in train} & {row["text"] for row in test}
-    clean = mbpp.task(data=str(SANITIZED), sanitized=True)
+    clean = mbpp.Mbpp(data=str(SANITIZED), sanitized=True)
     assert len(clean.rows("test", 1000, 0)) == 257
-    assert len(humaneval.task(test_data=str(HUMANEVAL)).rows("test", 1000, 0)) == 164
-    both = humaneval.task(data=str(HUMANEVAL))
+    assert len(humaneval.HumanEval(test_data=str(HUMANEVAL)).rows("test", 1000, 0)) == 164
+    both = humaneval.HumanEval(data=str(HUMANEVAL))
     held_out = {row["task_id"] for row in both.rows("test", 1000, 0)}
     assert held_out and not held_out & {row["task_id"] for row in both.rows("train", 300, 0)}
 
@@ -259,11 +261,11 @@ def test_humaneval_is_trained_on_only_where_asked_for(unmask, monkeypatch):
     monkeypatch.setattr(humaneval, "hub_rows", lambda *_: rows)
     code, _, err = unmask("train", "--task", "humaneval")
     assert code == 2 and "164" in err and "humaneval.split=hashed" in err
-    task = humaneval.task(split="hashed")
+    task = humaneval.HumanEval(split="hashed")
     train, test = ({row["task_id"] for row in task.rows(split, 124, 0)} for split in ("train", "test"))
     assert {"train": len(train), "test": len(test)} == dict(task.about.sizes) == {"train": 124, "test": 40}
     assert not train & test
-    assert len(humaneval.task().rows("test", 200, 0)) == humaneval.task().about.sizes["test"] == 164
+    assert len(humaneval.HumanEval().rows("test", 200, 0)) == humaneval.HumanEval().about.sizes["test"] == 164
 
 
 @needs_data
@@ -281,7 +283,7 @@ def test_references_pass_and_mutants_fail(task, path, always):
     rng = random.Random(1)
     rows = lines(path)
     chosen = [row for row in rows if row["task_id"] in always] + rng.sample(rows, 30)
-    bench = programs.ProgramRunner(lambda row, program: task.job(row, program, 30.0))
+    bench = programs.ProgramRunner(lambda row, program: task.program_job(row, program, 30.0))
     solution = task.PROTOCOLS["unmask"].solution
     completed = [task.PROTOCOLS["unmask"].program(row, solution(row)) for row in chosen]
     for row, verdicts in zip(chosen, bench.verdicts(chosen, completed), strict=True):
@@ -303,4 +305,6 @@ def test_a_helper_brought_by_the_program_does_not_help():
         "HumanEval/33": "def sort_third(l): return []",
     }
     for name, code in cheats.items():
-        assert not any(verdict.passed for verdict in sandbox.run_many([humaneval.job(rows[name], code, 10.0)])[0])
+        assert not any(
+            verdict.passed for verdict in sandbox.run_many([humaneval.program_job(rows[name], code, 10.0)])[0]
+        )

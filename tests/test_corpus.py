@@ -133,9 +133,8 @@ def test_hostile_completions_are_no_programs_either(task: str) -> None:
     built = TASKS[task]()
     row = content("completions")["rows"].get(task) or built.about.example
     texts = [text(hostile) for hostile in content("completions")["hostile"]]
-    assert built.ahead is not None
-    built.ahead([row] * len(texts), texts)
-    assert [built.graded(row, each).points for each in texts] == [0] * len(texts)
+    built.prepare([row] * len(texts), texts)
+    assert [built.grade(row, each).points for each in texts] == [0] * len(texts)
 
 
 @each("commands")

@@ -17,9 +17,9 @@ ROW = {"numbers": [8, 3, 3, 8], "target": 24, "solution": "8/(3-8/3)"}
 
 
 def test_rows_depend_on_nothing_but_their_arguments():
-    task = countdown.task()
+    task = countdown.Countdown()
     first = task.rows("train", 40, 7)
-    assert countdown.task().rows("train", 40, 7) == first
+    assert countdown.Countdown().rows("train", 40, 7) == first
     assert task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
     with pytest.raises(ValueError, match="validation"):
@@ -28,7 +28,11 @@ def test_rows_depend_on_nothing_but_their_arguments():
 
 def test_the_split_is_by_number_set_whatever_the_options():
     def sets(split: str) -> set[tuple[int, ...]]:
-        tasks = [countdown.task(), countdown.task(largest=30, target_largest=50), countdown.task(numbers=4)]
+        tasks = [
+            countdown.Countdown(),
+            countdown.Countdown(largest=30, target_largest=50),
+            countdown.Countdown(numbers=4),
+        ]
         return {tuple(sorted(row["numbers"])) for task in tasks for row in task.rows(split, 300, 3)}
 
     train, test = sets("train"), sets("test")
@@ -62,7 +66,7 @@ def test_the_split_never_moves():
     ],
 )
 def test_every_row_is_solvable_and_fits(options):
-    task = countdown.task(**options)
+    task = countdown.Countdown(**options)
     rows = task.rows("train", 400, 0) + task.rows("test", 400, 0)
     for row in rows:
         assert 1 <= row["target"] <= options.get("target_largest", 1000)
@@ -76,17 +80,17 @@ def test_every_row_is_solvable_and_fits(options):
 
 
 def test_signs_bound_the_problems_not_the_answers():
-    task = countdown.task(signs="+-")
+    task = countdown.Countdown(signs="+-")
     rows = task.rows("train", 500, 0)
     assert {sign for row in rows for sign in row["solution"] if not sign.isdigit()} == {"+", "-"}
     assert task.length == 8
-    assert countdown.task(signs="+-*/").length == 10
+    assert countdown.Countdown(signs="+-*/").length == 10
     assert task.reward({"numbers": [2, 2, 5], "target": 9, "solution": "2+2+5"}, "2*2+5") == 1.0
 
 
 def test_the_prompt():
     row = {"numbers": [3, 12, 7], "target": 8, "solution": "3+12-7"}
-    assert countdown.task(largest=20, target_largest=99).prompt(row) == " 3,12, 7> 8="
+    assert countdown.Countdown(largest=20, target_largest=99).prompt(row) == " 3,12, 7> 8="
 
 
 def plainly_reachable(numbers: tuple[int, ...]) -> set[int]:
@@ -114,7 +118,7 @@ def test_reachable_finds_everything_and_says_how(numbers):
 
 
 def test_a_random_way_is_one_of_all_and_all_are_found():
-    ways = [countdown.way(random.Random(i), [2, 7, 12], "+-*/") for i in range(3000)]
+    ways = [countdown.draw_way(random.Random(i), [2, 7, 12], "+-*/") for i in range(3000)]
     assert {value for value, _ in ways} == set(countdown.reachable((2, 7, 12)))
     for value, text in ways:
         found, used = countdown.expression(text)
@@ -123,9 +127,11 @@ def test_a_random_way_is_one_of_all_and_all_are_found():
 
 def test_six_numbers_are_drawn_in_no_time_or_refused():
     start = time.perf_counter()
-    assert len(countdown.task(numbers=6, largest=100, target_largest=100, signs="+-*/").rows("test", 100, 0)) == 100
+    assert (
+        len(countdown.Countdown(numbers=6, largest=100, target_largest=100, signs="+-*/").rows("test", 100, 0)) == 100
+    )
     with pytest.raises(ValueError, match="raise target_largest"):
-        countdown.task(numbers=6, largest=100, target_largest=10, signs="+").rows("test", 1, 0)
+        countdown.Countdown(numbers=6, largest=100, target_largest=10, signs="+").rows("test", 1, 0)
     assert time.perf_counter() - start < 10  # listing all that six numbers reach takes a second for each
 
 
@@ -212,7 +218,7 @@ HOSTILE = [
 def test_hostile_text_is_refused_quickly_and_quietly(text, recwarn):
     start = time.perf_counter()
     assert countdown.expression(text) is None
-    task = countdown.task(numbers=4, partial=0.5)
+    task = countdown.Countdown(numbers=4, partial=0.5)
     assert task.reward(ROW, text) == 0.0
     assert not task.solved(ROW, text)
     assert time.perf_counter() - start < 0.5
@@ -220,7 +226,7 @@ def test_hostile_text_is_refused_quickly_and_quietly(text, recwarn):
 
 
 def test_each_number_exactly_once():
-    task = countdown.task(numbers=4, partial=0.25)
+    task = countdown.Countdown(numbers=4, partial=0.25)
     assert task.reward(ROW, "8/(3-8/3)") == 1.0
     assert task.reward(ROW, "3*8+(8-3)*0") == 0.0
     assert task.reward(ROW, "8*3") == 0.0  # the right value with too few
@@ -229,7 +235,7 @@ def test_each_number_exactly_once():
     assert task.reward(ROW, "83-38") == 0.0  # the right digits
     assert task.reward(ROW, "8+3+8+3") == 0.25
     assert not task.solved(ROW, "8+3+8+3")
-    assert countdown.task(numbers=4).reward(ROW, "8+3+8+3") == 0.0
+    assert countdown.Countdown(numbers=4).reward(ROW, "8+3+8+3") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -255,7 +261,7 @@ def test_impossible_options_are_named(options, named):
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
 @pytest.mark.parametrize(("name", "numbers"), [("d1_cd3_test", 3), ("dream_cd4", 4)])
 def test_published_solutions_score_one(name, numbers):
-    task = countdown.task(numbers=numbers, largest=100, target_largest=100)
+    task = countdown.Countdown(numbers=numbers, largest=100, target_largest=100)
     rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     assert len(rows) >= 256
     for row in rows:

@@ -11,8 +11,7 @@ FULL = "<reasoning>\nTwelve less five.\n</reasoning>\n<answer>\n7\n</answer>\n"
 
 
 def gsm(text: str, **options: object) -> dict[str, float]:
-    task = gsm8k.task(rewards="d1", protocol="d1_train", **options)
-    assert task.parts is not None
+    task = gsm8k.Gsm8k(rewards="d1", protocol="d1_train", **options)
     return task.parts(GSM, text)
 
 
@@ -42,7 +41,7 @@ def test_the_count_of_tags_and_what_trails(text: str, count: float) -> None:
 
 def test_a_long_tail_costs_more_than_all_else_earns() -> None:
     assert gsm(FULL + "x" * 1000)["xml_count"] == pytest.approx(0.5 - 1.0 - 1.0)
-    assert gsm8k.task(rewards="d1", protocol="d1_train").reward(GSM, FULL + "x" * 3000) < 0
+    assert gsm8k.Gsm8k(rewards="d1", protocol="d1_train").reward(GSM, FULL + "x" * 3000) < 0
 
 
 @pytest.mark.parametrize(
@@ -81,47 +80,46 @@ def test_the_answer_is_compared_as_text(answer: str, integer: float, right: floa
 
 def test_a_text_without_tags_is_the_answer_and_commas_count() -> None:
     assert gsm("7")["correctness"] == 1.0
-    task = gsm8k.task(rewards="d1", protocol="d1_train")
+    task = gsm8k.Gsm8k(rewards="d1", protocol="d1_train")
     thousand = {"question": "?", "answer": "#### 1,000"}
-    assert task.parts is not None
     assert [task.parts(thousand, f"<answer>{a}</answer>")["correctness"] for a in ("1,000", "1000")] == [1.0, 0.0]
 
 
 def test_the_sum_and_its_weights() -> None:
-    task = gsm8k.task(rewards="d1", protocol="d1_train")
+    task = gsm8k.Gsm8k(rewards="d1", protocol="d1_train")
     assert task.weights == {
         "correctness": 2.0, "integer": 0.5, "soft_format": 0.5, "strict_format": 0.5, "xml_count": 1.0
     }  # fmt: skip
     assert task.reward(GSM, FULL) == 2 + 0.5 + 0.5 + 0.5
     assert task.reward(GSM, FULL.replace("7", "8")) == 1.5
     assert task.reward(GSM, "") == 0.0
-    lighter = gsm8k.task(rewards="d1", protocol="d1_train", weights={"integer": 0, "xml_count": 0})
+    lighter = gsm8k.Gsm8k(rewards="d1", protocol="d1_train", weights={"integer": 0, "xml_count": 0})
     assert lighter.reward(GSM, FULL) == 2.5
     with pytest.raises(ValueError, match="soft_format"):
-        gsm8k.task(rewards="d1", protocol="d1_train", weights={"format": 1})
+        gsm8k.Gsm8k(rewards="d1", protocol="d1_train", weights={"format": 1})
 
 
 def test_what_an_answer_begins_with_counts_as_said() -> None:
     """Under a prompt with a prefill the text of the answer begins with it; special tokens are not seen."""
-    task, row = math500.task(rewards="d1", protocol="d1"), {"problem": "Which tag?", "answer": "<reasoning>7"}
+    task, row = math500.Math500(rewards="d1", protocol="d1"), {"problem": "Which tag?", "answer": "<reasoning>7"}
     assert task.reward(row, "7") == task.reward(row, "7<|eot_id|><|endoftext|>") == 2.25
 
 
-@pytest.mark.parametrize("module", [gsm8k, text_countdown])
-def test_a_prompt_that_asks_for_what_they_punish_is_refused(module) -> None:
+@pytest.mark.parametrize("kind", [gsm8k.Gsm8k, text_countdown.CountdownText])
+def test_a_prompt_that_asks_for_what_they_punish_is_refused(kind) -> None:
     """A right answer as these prompts ask for it would earn less than a wrong one without its box."""
-    for protocol in module.PROTOCOLS:
-        task = module.task(protocol=protocol)
+    for protocol in kind.protocols:
+        task = kind(protocol=protocol)
         row = task.about.example
         if "\\boxed" not in task.system + task.prompt(row):
-            trained = module.task(protocol=protocol, rewards="d1")
+            trained = kind(protocol=protocol, rewards="d1")
             assert protocol == "d1_train" and trained.solved(row, trained.solution(row))
             # the answer, a whole number and the tags; without a line's end after the last tag no format is strict
             best = {"gsm8k": 2 + 0.5 + gsm(trained.solution(row))["xml_count"], "countdown_text": 1.0}
             assert trained.reward(row, trained.solution(row)) == best[task.name]
             continue
         with pytest.raises(ValueError, match=rf"{task.name}\.protocol=d1_train alone asks"):
-            module.task(protocol=protocol, rewards="d1")
+            kind(protocol=protocol, rewards="d1")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_a_prompt_that_asks_for_what_they_punish_is_refused(module) -> None:
     ],
 )
 def test_math(text: str, reward: float) -> None:
-    task = math500.task(rewards="d1", protocol="d1")
+    task = math500.Math500(rewards="d1", protocol="d1")
     row = {"problem": "Half?", "answer": "\\frac{1}{2}"}
     # what d1's protocol begins an answer with is part of the text, and would be part of a text without a box
     plain = d1_rewards.math_parts(math500.normal)
@@ -165,7 +163,7 @@ def test_math(text: str, reward: float) -> None:
 )
 def test_countdown(text: str, reward: float) -> None:
     row = {"numbers": [8, 3, 20], "target": 100}
-    task = text_countdown.task(rewards="d1", protocol="d1_train")
+    task = text_countdown.CountdownText(rewards="d1", protocol="d1_train")
     assert task.reward(row, text) == reward
     assert task.solved(row, text) == (reward == 1.0)
 
@@ -184,7 +182,7 @@ def test_countdown(text: str, reward: float) -> None:
 )
 def test_sudoku(text: str, reward: float) -> None:
     puzzle, grid = "1300041300240231", "1342241331244231"
-    task = text_sudoku.task(rewards="d1", protocol="d1")
+    task = text_sudoku.SudokuText(rewards="d1", protocol="d1")
     assert task.reward({"puzzle": puzzle, "solution": grid}, text) == reward
 
 

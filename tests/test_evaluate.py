@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
+from task_variants import task_of
 
 from unmask.evaluation.evaluate import Evaluator, mean_proportion, mixed_at_k, pass_at_k, wilson_interval
 from unmask.models import tiny_policy
@@ -59,7 +59,7 @@ def test_one_sample_a_problem_has_the_interval_of_a_share(hits: int, total: int)
 
 def _letter_task(letter: str) -> Task:
     """Solved by a completion that starts with the letter."""
-    return Task(
+    return task_of(
         name="letter",
         summary="",
         length=2,
@@ -118,10 +118,10 @@ def test_no_problems_is_an_error() -> None:
 
 
 def test_work_that_can_be_done_ahead_is_done_once_for_all_completions() -> None:
-    called, task = [], replace(_letter_task("q"), ahead=lambda rows, texts: called.append((rows, texts)))
+    called, task = [], _letter_task("q").variant(prepare=lambda rows, texts: called.append((rows, texts)))
     rows = task.rows("test", 3, 0)
     found = score(task, rows, ["q", "x", "q"])
     assert called == [(rows, ["q", "x", "q"])]
-    plain = score(replace(task, ahead=None), rows, ["q", "x", "q"])
+    plain = score(task.variant(prepare=lambda rows, texts: None), rows, ["q", "x", "q"])
     assert found.reward_B.tolist() == plain.reward_B.tolist() == [1.0, 0.0, 1.0]
     assert torch.equal(found.solved_B, plain.solved_B)

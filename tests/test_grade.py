@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,7 +154,7 @@ def test_a_row_of_the_data_is_graded_as_in_an_evaluation(unmask, tmp_path: Path,
     texts = [right, "no idea", ""]
     built = TASKS[task](data=written(tmp_path / "train.jsonl", [row]), test_data=written(tmp_path / "t.jsonl", [row]))
     (asked,) = built.rows("test", 5, 0)
-    wanted = [built.graded(asked, text).points for text in texts]
+    wanted = [built.grade(asked, text).points for text in texts]
     out = tmp_path / "verdicts.jsonl"
     file = written(tmp_path / "made.jsonl", [{**row, "generation": text} for text in texts])
     code, _, err = unmask("grade", "--task", task, file, "--out", str(out))
@@ -222,7 +221,9 @@ def test_puzzles_and_cells_are_told_side_by_side(unmask, tmp_path: Path) -> None
 
 def test_work_is_done_ahead() -> None:
     called = []
-    task = replace(TASKS["sudoku"](), ahead=lambda rows, texts: called.append(([row["puzzle"] for row in rows], texts)))
+    task = TASKS["sudoku"]().variant(
+        prepare=lambda rows, texts: called.append(([row["puzzle"] for row in rows], texts))
+    )
     lines = [("here", {"puzzle": "1234............", "generation": text}) for text in ("1", "2")]
     grade_lines(task, lines)
     assert called == [(["1234............"] * 2, ["1", "2"])]
@@ -230,7 +231,7 @@ def test_work_is_done_ahead() -> None:
 
 def test_a_table_tells_both_scores_and_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     task = TASKS["sudoku"]()
-    task = replace(task, beside={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
+    task = task.variant(other_scores={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
     bench = Benchmark(tiny_policy(), task.rows("test", 3, 0))
     (line,) = run_benchmark(bench, [BenchmarkCase(task, Decoding(16, 4, 16), MicroBatch(8))], "steps", quiet=False)
     assert line.data()["half"]["value"] == 0.5 and line.card["seen"] == 3

@@ -112,10 +112,10 @@ def test_the_last_number_of_an_answer(text: str, number: object) -> None:
     ],
 )
 def test_our_grader(completion: str, gold: str, solved: bool) -> None:
-    task = gsm8k.task()
+    task = gsm8k.Gsm8k()
     assert task.solved(row(gold), completion) == solved
     assert task.reward(row(gold), completion) == float(solved)
-    assert task.graded(row(gold), completion)[:2] == (float(solved), 1.0)
+    assert task.grade(row(gold), completion)[:2] == (float(solved), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_our_grader(completion: str, gold: str, solved: bool) -> None:
     ],
 )
 def test_the_grader_of_d1(completion: str, gold: str, solved: bool) -> None:
-    assert gsm8k.task(protocol="d1").solved(row(gold), completion) == solved
+    assert gsm8k.Gsm8k(protocol="d1").solved(row(gold), completion) == solved
 
 
 @pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)
 @given(text=st.text() | st.text(alphabet="\\boxed{}<answr>/0123456789.,-$ \n#"))
 def test_any_text_has_a_grade(protocol: str, text: str) -> None:
-    task = gsm8k.task(protocol=protocol)
-    grade = task.graded(row("271828"), text)
+    task = gsm8k.Gsm8k(protocol=protocol)
+    grade = task.grade(row("271828"), text)
     assert grade.points == 0 or "271828" in grade.answer
     assert task.reward(row("271828"), text) == grade.points
 
@@ -174,7 +174,7 @@ def test_any_text_has_a_grade(protocol: str, text: str) -> None:
     ],
 )
 def test_a_hostile_text_costs_little(protocol: str, piece: str) -> None:
-    task, text = gsm8k.task(protocol=protocol), piece * (100_000 // len(piece))
+    task, text = gsm8k.Gsm8k(protocol=protocol), piece * (100_000 // len(piece))
     start = time.process_time()
     for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text):
         assert task.reward(row("271828"), completion) == 0.0
@@ -211,32 +211,32 @@ def test_pieces_of_a_text() -> None:
 
 
 def test_the_form_earns_its_share_only_where_asked() -> None:
-    formed, bare = gsm8k.task().solution(ROW), "\\boxed{2}"
+    formed, bare = gsm8k.Gsm8k().solution(ROW), "\\boxed{2}"
     wrong = formed.replace("2}", "3}")
-    assert [gsm8k.task().reward(ROW, text) for text in (formed, bare, wrong)] == [1, 1, 0]
-    shared = gsm8k.task(weights={"correctness": 0.8, "format": 0.2})
+    assert [gsm8k.Gsm8k().reward(ROW, text) for text in (formed, bare, wrong)] == [1, 1, 0]
+    shared = gsm8k.Gsm8k(weights={"correctness": 0.8, "format": 0.2})
     assert [shared.reward(ROW, text) for text in (formed, bare, wrong, "")] == pytest.approx([1, 0.8, 0.2, 0])
 
 
 def test_prompts_ask_the_question_and_show_the_form() -> None:
     for protocol in gsm8k.PROTOCOLS:
-        task = gsm8k.task(protocol=protocol)
+        task = gsm8k.Gsm8k(protocol=protocol)
         text, tag = task.system + task.prompt(ROW), gsm8k.PROTOCOLS[protocol].tag
         assert "How many?" in text and f"<{tag}>\n" in text and ("\\boxed{" in text) == (protocol != "d1_train")
         assert task.prefill == ("" if task.system or protocol == "d1_train" else "<reasoning>") and task.text
-    assert gsm8k.task(protocol="d1").prompt(ROW).endswith("\n</answer>\n\nHow many?")
+    assert gsm8k.Gsm8k(protocol="d1").prompt(ROW).endswith("\n</answer>\n\nHow many?")
 
 
 def test_what_is_not_known_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unmask, d1"):
-        gsm8k.task(protocol="wd1")
+        gsm8k.Gsm8k(protocol="wd1")
     with pytest.raises(ValueError, match="no data file"):
-        gsm8k.task(data=str(tmp_path / "none.jsonl"))
+        gsm8k.Gsm8k(data=str(tmp_path / "none.jsonl"))
     with pytest.raises(ValueError, match="correctness, format, length"):
-        gsm8k.task(weights={"form": 1.0})
+        gsm8k.Gsm8k(weights={"form": 1.0})
     (tmp_path / "bad.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps({"question": "?", "answer": "5"}) + "\n")
     with pytest.raises(ValueError, match=r"bad\.jsonl line 2: .*####"):
-        gsm8k.task(data=str(tmp_path / "bad.jsonl")).rows("train", 1, 0)
+        gsm8k.Gsm8k(data=str(tmp_path / "bad.jsonl")).rows("train", 1, 0)
 
 
 def test_one_file_serves_both_splits_and_two_are_kept_apart(tmp_path: Path) -> None:
@@ -244,11 +244,11 @@ def test_one_file_serves_both_splits_and_two_are_kept_apart(tmp_path: Path) -> N
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     one.write_text("".join(json.dumps(row) + "\n" for row in rows))
     other.write_text("".join(json.dumps(row) + "\n" for row in rows[:50]))
-    task = gsm8k.task(data=str(one))
+    task = gsm8k.Gsm8k(data=str(one))
     train, test = ({row["question"] for row in task.rows(split, 200, 0)} for split in ("train", "test"))
     assert train | test == {row["question"] for row in rows} and not train & test
     assert 20 <= len(test) <= 60
-    task = gsm8k.task(data=str(one), test_data=str(other))
+    task = gsm8k.Gsm8k(data=str(one), test_data=str(other))
     assert task.rows("test", 99, 0) == rows[:50]
     assert {row["question"] for row in task.rows("train", 150, 3)} == {row["question"] for row in rows[50:]}
 
@@ -259,7 +259,7 @@ def test_every_published_solution_is_solved() -> None:
     with gzip.open(DATA / "train.jsonl.gz", "rt") as file:
         rows += [json.loads(line) for line in file]
     assert len(rows) == 8792
-    ours, theirs = gsm8k.task(), gsm8k.task(protocol="d1")
+    ours, theirs = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="d1")
     lost = 0
     for row in rows:
         assert gsm8k.gold(row) == int(row["final_answer"])
@@ -271,6 +271,6 @@ def test_every_published_solution_is_solved() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
 def test_the_published_files_are_the_splits() -> None:
-    task = gsm8k.task(data=str(DATA / "train.jsonl.gz"), test_data=str(DATA / "test.jsonl"))
+    task = gsm8k.Gsm8k(data=str(DATA / "train.jsonl.gz"), test_data=str(DATA / "test.jsonl"))
     assert len(task.rows("test", 5000, 0)) == 1319
     assert len({row["id"] for row in task.rows("train", 7473, 0)}) == 7473

@@ -24,7 +24,7 @@ def plain_object(request: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("fields", [1, 2, 3])
 def test_rows_are_asked_and_answered_rightly(fields: int):
-    task = json_mini.task(fields=fields)
+    task = json_mini.JsonMini(fields=fields)
     assert task.length <= 40
     kinds, lengths, longest = set(), set(), 0
     for split in ("train", "test"):
@@ -42,9 +42,9 @@ def test_rows_are_asked_and_answered_rightly(fields: int):
 
 
 def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_are_apart():
-    task = json_mini.task()
+    task = json_mini.JsonMini()
     first = task.rows("train", 40, 7)
-    assert json_mini.task().rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
+    assert json_mini.JsonMini().rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
     asked = {
         split: {frozenset(row["request"].split(" ")) for seed in range(3) for row in task.rows(split, 3000, seed)}
@@ -57,7 +57,7 @@ def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_are_apart():
 
 def test_the_split_never_moves():
     # Moving it would leak test problems into models that are already trained.
-    assert [row["request"] for row in json_mini.task().rows("test", 3, 0)] == [
+    assert [row["request"] for row in json_mini.JsonMini().rows("test", 3, 0)] == [
         "tag:s=ram age:s=hen",
         "tag:b=yes no:s=84",
         "no:b=no min:b=no",
@@ -75,19 +75,19 @@ def test_keys_types_and_values_count_and_order_does_not():
         },
         "reference": {"zip": "42", "ok": False},
     }
-    task = json_mini.task(partial=0.6)
+    task = json_mini.JsonMini(partial=0.6)
     assert task.reward(row, '{"ok":false,"zip":"42"}') == 1.0
     assert task.reward(row, '{"zip":42,"ok":false}') == pytest.approx(0.6 * (1 + 0 + 0.5) / 3)
     assert task.reward(row, '{"zip":"43","ok":false}') == pytest.approx(0.6 * (1 + 1 + 0.5) / 3)
     assert task.reward(row, '{"zip":"42","ok":false,"no":1}') == pytest.approx(0.6 * (1 + 0 + 2 / 3) / 3)
     assert task.reward(row, '{"no":1}') == 0.0
-    assert json_mini.task().reward(row, '{"zip":42,"ok":false}') == 0.0
+    assert json_mini.JsonMini().reward(row, '{"zip":42,"ok":false}') == 0.0
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text() | st.text(alphabet='{}":,0123456789true falsno', max_size=30))
 def test_arbitrary_text_earns_nothing(text: str):
-    task = json_mini.task(partial=0.9)
+    task = json_mini.JsonMini(partial=0.9)
     row = task.rows("test", 1, 0)[0]
     assert task.reward(row, text) == 0.0 and not task.solved(row, text)
 
@@ -95,4 +95,4 @@ def test_arbitrary_text_earns_nothing(text: str):
 @pytest.mark.parametrize("options", [{"fields": 0}, {"fields": 4}, {"partial": 1.0}])
 def test_impossible_options_are_named(options: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(options))):
-        json_mini.task(**options)  # type: ignore[arg-type]
+        json_mini.JsonMini(**options)  # type: ignore[arg-type]

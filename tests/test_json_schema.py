@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas import ROW, valid
 from unmask.tasks.benchmarks import json_schema
-from unmask.tasks.benchmarks.json_schema import agreement, found_in, score
+from unmask.tasks.benchmarks.json_schema import agreement, json_answer, schema_match
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "json_schema"
 with_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
@@ -41,7 +41,7 @@ def test_published_instances_are_judged_as_published():
 @with_data
 @pytest.mark.parametrize(("name", "test", "train"), [("bfcl_prompts", 201, 586), ("json_mode_eval", None, None)])
 def test_published_references_earn_the_reward(name: str, test: int | None, train: int | None):
-    task = json_schema.task(data=str(DATA / f"{name}.jsonl"))
+    task = json_schema.JsonSchema(data=str(DATA / f"{name}.jsonl"))
     total = 0
     schemas = {}
     for split, count in (("train", train), ("test", test)):
@@ -61,12 +61,12 @@ def test_published_references_earn_the_reward(name: str, test: int | None, train
 
 @with_data
 def test_one_of_several_calls_is_judged_by_the_schema_alone():
-    task = json_schema.task(data=str(DATA / "bfcl_prompts.jsonl"))
+    task = json_schema.JsonSchema(data=str(DATA / "bfcl_prompts.jsonl"))
     rows = task.rows("test", 1000, 0)
     assert sum("reference" not in row for row in rows) == 37 + 29
     assert all(
         "reference" not in row
-        for row in json_schema.task(str(DATA / "bfcl_prompts.jsonl"), fields=False).rows("test", 99, 0)
+        for row in json_schema.JsonSchema(str(DATA / "bfcl_prompts.jsonl"), fields=False).rows("test", 99, 0)
     )
 
 
@@ -159,8 +159,8 @@ def plainly_valid(schema: dict[str, Any], value: Any) -> bool:
     schemas, documents, st.sampled_from(["{}", "```json\n{}\n```", "```\n{}```", "Sure:\n```json\n{}\n```\nDone [1]."])
 )
 def test_documents_are_judged_as_by_a_validator_written_plainly(schema: Any, document: Any, around: str):
-    found = score({"schema": schema}, around.replace("{}", json.dumps(document)))
-    assert found.found is not None and found.found.value == document
+    found = schema_match({"schema": schema}, around.replace("{}", json.dumps(document)))
+    assert found.answer is not None and found.answer.value == document
     assert found.valid == plainly_valid(schema, document)
 
 
@@ -193,7 +193,7 @@ def test_agreement_is_one_for_the_same_document_only(one: Any, other: Any):
     ],
 )
 def test_answers_that_are_found(completion: str, value: Any):
-    found = found_in(completion)
+    found = json_answer(completion)
     assert found is not None and found.value == value
 
 
@@ -230,8 +230,8 @@ def test_answers_that_are_found(completion: str, value: Any):
 )
 def test_what_is_no_answer(completion: str):
     start = time.perf_counter()
-    assert found_in(completion) is None
-    task = json_schema.task(partial=0.9)
+    assert json_answer(completion) is None
+    task = json_schema.JsonSchema(partial=0.9)
     assert task.reward({"schema": {}}, completion) == 0.0 and not task.solved({"schema": {}}, completion)
     assert time.perf_counter() - start < 1.0
 
@@ -239,25 +239,25 @@ def test_what_is_no_answer(completion: str):
 @settings(max_examples=300, deadline=None)
 @given(st.text() | st.text(alphabet='[]{}"\\`:, \n01nutrefals.-eE'))
 def test_arbitrary_text_never_raises_and_earns_nothing(text: str):
-    task = json_schema.task(partial=0.9)
+    task = json_schema.JsonSchema(partial=0.9)
     assert task.reward(ROW, text) == 0.0
     assert not task.solved(ROW, text)
-    assert task.graded(ROW, text)[:2] == (0.0, 1.0)
+    assert task.grade(ROW, text)[:2] == (0.0, 1.0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=20), st.integers(-(10**401), 10**401) | st.floats(allow_nan=False, allow_infinity=False))
 def test_any_value_can_be_judged(text: str, number: float):
     document = json.dumps({"name": text, "age": number})
-    assert 0.0 <= json_schema.task(partial=0.5).reward(ROW, document) < 0.5
-    assert score({"schema": True}, document).valid == (found_in(document) is not None)
+    assert 0.0 <= json_schema.JsonSchema(partial=0.5).reward(ROW, document) < 0.5
+    assert schema_match({"schema": True}, document).valid == (json_answer(document) is not None)
 
 
 # -- rewards
 
 
 def test_reward_and_partial_credit():
-    full, some = json_schema.task(), json_schema.task(partial=0.6)
+    full, some = json_schema.JsonSchema(), json_schema.JsonSchema(partial=0.6)
     for completion, earned in (
         ('{"age": 30, "name": "Anna"}', 1.0),
         ('{"age": 30.0, "name": "Anna"}', 1.0),
@@ -271,7 +271,7 @@ def test_reward_and_partial_credit():
         assert some.reward(ROW, completion) == pytest.approx(earned)
         assert full.reward(ROW, completion) == (1.0 if earned == 1.0 else 0.0)
         assert some.solved(ROW, completion) == (earned == 1.0)
-    assert some.graded(ROW, 'So: {"name":"Anna","age":30}') == (1.0, 1.0, '{"name":"Anna","age":30}')
+    assert some.grade(ROW, 'So: {"name":"Anna","age":30}') == (1.0, 1.0, '{"name":"Anna","age":30}')
 
 
 def test_an_empty_text_in_a_reference_may_be_left_out():

@@ -129,7 +129,7 @@ def test_rows_of_a_file(tmp_path: Path):
         }
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = json_schema.task(data=str(path))
+    task = json_schema.JsonSchema(data=str(path))
     test, train = task.rows("test", 99, 0), task.rows("train", 40, 0)
     assert not {json.dumps(row["schema"]) for row in test} & {json.dumps(row["schema"]) for row in train}
     assert 4 <= len(test) <= 20 and task.rows("train", 10, 0) == train[:10]
@@ -157,21 +157,21 @@ def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(ValueError, match=told):
-        json_schema.task(data=str(path)).rows("train", 1, 0)
+        json_schema.JsonSchema(data=str(path)).rows("train", 1, 0)
 
 
 def test_bad_options_are_named(tmp_path: Path):
     with pytest.raises(ValueError, match="partial"):
-        json_schema.task(partial=1.0)
+        json_schema.JsonSchema(partial=1.0)
     with pytest.raises(ValueError, match=r"none\.jsonl"):
-        json_schema.task(data=str(tmp_path / "none.jsonl"))
+        json_schema.JsonSchema(data=str(tmp_path / "none.jsonl"))
 
 
 def test_a_missing_package_is_told():
     code = (
         "import sys; sys.modules['jsonschema_rs'] = None\n"
-        "from unmask.tasks import json_schema\n"
-        "json_schema.task()\n"
+        "from unmask.tasks.benchmarks import json_schema\n"
+        "json_schema.JsonSchema()\n"
         "try: json_schema.validator({})\n"
         "except ValueError as error: print(error)"
     )

@@ -5,14 +5,14 @@ import pytest
 
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles import sudoku as small
-from unmask.tasks.puzzles.large_sudoku import BOXES, drawn_grid, solutions, units
+from unmask.tasks.puzzles.sudoku import BOXES, draw_grid, solutions, units
 from unmask.tasks.support.split import hashed_split
 
 
 def test_four_by_four_has_the_units_and_the_solutions_of_the_task_that_knows_all_grids():
     assert set(map(frozenset, units(4))) == set(map(frozenset, small.UNITS))
     assert sorted(solutions(4, "." * 16)) == list(small.grids())
-    for row in small.task().rows("train", 20, 0):
+    for row in small.Sudoku().rows("train", 20, 0):
         assert len(list(solutions(4, row["puzzle"]))) == small.solution_count(row["puzzle"])
 
 
@@ -21,14 +21,14 @@ def test_every_unit_of_a_drawn_grid_holds_each_digit_once(size):
     high, wide = BOXES[size]
     assert len(units(size)) == 3 * size and high * wide == size
     for seed in range(20):
-        grid = drawn_grid(size, random.Random(seed))
+        grid = draw_grid(size, random.Random(seed))
         assert all(sorted(grid[cell] for cell in unit) == sorted("123456789"[:size]) for unit in units(size))
         assert list(islice(solutions(size, grid), 2)) == [grid]
 
 
 def test_drawn_grids_are_hardly_ever_the_same():
     rng = random.Random(0)
-    assert len({drawn_grid(6, rng) for _ in range(300)}) > 290
+    assert len({draw_grid(6, rng) for _ in range(300)}) > 290
 
 
 @pytest.mark.parametrize(("size", "holes"), [(6, (10, 16)), (9, (10, 20))])

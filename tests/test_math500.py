@@ -41,14 +41,14 @@ def row(answer: str) -> dict[str, str]:
 )
 def test_what_normalisation_makes_equal(one: str, other: str) -> None:
     assert math500.normal(one) == math500.normal(other)
-    assert math500.task(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
+    assert math500.Math500(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("58,500", "58500"), ("0.25", "\\frac14"), ("12 cm", "12"), ("4210_5", "4210_{5}"), ("1", "-1")]
 )
 def test_what_normalisation_leaves_apart(one: str, other: str) -> None:
-    assert not math500.task(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
+    assert not math500.Math500(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_what_normalisation_leaves_apart(one: str, other: str) -> None:
     ],
 )
 def test_the_grader_of_d1(completion: str, solved: bool) -> None:
-    assert math500.task(protocol="d1").solved(row("7"), completion) == solved
+    assert math500.Math500(protocol="d1").solved(row("7"), completion) == solved
 
 
 def running() -> set[int]:
-    return {process.running.pid for process in verifier.IDLE.queue if process.running is not None}
+    return {process.running.pid for process in verifier.idle_processes().queue if process.running is not None}
 
 
 class TestVerified:
@@ -98,8 +98,8 @@ class TestVerified:
         ],
     )
     def test_equal_answers(self, gold: str, answer: str) -> None:
-        assert math500.task().reward(row(gold), f"so it is\n\\boxed{{{answer}}}") == 1.0
-        assert math500.task().solved(row(gold), f"<answer>{answer}</answer>")
+        assert math500.Math500().reward(row(gold), f"so it is\n\\boxed{{{answer}}}") == 1.0
+        assert math500.Math500().solved(row(gold), f"<answer>{answer}</answer>")
 
     @pytest.mark.parametrize(
         ("gold", "answer"),
@@ -113,7 +113,7 @@ class TestVerified:
         ],
     )
     def test_other_answers(self, gold: str, answer: str) -> None:
-        assert math500.task().reward(row(gold), f"\\boxed{{{answer}}}") == 0.0
+        assert math500.Math500().reward(row(gold), f"\\boxed{{{answer}}}") == 0.0
 
     @pytest.mark.parametrize("answer", ["9^{9^{9^{9^9}}}", "((((10^{99})!)!)!)!", "\\sqrt{" * 60 + "2" + "}" * 60])
     def test_an_answer_that_never_ends_costs_its_time_and_is_wrong(
@@ -123,7 +123,7 @@ class TestVerified:
         before = running()
         monkeypatch.setattr(verifier, "SECONDS", 1.0)
         start = time.perf_counter()
-        assert math500.task().reward(row("5"), f"\\boxed{{{answer}}}") == 0.0
+        assert math500.Math500().reward(row("5"), f"\\boxed{{{answer}}}") == 0.0
         assert time.perf_counter() - start < 20
         monkeypatch.undo()
         assert verifier.equal("5", f"{5 * len(answer)}/{len(answer)}")  # not asked before
@@ -131,7 +131,7 @@ class TestVerified:
 
     def test_a_process_that_died_is_replaced(self) -> None:
         assert verifier.equal("6", "6.0")
-        for process in verifier.IDLE.queue:
+        for process in verifier.idle_processes().queue:
             if process.running is not None:
                 process.running.kill()
                 process.running.wait()
@@ -149,22 +149,22 @@ class TestVerified:
 
         for _ in range(2):
             idle.put(Waiting())
-        monkeypatch.setattr(verifier, "IDLE", idle)
+        monkeypatch.setattr(verifier, "idle_processes", lambda: idle)
         monkeypatch.setattr(verifier, "WORKERS", 2)
-        task, rows = math500.task(), [row(answer) for answer in ("101", "102", "102", "103")]
+        task, rows = math500.Math500(), [row(answer) for answer in ("101", "102", "102", "103")]
         texts = ["\\boxed{201}", "\\boxed{202}", "\\boxed{202}", "\\boxed{103}"]
-        task.ahead(rows, texts)
+        task.prepare(rows, texts)
         assert sorted(asked) == [["101", "201"], ["102", "202"]]  # each once, and none that is equal as a text
-        assert [task.graded(*pair).points for pair in zip(rows, texts, strict=True)] == [0, 0, 0, 1] and len(asked) == 2
+        assert [task.grade(*pair).points for pair in zip(rows, texts, strict=True)] == [0, 0, 0, 1] and len(asked) == 2
 
     @pytest.mark.skipif(not DATA.is_file(), reason="needs the shared data folder beside the checkout")
     def test_every_published_answer_is_solved(self) -> None:
-        task = math500.task(data=str(DATA), test_data=str(DATA), protocol="unmask")
+        task = math500.Math500(data=str(DATA), test_data=str(DATA), protocol="unmask")
         rows = task.rows("test", 500, 0)
         assert len(rows) == 500
         for row in rows:
             assert task.reward(row, task.solution(row)) == 1.0
-            assert math500.task(protocol="d1").solved(row, task.solution(row))
+            assert math500.Math500(protocol="d1").solved(row, task.solution(row))
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,23 +172,23 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row("1") | {"problem": f"problem {i}"}) + "\n" for i in range(50)))
     with pytest.raises(ValueError, match="pip install"):
-        math500.task(data=str(file)).rows("train", 1, 0)
-    assert math500.task(data=str(file), protocol="d1").rows("train", 1, 0)
+        math500.Math500(data=str(file)).rows("train", 1, 0)
+    assert math500.Math500(data=str(file), protocol="d1").rows("train", 1, 0)
     with pytest.raises(ValueError, match="pip install"):
-        math500.task().reward(row("123"), "\\boxed{321}")
+        math500.Math500().reward(row("123"), "\\boxed{321}")
 
 
 @given(text=st.text() | st.text(alphabet="\\boxedfracsqrt{}<answr>/0123456789.,-$% =\n"))
 def test_any_text_has_a_grade(text: str) -> None:
-    task = math500.task(protocol="d1")
+    task = math500.Math500(protocol="d1")
     assert task.reward(row("\\frac{271828}{3}"), text) == 0.0
     with mock.patch.object(verifier, "equal", return_value=False):
-        assert math500.task().reward(row("\\frac{271828}{3}"), text) == 0.0
+        assert math500.Math500().reward(row("\\frac{271828}{3}"), text) == 0.0
 
 
 @pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "<answer>", "\\frac", "\\sqrt", "\\text{ ", "=", "1/", "\\\\"])
 def test_a_hostile_text_costs_little(piece: str) -> None:
-    task, text = math500.task(protocol="d1"), piece * (100_000 // len(piece))
+    task, text = math500.Math500(protocol="d1"), piece * (100_000 // len(piece))
     start = time.perf_counter()
     for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text):
         assert task.reward(row("7"), completion) == 0.0
@@ -196,15 +196,18 @@ def test_a_hostile_text_costs_little(piece: str) -> None:
 
 
 def test_a_row_without_an_answer_takes_it_from_its_solution(tmp_path: Path) -> None:
-    assert math500.shaped({"problem": "?", "solution": "It is $\\boxed{\\frac{1}{2}}$."})["answer"] == "\\frac{1}{2}"
+    assert (
+        math500.Math500().parse_row({"problem": "?", "solution": "It is $\\boxed{\\frac{1}{2}}$."})["answer"]
+        == "\\frac{1}{2}"
+    )
     (tmp_path / "bad.jsonl").write_text('{"problem": "?", "solution": "no box"}\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl line 1"):
-        math500.task(data=str(tmp_path / "bad.jsonl"), protocol="d1").rows("test", 1, 0)
+        math500.Math500(data=str(tmp_path / "bad.jsonl"), protocol="d1").rows("test", 1, 0)
 
 
 def test_prompts() -> None:
     for protocol in math500.PROTOCOLS:
-        task = math500.task(protocol=protocol)
+        task = math500.Math500(protocol=protocol)
         text = task.system + task.prompt(row("1"))
         assert "Find it." in text and "<answer>\n\\boxed{" in text
-    assert '\\boxed{}." \nRespond' in math500.task(protocol="d1").prompt(row("1"))
+    assert '\\boxed{}." \nRespond' in math500.Math500(protocol="d1").prompt(row("1"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from task_variants import task_of
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
 from unmask.config.config import Config, parse_config
@@ -36,7 +37,7 @@ def toy_task() -> Task:
     def reward(row: dict[str, Any], text: str) -> float:
         return (sum(map(ord, text)) % 5) / 4 if row["i"] else 0.0
 
-    return Task(
+    return task_of(
         name="toy",
         summary="a hash",
         length=8,

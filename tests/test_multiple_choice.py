@@ -103,7 +103,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> str:
     ],
 )
 def test_the_shapes_of_rows(tmp_path: Path, row: dict[str, Any], options: list[str], answer: str):
-    task = multiple_choice.task(
+    task = multiple_choice.MultipleChoice(
         data=written(
             tmp_path / "train.jsonl", [{**row, **{key: "other" for key in ("question", "ctx") if key in row}}]
         ),
@@ -113,13 +113,13 @@ def test_the_shapes_of_rows(tmp_path: Path, row: dict[str, Any], options: list[s
     assert (found["question"], found["options"], found["answer"]) == ("q", options, answer)
     assert "A. x\nB. y" in task.prompt(found) and task.prompt(found).startswith("q\n\n")
     assert task.reward(found, task.solution(found)) == 1.0 and task.solved(found, answer)
-    assert task.graded(found, f"Answer: {answer}") == (1.0, 1.0, answer)
-    assert task.reward(found, "") == 0.0 and task.graded(found, "no idea") == (0.0, 1.0, "")
+    assert task.grade(found, f"Answer: {answer}") == (1.0, 1.0, answer)
+    assert task.reward(found, "") == 0.0 and task.grade(found, "no idea") == (0.0, 1.0, "")
 
 
 def test_one_file_is_split_by_question(tmp_path: Path):
     rows = [{"question": f"q{i}", "options": ["x", "y"], "answer": i % 2} for i in range(100)]
-    task = multiple_choice.task(data=written(tmp_path / "rows.jsonl", rows + rows))
+    task = multiple_choice.MultipleChoice(data=written(tmp_path / "rows.jsonl", rows + rows))
     test = {row["question"] for row in task.rows("test", 500, 0)}
     train = {row["question"] for row in task.rows("train", 500, 0)}
     assert not test & train and test | train == {row["question"] for row in rows} and 10 <= len(test) <= 30
@@ -139,11 +139,11 @@ def test_one_file_is_split_by_question(tmp_path: Path):
 )
 def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], told: str):
     with pytest.raises(ValueError, match=told):
-        multiple_choice.task(data=written(tmp_path / "rows.jsonl", [row])).rows("train", 1, 0)
+        multiple_choice.MultipleChoice(data=written(tmp_path / "rows.jsonl", [row])).rows("train", 1, 0)
 
 
 def test_a_file_is_needed():
     with pytest.raises(ValueError, match=r"multiple_choice\.data="):
-        multiple_choice.task().rows("test", 1, 0)
+        multiple_choice.MultipleChoice().rows("test", 1, 0)
     with pytest.raises(ValueError, match=r"none\.jsonl"):
-        multiple_choice.task(data="none.jsonl")
+        multiple_choice.MultipleChoice(data="none.jsonl")

@@ -103,7 +103,6 @@ def test_reward_functions_of_trl_as_they_are_with_weights(folder: Path):
     row = {"prompt": "27=", "answer": "7"}
     task = made(TRL)
     assert task.weights == {"accuracy_reward": 1.0, "format_reward": 0.5, "length_reward": 1.0}
-    assert task.parts is not None
     assert task.parts(row, "7") == {"accuracy_reward": 1.0, "format_reward": 1.0, "length_reward": -1 / 8}
     assert task.reward(row, "7") == pytest.approx(1 + 0.5 - 1 / 8)
     assert task.solved(row, "7") and not task.solved(row, "8")  # by the first reward

@@ -180,7 +180,7 @@ def test_wrong_objects_have_quotes_where_none_belong_or_none_where_they_do():
 def test_wrong_expressions_keep_their_form():
     rng, changed, places = random.Random(0), {"digit": 0, "sign": 0}, {"digit": 0, "sign": 0}
     for a, b, c in itertools.product(range(2), range(-9, 10), range(-9, 10)):
-        solution = code_mini.written((a, b, c))
+        solution = code_mini.expression_of((a, b, c))
         for character, drawn in zip(solution, wrong_code_mini({}, solution, 0.3, rng), strict=True):
             kind = "digit" if character.isdigit() else "sign" if character in "+-" else None
             if kind is None:

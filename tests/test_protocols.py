@@ -18,8 +18,7 @@ from unmask.models import load_model
 from unmask.rollout.decoding import Decoding, completions
 from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
 from unmask.tasks.support.answers import spoken
-from unmask.tasks.support.manner import JUSTGRPO
-from unmask.tasks.task import prompt_ids
+from unmask.tasks.support.protocol import JUSTGRPO_DECODING
 from unmask.util.micro_batch import MicroBatch
 
 STORED = Path(__file__).parents[2] / "shared" / "data" / "d1_generations" / "graded.jsonl.gz"
@@ -95,14 +94,14 @@ QUESTION = {"question": "How many?", "answer": "Two and two. #### 4"}
 
 
 def test_agrpo_speaks_in_a_systems_turn_and_thinks() -> None:
-    task = gsm8k.task(protocol="agrpo")
+    task = gsm8k.Gsm8k(protocol="agrpo")
     assert task.prompt(QUESTION) == "How many?" and task.prefill == "" and "<think>\n" in task.system
     assert task.solution(QUESTION).startswith("<think>\nTwo and two.\n</think>\n<answer>\n\\boxed{4}")
     assert task.solved(QUESTION, task.solution(QUESTION))
-    assert gsm8k.task().solution(QUESTION).startswith("\nTwo and two.\n</reasoning>\n<answer>\n\\boxed{4}")
+    assert gsm8k.Gsm8k().solution(QUESTION).startswith("\nTwo and two.\n</reasoning>\n<answer>\n\\boxed{4}")
     policy = load_model("tiny")
     both = policy.tokenizer.encode(f"{task.system}\n\nHow many?")
-    assert prompt_ids(policy, task, QUESTION) == both
+    assert task.prompt_ids(policy.tokenizer, QUESTION) == both
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, module: Any, sets: dict[tuple[str, str], list[dict]]) -> None:
@@ -116,9 +115,9 @@ def test_agrpo_tests_gsm8k_on_platinum(monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"question": "How few?", "answer": "#### 1"}
     sets = {("openai/gsm8k", "train"): [QUESTION, other], ("openai/gsm8k", "test"): [other]}
     hub(monkeypatch, gsm8k, sets | {(gsm8k.PLATINUM, "test"): [QUESTION]})
-    task = gsm8k.task(protocol="agrpo")
+    task = gsm8k.Gsm8k(protocol="agrpo")
     assert task.rows("test", 5, 0) == [QUESTION] and task.rows("train", 1, 0) == [other]
-    assert gsm8k.task().rows("test", 5, 0) == [other] and gsm8k.task().rows("train", 1, 0) == [QUESTION]
+    assert gsm8k.Gsm8k().rows("test", 5, 0) == [other] and gsm8k.Gsm8k().rows("train", 1, 0) == [QUESTION]
 
 
 def test_agrpo_trains_on_the_easier_part_of_math_without_math500(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_agrpo_trains_on_the_easier_part_of_math_without_math500(monkeypatch: py
     levels = ["Level 1", "Level 2", "Level 3", "Level 4", "Level 5", "Level ?"]
     rows = [{"problem": f"P{i}", "level": level, "solution": f"\\boxed{{{i}}}"} for i, level in enumerate(levels)]
     hub(monkeypatch, math500, {(math500.MATH, "train"): rows, ("HuggingFaceH4/MATH-500", "test"): rows[1:2]})
-    found = math500.task(protocol="agrpo").rows("train", 3, 0)
+    found = math500.Math500(protocol="agrpo").rows("train", 3, 0)
     assert sorted(row["problem"] for row in found) == ["P0", "P2", "P3"]
 
 
@@ -135,14 +134,14 @@ def test_agrpo_trains_on_countdown_from_the_hub_without_the_numbers_of_the_test(
     rows = [{"nums": n, "target": 6} for n in numbers]
     hub(monkeypatch, text_countdown, {(text_countdown.HUB, "train[:20000]"): rows})
     (tmp_path / "test.jsonl").write_text('{"numbers": [2, 3, 1], "target": 7}\n')
-    task = text_countdown.task(protocol="agrpo", test_data=str(tmp_path / "test.jsonl"))
+    task = text_countdown.CountdownText(protocol="agrpo", test_data=str(tmp_path / "test.jsonl"))
     assert sorted(row["numbers"] for row in task.rows("train", 2, 0)) == [[4, 5, 6, 7], [8, 9, 10]]
-    generated = text_countdown.task(protocol="agrpo").rows("test", 300, 0)
-    assert generated == text_countdown.task().rows("test", 256, 0)
+    generated = text_countdown.CountdownText(protocol="agrpo").rows("test", 300, 0)
+    assert generated == text_countdown.CountdownText().rows("test", 256, 0)
 
 
 def test_justgrpo_is_ours_one_token_a_step_one_problem_at_a_time() -> None:
-    ours, theirs = gsm8k.task(), gsm8k.task(protocol="justgrpo")
-    assert theirs.manner is JUSTGRPO and theirs.prompt(QUESTION) == ours.prompt(QUESTION)
-    assert mbpp.task(protocol="justgrpo").manner is JUSTGRPO
-    assert text_sudoku.task(protocol="spg_3shot").manner == text_sudoku.task(protocol="d1").manner
+    ours, theirs = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="justgrpo")
+    assert theirs.decoding is JUSTGRPO_DECODING and theirs.prompt(QUESTION) == ours.prompt(QUESTION)
+    assert mbpp.Mbpp(protocol="justgrpo").decoding is JUSTGRPO_DECODING
+    assert text_sudoku.SudokuText(protocol="spg_3shot").decoding == text_sudoku.SudokuText(protocol="d1").decoding

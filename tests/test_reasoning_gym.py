@@ -150,7 +150,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", USED)
 def test_the_solution_earns_all_and_a_hostile_text_nothing_and_soon(name):
     row = entry(name, 1)
-    task = gym.task(name)
+    task = gym.ReasoningGym(name)
     before = repr(row)
     assert task.reward(row, task.solution(row)) == 1.0 and task.solved(row, task.solution(row))
     start = time.process_time()
@@ -179,7 +179,7 @@ def test_the_solution_earns_all_and_a_hostile_text_nothing_and_soon(name):
 )
 def test_arbitrary_text_earns_nothing_but_by_being_the_answer(name, worth):
     row = entry(name)
-    task = gym.task(name)
+    task = gym.ReasoningGym(name)
 
     @settings(max_examples=60, deadline=None)
     @given(st.text(max_size=60) | st.sampled_from([row["answer"], row["answer"][:-1], row["answer"] + "0"]))
@@ -207,14 +207,14 @@ def theirs(name: str, row: dict[str, Any], text: str) -> float:
     ],
 )
 def test_wrong_answers_with_full_marks_of_theirs_earn_nothing(name, wrong):
-    task, rows = gym.task(name), [entry(name, index) for index in range(4)]
+    task, rows = gym.ReasoningGym(name), [entry(name, index) for index in range(4)]
     assert any(theirs(name, row, wrong(row)) == 1.0 for row in rows)
     assert not any(task.reward(row, answered(wrong(row))) for row in rows)
 
 
 @needs_gym
 def test_a_probability_is_compared_by_its_size():
-    task, row = gym.task("coin_flip"), {"answer": "0.00048828125", "metadata": {}}
+    task, row = gym.ReasoningGym("coin_flip"), {"answer": "0.00048828125", "metadata": {}}
     for text, right in [("1/2048", 1), ("0.000488", 1), ("0.0005", 0), ("0", 0), ("0.00049", 0), ("2/4097", 1)]:
         assert task.reward(row, answered(text)) == right, text
     assert theirs("coin_flip", row, "0.0005") == 1.0
@@ -226,14 +226,14 @@ def test_marks_count_only_where_they_are_asked_for_and_for_more_than_the_form():
     words = row["metadata"]["sorted_words"]
     nearly = answered(", ".join([*words[:-1], "?"]))
     share = (len(words) - 1) / len(words)
-    assert gym.task("word_sorting").reward(row, nearly) == 0.0
-    assert gym.task("word_sorting", partial=0.5).reward(row, nearly) == pytest.approx(0.5 * share)
-    assert not gym.task("word_sorting", partial=0.5).solved(row, nearly)
+    assert gym.ReasoningGym("word_sorting").reward(row, nearly) == 0.0
+    assert gym.ReasoningGym("word_sorting", partial=0.5).reward(row, nearly) == pytest.approx(0.5 * share)
+    assert not gym.ReasoningGym("word_sorting", partial=0.5).solved(row, nearly)
     row = entry("color_cube_rotation")  # 0.01 for any text
-    assert gym.task("color_cube_rotation", partial=0.5).reward(row, answered("any text")) == 0.0
+    assert gym.ReasoningGym("color_cube_rotation", partial=0.5).reward(row, answered("any text")) == 0.0
     row = {"answer": "-1", "metadata": {"task": "count_days"}}  # where they give more than 1 for a wrong number
     assert theirs("calendar_arithmetic", row, "3") > 1.0
-    assert gym.task("calendar_arithmetic", partial=0.5).reward(row, answered("3")) == 0.0
+    assert gym.ReasoningGym("calendar_arithmetic", partial=0.5).reward(row, answered("3")) == 0.0
 
 
 def test_an_expression_is_worth_its_exact_value():
@@ -261,7 +261,7 @@ def test_an_expression_is_worth_its_exact_value():
 @needs_gym
 @pytest.mark.parametrize("name", ["chain_sum", "mini_sudoku", "acre", "gsm_symbolic", "bf", "tower_of_hanoi"])
 def test_rows_are_the_same_again_and_of_their_split(name, capsys):
-    task = gym.task(name)
+    task = gym.ReasoningGym(name)
     train, test = (task.rows(split, 6, 3) for split in ("train", "test"))
     assert task.rows("train", 3, 3) == train[:3] and task.rows("test", 6, 3) == test
     assert not any(in_test(row["question"]) for row in train) and all(in_test(row["question"]) for row in test)
@@ -309,7 +309,7 @@ def test_rows_do_not_depend_on_the_process_and_leave_the_global_streams_alone():
 
 @needs_gym
 def test_a_split_without_questions_is_told():
-    task = gym.task("prime_factorization", options={"min_value": 2, "max_value": 3})
+    task = gym.ReasoningGym("prime_factorization", options={"min_value": 2, "max_value": 3})
     assert {row["answer"] for row in task.rows("train", 20, 0)} == {"2", "3"}
     with pytest.raises(ValueError, match=r"prime_factorization .*'test'"):
         task.rows("test", 1, 0)
@@ -320,7 +320,7 @@ def test_a_split_without_questions_is_told():
 
 @needs_gym
 def test_options_are_the_data_sets_own():
-    task = gym.task("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    task = gym.ReasoningGym("chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
     assert all(row["metadata"]["num_terms"] == 2 for row in task.rows("train", 5, 0))
     for options, said in [
         ({"min_terms": 9, "max_terms": 2}, "max_terms"),
@@ -329,33 +329,33 @@ def test_options_are_the_data_sets_own():
         ({"size": 1}, "size is set by"),
     ]:
         with pytest.raises(ValueError, match=said):
-            gym.task("chain_sum", options=options)
+            gym.ReasoningGym("chain_sum", options=options)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_refusal_says_why(name):
     with pytest.raises(ValueError, match=f"reasoning_gym.name: {name} is refused: ") as said:
-        gym.task(name)
+        gym.ReasoningGym(name)
     assert REFUSED[name] in str(said.value)
 
 
 def test_a_data_set_that_nobody_has_read_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"'chainsum'.* chain_sum"):
-        gym.task("chainsum")
+        gym.ReasoningGym("chainsum")
     with pytest.raises(ValueError, match=r"docs/reasoning_gym\.md"):
-        gym.task("!!!")
+        gym.ReasoningGym("!!!")
     monkeypatch.setattr(gym, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'unmask\[gym\]'"):
-        gym.task("chain_sum")
+        gym.ReasoningGym("chain_sum")
     monkeypatch.undo()
     monkeypatch.setattr(gym, "find_spec", lambda name: object())
     monkeypatch.setattr(gym, "version", lambda name: "0.2.0")
     with pytest.raises(ValueError, match=rf"reasoning-gym {VERSION} .*0\.2\.0"):
-        gym.task("chain_sum")
+        gym.ReasoningGym("chain_sum")
 
 
 def test_without_a_name_the_task_is_listed_and_not_run(unmask):
-    task = gym.task()
+    task = gym.ReasoningGym()
     assert "reasoning_gym.name=" in task.summary
     with pytest.raises(ValueError, match="name a data set"):
         task.rows("train", 1, 0)

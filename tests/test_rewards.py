@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from unmask.config.config import parse_config
 from unmask.distributed.processes import Ranks
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.scoring import RewardConfig, RewardError, RewardFailure, grades, score
-from unmask.tasks.support.composite import brevity
+from unmask.tasks.support.protocol import brevity
 
 GSM = TASKS["gsm8k"]().about.example
 assert GSM is not None
@@ -186,10 +185,10 @@ def test_without_a_limit_the_reward_is_asked_here(tmp_path: Path) -> None:
 def test_rewards_that_are_not_a_file_s_are_named_too() -> None:
     """A Task made in Python, whose reward is asked in this process."""
     for value, told in ((None, "returned None"), (float("inf"), "returned inf"), ("1", "returned '1'")):
-        task = replace(TASKS["sudoku"](), name="mine", reward=lambda row, text, value=value: value)
+        task = TASKS["sudoku"]().variant(name="mine", reward=lambda row, text, value=value: value)
         with pytest.raises(RewardError, match=f"'mine'.*{told}"):
             score(task, [{"puzzle": "." * 16}], ["x" * 900])
-    task = replace(TASKS["sudoku"](), name="mine", solved=lambda row, text: 1 / 0)
+    task = TASKS["sudoku"]().variant(name="mine", solved=lambda row, text: 1 / 0)
     found = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
     assert found.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
 
@@ -224,10 +223,10 @@ def test_a_table_says_which_rewards_failed(unmask, tmp_path: Path) -> None:
 class Two(Ranks):
     """Two processes that have seen the same."""
 
-    def gathered(self, value: Tensor, dim: int = 0) -> Tensor:
+    def gather(self, value: Tensor, dim: int = 0) -> Tensor:
         return torch.cat([value, value], dim)
 
-    def largest(self, value: int, device: torch.device) -> int:
+    def max(self, value: int, device: torch.device) -> int:
         return value
 
 

@@ -38,7 +38,7 @@ def test_the_split_is_by_grid():
     train, test = set(sudoku.split_grids("train")), set(sudoku.split_grids("test"))
     assert (len(train), len(test)) == (200, 88)
     assert train | test == set(sudoku.grids())
-    task = sudoku.task()
+    task = sudoku.Sudoku()
     assert {row["solution"] for row in task.rows("train", 3000, 0)} == train
     assert {row["solution"] for row in task.rows("test", 3000, 0)} == test
 
@@ -49,9 +49,9 @@ def test_the_split_never_moves():
 
 
 def test_rows_depend_on_nothing_but_their_arguments():
-    task = sudoku.task()
+    task = sudoku.Sudoku()
     first = task.rows("train", 40, 7)
-    assert sudoku.task().rows("train", 40, 7) == first
+    assert sudoku.Sudoku().rows("train", 40, 7) == first
     assert task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
     with pytest.raises(ValueError, match="validation"):
@@ -60,7 +60,7 @@ def test_rows_depend_on_nothing_but_their_arguments():
 
 @pytest.mark.parametrize("holes", [(1, 1), (9, 12), (12, 12)])
 def test_rows_have_the_holes_asked_for_and_a_fitting_solution(holes):
-    task = sudoku.task(holes=holes)
+    task = sudoku.Sudoku(holes=holes)
     counts = set()
     for row in task.rows("test", 300, 1):
         assert len(row["puzzle"]) == 16
@@ -82,8 +82,8 @@ def plain_solutions(puzzle: str) -> list[str]:
 
 def test_unique_puzzles_have_one_solution():
     grids = plainly_all_grids()
-    loose = sudoku.task(holes=(9, 12)).rows("train", 200, 0)
-    strict = sudoku.task(holes=(9, 12), unique=True).rows("train", 200, 0)
+    loose = sudoku.Sudoku(holes=(9, 12)).rows("train", 200, 0)
+    strict = sudoku.Sudoku(holes=(9, 12), unique=True).rows("train", 200, 0)
 
     def count(puzzle: str) -> int:
         return sum(all(g in (".", d) for g, d in zip(puzzle, grid, strict=True)) for grid in grids)
@@ -94,7 +94,7 @@ def test_unique_puzzles_have_one_solution():
 
 
 def test_another_valid_grid_earns_the_reward_too():
-    task = sudoku.task(partial=0.5)
+    task = sudoku.Sudoku(partial=0.5)
     row = next(row for row in task.rows("train", 100, 0) if sudoku.solution_count(row["puzzle"]) > 1)
     other = next(grid for grid in plain_solutions(row["puzzle"]) if grid != row["solution"])
     assert task.reward(row, other) == 1.0
@@ -104,9 +104,9 @@ def test_another_valid_grid_earns_the_reward_too():
 def test_partial_reward_counts_units():
     row = {"puzzle": "1234............", "solution": "1234341221434321"}
     nearly = "1234341221434322"  # its last row, last column and last box are wrong
-    assert sudoku.task(partial=0.6).reward(row, nearly) == pytest.approx(0.6 * 9 / 12)
-    assert sudoku.task().reward(row, nearly) == 0.0
-    assert not sudoku.task(partial=0.6).solved(row, nearly)
+    assert sudoku.Sudoku(partial=0.6).reward(row, nearly) == pytest.approx(0.6 * 9 / 12)
+    assert sudoku.Sudoku().reward(row, nearly) == 0.0
+    assert not sudoku.Sudoku(partial=0.6).solved(row, nearly)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_partial_reward_counts_units():
     ],
 )
 def test_wrong_forms_earn_nothing_even_with_partial_reward(completion):
-    task = sudoku.task(partial=0.9)
+    task = sudoku.Sudoku(partial=0.9)
     row = {"puzzle": "1234............", "solution": "1234341221434321"}
     assert task.reward(row, completion) == 0.0
     assert not task.solved(row, completion)
@@ -149,7 +149,7 @@ def test_impossible_options_are_named(options, named):
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
 @pytest.mark.parametrize("name", ["d1_test", "spg_test", "gen_val"])
 def test_published_puzzles_score_as_they_should(name):
-    task = sudoku.task()
+    task = sudoku.Sudoku()
     rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     assert len(rows) >= 100
     for row in rows:
@@ -160,7 +160,7 @@ def test_published_puzzles_score_as_they_should(name):
 
 @pytest.mark.parametrize("holes", [(9, 12), (12, 12)])
 def test_no_grid_that_solves_a_test_puzzle_solves_a_training_puzzle(holes):
-    task = sudoku.task(holes=holes)
+    task = sudoku.Sudoku(holes=holes)
     own = {split: set(sudoku.split_grids(split)) for split in ("train", "test")}
     for split in ("train", "test"):
         for row in task.rows(split, 300, 5):

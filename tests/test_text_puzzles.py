@@ -42,14 +42,14 @@ OTHER = "1234432121433412"  # fits the clues as well
     ],
 )
 def test_our_countdown(completion: str, solved: bool) -> None:
-    task = text_countdown.task()
+    task = text_countdown.CountdownText()
     assert task.solved(NUMBERS, completion) == solved
     assert task.reward(NUMBERS, completion) == float(solved)
 
 
 def test_countdown_is_exact_and_reads_latex() -> None:
     row = {"numbers": [1, 3, 3], "target": 1}
-    task = text_countdown.task(partial=0.1)
+    task = text_countdown.CountdownText(partial=0.1)
     assert task.solved(row, "\\boxed{\\frac{1}{3} \\times 3}")
     assert task.solved({"numbers": [2, 4, 8, 3], "target": 4}, "\\boxed{\\dfrac{\\frac{8}{4}}{2} + 3}")
     assert task.solved({"numbers": [12, 4, 2], "target": 6}, "\\boxed{12 \\div 4 \\cdot 2}")
@@ -80,7 +80,9 @@ def test_countdown_is_exact_and_reads_latex() -> None:
     ],
 )
 def test_the_countdown_of_d1(completion: str, numbers: list[int], target: int, solved: bool) -> None:
-    assert text_countdown.task(protocol="d1").solved({"numbers": numbers, "target": target}, completion) == solved
+    assert (
+        text_countdown.CountdownText(protocol="d1").solved({"numbers": numbers, "target": target}, completion) == solved
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,14 +103,14 @@ def test_the_countdown_of_d1(completion: str, numbers: list[int], target: int, s
     ],
 )
 def test_our_sudoku(completion: str, solved: bool) -> None:
-    task = text_sudoku.task()
+    task = text_sudoku.SudokuText()
     assert task.solved(PUZZLE, completion) == solved
     assert task.reward(PUZZLE, completion) == float(solved)
-    assert task.graded(PUZZLE, completion)[:2] == (float(solved), 1.0)
+    assert task.grade(PUZZLE, completion)[:2] == (float(solved), 1.0)
 
 
 def test_partial_credit_is_for_right_cells_of_the_nearest_grid() -> None:
-    task = text_sudoku.task(partial=0.5)
+    task = text_sudoku.SudokuText(partial=0.5)
     assert task.reward(PUZZLE, "<answer>1234432121433411</answer>") == pytest.approx(0.5 * 11 / 12)
     assert task.reward(PUZZLE, "<answer>1234341221434322</answer>") == pytest.approx(0.5 * 11 / 12)
     assert task.reward(PUZZLE, "<answer>4234341221434321</answer>") == 0.0  # changes a clue
@@ -133,7 +135,7 @@ def test_partial_credit_is_for_right_cells_of_the_nearest_grid() -> None:
 )
 def test_the_sudoku_of_d1(completion: str, points: int) -> None:
     for protocol in ("d1", "spg_3shot"):
-        assert text_sudoku.task(protocol=protocol).graded(PUZZLE, completion)[:2] == (points, 12)
+        assert text_sudoku.SudokuText(protocol=protocol).grade(PUZZLE, completion)[:2] == (points, 12)
 
 
 ODD = st.text() | st.text(alphabet="\\boxedfrac{}<answer>/()0123456789.+-*= `\n")
@@ -142,7 +144,7 @@ ODD = st.text() | st.text(alphabet="\\boxedfrac{}<answer>/()0123456789.+-*= `\n"
 @given(text=ODD)
 @pytest.mark.parametrize("protocol", text_countdown.PROTOCOLS)
 def test_any_text_is_a_countdown_answer_of_no_worth(protocol: str, text: str) -> None:
-    task = text_countdown.task(protocol=protocol)
+    task = text_countdown.CountdownText(protocol=protocol)
     row = {"numbers": [97, 89, 83], "target": 101}
     for completion in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert task.reward(row, completion) == 0.0
@@ -151,10 +153,10 @@ def test_any_text_is_a_countdown_answer_of_no_worth(protocol: str, text: str) ->
 @given(text=ODD)
 @pytest.mark.parametrize("protocol", text_sudoku.PROTOCOLS)
 def test_any_text_is_a_sudoku_answer_of_no_worth(protocol: str, text: str) -> None:
-    task = text_sudoku.task(protocol=protocol)
+    task = text_sudoku.SudokuText(protocol=protocol)
     for completion in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert task.reward(PUZZLE, completion) == 0.0
-        points, out_of, _ = task.graded(PUZZLE, completion)
+        points, out_of, _ = task.grade(PUZZLE, completion)
         assert 0 <= points <= out_of
 
 
@@ -164,18 +166,18 @@ def test_any_text_is_a_sudoku_answer_of_no_worth(protocol: str, text: str) -> No
     ["\\boxed{", "(", "-", "<answer>", "</answer>", "9**", "1+", " ", "1", "```", "``` ", "\\frac{", "=", "1 = "],
 )
 def test_a_hostile_text_costs_little(task: str, piece: str) -> None:
-    module, row = (text_countdown, NUMBERS) if task == "countdown" else (text_sudoku, PUZZLE)
+    kind, row = (text_countdown.CountdownText, NUMBERS) if task == "countdown" else (text_sudoku.SudokuText, PUZZLE)
     text = piece * (100_000 // len(piece))
     start = time.perf_counter()
-    for protocol in module.PROTOCOLS:
+    for protocol in kind.protocols:
         for completion in (text, "\\boxed{" + text[: LONGEST - 50] + "}", "<answer>" + text, "\\boxed{" + text[:150]):
-            assert module.task(protocol=protocol).reward(row, completion) == 0.0
+            assert kind(protocol=protocol).reward(row, completion) == 0.0
     assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("numbers", [3, 4, 5, 6])
 def test_countdown_with_so_many_numbers(numbers: int) -> None:
-    task = text_countdown.task(numbers=numbers)
+    task = text_countdown.CountdownText(numbers=numbers)
     for split in ("train", "test"):
         for row in task.rows(split, 20, 1):
             assert len(row["numbers"]) == numbers and in_test(row["numbers"]) == (split == "test")
@@ -184,13 +186,13 @@ def test_countdown_with_so_many_numbers(numbers: int) -> None:
 
 def test_puzzles_and_cells_are_scored_side_by_side() -> None:
     near = OTHER[:-1] + "1"  # its last cell wrong
-    ours, theirs = text_sudoku.task(), text_sudoku.task(protocol="d1")
-    cells, puzzles = ours.beside["cells"], theirs.beside["puzzles"]
+    ours, theirs = text_sudoku.SudokuText(), text_sudoku.SudokuText(protocol="d1")
+    cells, puzzles = ours.other_scores["cells"], theirs.other_scores["puzzles"]
     for text, solved, nearest, listed in ((GRID, 1, 12, 12), (OTHER, 1, 12, 4), (near, 0, 11, 5), ("4" * 16, 0, 3, 3)):
         completion = f"<answer>{text}</answer>"
-        assert ours.graded(PUZZLE, completion)[:2] == puzzles(PUZZLE, completion)[:2] == (solved, 1)
+        assert ours.grade(PUZZLE, completion)[:2] == puzzles(PUZZLE, completion)[:2] == (solved, 1)
         assert cells(PUZZLE, completion)[:2] == (nearest, 12)
-        assert theirs.graded(PUZZLE, completion)[:2] == (listed, 12)
+        assert theirs.grade(PUZZLE, completion)[:2] == (listed, 12)
     assert cells({"puzzle": GRID, "solution": GRID}, GRID)[:2] == (16, 16)  # no holes
     assert cells(PUZZLE, "")[:2] == (0, 12) and text_sudoku.cells_right(PUZZLE, "4" * 16) == 0  # no clue is kept
     assert ours.facts([PUZZLE, {"puzzle": GRID}, PUZZLE]) == {"several_solutions": 2}
@@ -200,41 +202,42 @@ def test_puzzles_and_cells_are_scored_side_by_side() -> None:
 @needs_data
 @pytest.mark.parametrize(("name", "rows", "several"), [("d1_test", 500, 124), ("spg_test", 256, 0)])
 def test_how_many_published_puzzles_have_several_solutions(name: str, rows: int, several: int) -> None:
-    task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
+    task = text_sudoku.SudokuText(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
     found = task.rows("test", 1000, 0)
     assert len(found) == rows and task.facts(found) == {"several_solutions": several}
 
 
-@pytest.mark.parametrize("module", [text_countdown, text_sudoku])
-def test_generated_rows_are_solvable_repeatable_and_apart(module) -> None:
-    for protocol in (name for name, rules in module.PROTOCOLS.items() if not rules.sets):
-        task = module.task(protocol=protocol)
+@pytest.mark.parametrize("kind", [text_countdown.CountdownText, text_sudoku.SudokuText])
+def test_generated_rows_are_solvable_repeatable_and_apart(kind) -> None:
+    for protocol in (name for name, rules in kind.protocols.items() if not rules.sets):
+        task = kind(protocol=protocol)
         rows = {split: task.rows(split, 40, 3) for split in ("train", "test")}
         for split, found in rows.items():
             assert task.rows(split, 15, 3) == found[:15]
             for row in found:
                 assert task.reward(row, task.solution(row)) == 1.0
-                assert module.SHAPE.split(row) == split
+                assert task.split_of(row) == split
         assert not {map(str, rows["train"])} & {map(str, rows["test"])}
 
 
 def test_the_form_earns_its_share() -> None:
-    for module, row in ((text_countdown, {**NUMBERS, "solution": "22+37-52"}), (text_sudoku, PUZZLE)):
-        task = module.task(weights={"correctness": 0.75, "format": 0.25})
+    countdown = {**NUMBERS, "solution": "22+37-52"}
+    for kind, row in ((text_countdown.CountdownText, countdown), (text_sudoku.SudokuText, PUZZLE)):
+        task = kind(weights={"correctness": 0.75, "format": 0.25})
         assert task.reward(row, task.solution(row)) == 1.0
         assert task.reward(row, "why</reasoning><answer>?</answer>") == 0.25
         assert task.reward(row, "why</reasoning><answer></answer>") == task.reward(row, "") == 0.0
 
 
 def test_questions_are_those_of_d1() -> None:
-    assert text_countdown.task(protocol="d1").prompt(NUMBERS).endswith("\n\nNumbers: [22, 52, 37]\nTarget: 7")
+    assert text_countdown.CountdownText(protocol="d1").prompt(NUMBERS).endswith("\n\nNumbers: [22, 52, 37]\nTarget: 7")
     question = "\n\nSolve the following Sudoku puzzle: 1234000000000000\n"
-    assert text_sudoku.task(protocol="d1").prompt(PUZZLE).endswith(question)
-    shown = text_sudoku.task(protocol="spg_3shot").prompt(PUZZLE)
+    assert text_sudoku.SudokuText(protocol="d1").prompt(PUZZLE).endswith(question)
+    shown = text_sudoku.SudokuText(protocol="spg_3shot").prompt(PUZZLE)
     assert shown.endswith(question)
     assert shown.count("Solve the following Sudoku puzzle:") == 4
     for puzzle, grid in text_sudoku.SHOTS:
-        assert text_sudoku.shaped({"puzzle": puzzle, "solution": grid})
+        assert text_sudoku.SudokuText().parse_row({"puzzle": puzzle, "solution": grid})
         assert sudoku.solution_count(text_sudoku.with_dots(puzzle)) == 1
         assert grid in sudoku.split_grids("train")  # no answer of the test is shown
 
@@ -242,7 +245,7 @@ def test_questions_are_those_of_d1() -> None:
 @needs_data
 def test_no_worked_example_answers_a_published_test_puzzle() -> None:
     for name in ("d1_test", "spg_test"):
-        rows = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl")).rows("test", 500, 0)
+        rows = text_sudoku.SudokuText(test_data=str(DATA / "sudoku4" / f"{name}.jsonl")).rows("test", 500, 0)
         assert not {grid for _, grid in text_sudoku.SHOTS} & {grid for row in rows for grid in text_sudoku.fitting(row)}
 
 
@@ -257,66 +260,66 @@ def test_every_grid_that_answers_a_test_puzzle_is_held_out(tmp_path: Path) -> No
     fits = solving(PUZZLE)
     assert {GRID, OTHER} < fits == text_sudoku.fitting(PUZZLE)
     (tmp_path / "test.jsonl").write_text(json.dumps(PUZZLE))
-    trained = text_sudoku.task(test_data=str(tmp_path / "test.jsonl"), unique=False).rows("train", 400, 0)
+    trained = text_sudoku.SudokuText(test_data=str(tmp_path / "test.jsonl"), unique=False).rows("train", 400, 0)
     assert len(trained) == 400 and not fits & {grid for row in trained for grid in solving(row)}
     assert fits & set(sudoku.split_grids("train"))  # which generated rows would else have
     free = next(grid for grid in sudoku.grids() if grid not in fits)
     listed = [(GRID, GRID), (OTHER, OTHER), (free, free), ("0" * 16, free)]  # the last is solved by OTHER too
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"puzzle": p, "solution": g}) + "\n" for p, g in listed))
-    task = text_sudoku.task(data=str(tmp_path / "train.jsonl"), test_data=str(tmp_path / "test.jsonl"))
+    task = text_sudoku.SudokuText(data=str(tmp_path / "train.jsonl"), test_data=str(tmp_path / "test.jsonl"))
     assert {row["puzzle"] for row in task.rows("train", 5, 0)} == {free}
 
 
 @pytest.mark.parametrize(
-    ("module", "rows", "told"),
+    ("kind", "rows", "told"),
     [
-        (text_countdown, [{"numbers": [1], "target": 1}], "numbers"),
-        (text_countdown, [{"numbers": [1, 2, "3"], "target": 1}], "numbers"),
-        (text_countdown, [{"numbers": [1, 2, 3]}], "target"),
-        (text_countdown, [{"numbers": [1, 2, 3], "target": True}], "target"),
-        (text_sudoku, [{"puzzle": "1234", "solution": GRID}], "puzzle"),
-        (text_sudoku, [{"puzzle": "4" + "0" * 15, "solution": GRID}], "puzzle"),
-        (text_sudoku, [{"puzzle": "0" * 16, "solution": "1" * 16}], "puzzle"),
+        (text_countdown.CountdownText, [{"numbers": [1], "target": 1}], "numbers"),
+        (text_countdown.CountdownText, [{"numbers": [1, 2, "3"], "target": 1}], "numbers"),
+        (text_countdown.CountdownText, [{"numbers": [1, 2, 3]}], "target"),
+        (text_countdown.CountdownText, [{"numbers": [1, 2, 3], "target": True}], "target"),
+        (text_sudoku.SudokuText, [{"puzzle": "1234", "solution": GRID}], "puzzle"),
+        (text_sudoku.SudokuText, [{"puzzle": "4" + "0" * 15, "solution": GRID}], "puzzle"),
+        (text_sudoku.SudokuText, [{"puzzle": "0" * 16, "solution": "1" * 16}], "puzzle"),
     ],
 )
-def test_rows_that_are_none_are_named(module, rows: list[dict], told: str, tmp_path: Path) -> None:
+def test_rows_that_are_none_are_named(kind, rows: list[dict], told: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=told):
-        module.task(data=str(file)).rows("train", 1, 0)
+        kind(data=str(file)).rows("train", 1, 0)
 
 
 def test_impossible_options_are_named() -> None:
-    for module in (text_countdown, text_sudoku):
+    for kind in (text_countdown.CountdownText, text_sudoku.SudokuText):
         for options in ({"protocol": "wd1"}, {"partial": 1.0}, {"data": "/none.jsonl"}):
             with pytest.raises(ValueError, match=next(iter(options))):
-                module.task(**options)
+                kind(**options)
     with pytest.raises(ValueError, match="numbers"):
-        text_countdown.task(numbers=7)
+        text_countdown.CountdownText(numbers=7)
 
 
 @needs_data
 def test_published_puzzles_are_solved_by_their_solutions() -> None:
     for name in ("d1_cd3_test", "dream_cd4"):
-        task = text_countdown.task(test_data=str(DATA / "countdown" / f"{name}.jsonl"))
+        task = text_countdown.CountdownText(test_data=str(DATA / "countdown" / f"{name}.jsonl"))
         rows = task.rows("test", 1000, 0)
         assert all(task.reward(row, task.solution(row)) == 1.0 for row in rows)
-        assert all(text_countdown.task(protocol="d1").solved(row, task.solution(row)) for row in rows)
+        assert all(text_countdown.CountdownText(protocol="d1").solved(row, task.solution(row)) for row in rows)
     for name in ("d1_test", "spg_test"):
-        task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"), protocol="d1")
+        task = text_sudoku.SudokuText(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"), protocol="d1")
         rows = task.rows("test", 1000, 0)
-        assert all(task.graded(row, task.solution(row))[:2] == (row["n_empty"], row["n_empty"]) for row in rows)
+        assert all(task.grade(row, task.solution(row))[:2] == (row["n_empty"], row["n_empty"]) for row in rows)
 
 
 @needs_data
 def test_training_rows_share_nothing_with_a_test_file() -> None:
     test_data = str(DATA / "countdown" / "d1_cd3_test.jsonl")
     for data in ("", str(DATA / "countdown" / "gen_cd3_train.jsonl")):
-        task = text_countdown.task(data=data, test_data=test_data)
+        task = text_countdown.CountdownText(data=data, test_data=test_data)
         tested = {tuple(sorted(row["numbers"])) for row in task.rows("test", 256, 0)}
         assert not tested & {tuple(sorted(row["numbers"])) for row in task.rows("train", 2000, 0)}
     for name, left in (("d1_test", 23), ("spg_test", 136)):
-        task = text_sudoku.task(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
+        task = text_sudoku.SudokuText(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
         tested = {grid for row in task.rows("test", 500, 0) for grid in solving(row)}
         trained = task.rows("train", 300, 0)
         assert len(trained) == 300 and not tested & {row["solution"] for row in trained}
@@ -325,9 +328,9 @@ def test_training_rows_share_nothing_with_a_test_file() -> None:
 
 @needs_data
 def test_one_file_serves_both_splits() -> None:
-    task = text_countdown.task(data=str(DATA / "countdown" / "gen_cd3_val.jsonl"))
+    task = text_countdown.CountdownText(data=str(DATA / "countdown" / "gen_cd3_val.jsonl"))
     assert all(in_test(row["numbers"]) for row in task.rows("test", 500, 0))
     assert not any(in_test(row["numbers"]) for row in task.rows("train", 500, 0))
-    task = text_sudoku.task(data=str(DATA / "sudoku4" / "d1_test.jsonl"))
+    task = text_sudoku.SudokuText(data=str(DATA / "sudoku4" / "d1_test.jsonl"))
     for split in ("train", "test"):
         assert {row["solution"] for row in task.rows(split, 300, 0)} <= set(sudoku.split_grids(split))

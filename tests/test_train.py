@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_variants import task_of
 
 import unmask
 from unmask.config.config import Config, parse_config
@@ -37,7 +38,7 @@ def toy_task(dull: int = 0, broken: float | None = None) -> Task:
             return broken
         return 0.5 if row["i"] < dull else _value(text)
 
-    return Task(
+    return task_of(
         name="toy",
         summary="a hash",
         length=4,
@@ -226,7 +227,7 @@ def test_a_reward_that_is_no_number_stops_the_run(model: str, tmp_path: Path, mo
 
 @pytest.mark.parametrize("guilty", ["reward", "solved"])
 def test_a_reward_that_raises_is_named_with_the_completion(model, tmp_path: Path, monkeypatch, guilty: str) -> None:
-    broken = replace(toy_task(), **{guilty: lambda row, text: 1 / 0})
+    broken = toy_task().variant(**{guilty: lambda row, text: 1 / 0})
     monkeypatch.setitem(TASKS, "toy", lambda: broken)
     with pytest.raises(ValueError, match=r"reward .*'toy'.*ZeroDivisionError: division by zero"):
         run(config_for(model), tmp_path / "run")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from ranks_cases import toy_model, toy_task
+from task_variants import task_of
 
 import unmask.training.loop
 from helpers import cut_at, sample
@@ -17,7 +18,7 @@ from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
-from unmask.tasks.support.composite import RewardPart, composite
+from unmask.tasks.task import RewardPart
 from unmask.training.batch import rollout_signs
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
@@ -89,7 +90,7 @@ def test_rollouts_that_are_all_the_same(tmp_path: Path) -> None:
     found = names(run(config_for(tmp_path, rollout={"temperature": 0.005}), tmp_path / "run"))
     assert found["entropy_collapse"] == WINDOW
     solved = toy_task()
-    TASKS["toy"] = lambda: Task(**{**vars(solved), "solved": lambda row, text: True})
+    TASKS["toy"] = lambda: task_of(**{**vars(solved), "solved": lambda row, text: True})
     config = config_for(tmp_path, rollout={"temperature": 0.005})
     assert "entropy_collapse" not in names(run(config, tmp_path / "right"))  # nothing is left to vary
 
@@ -126,7 +127,7 @@ def test_a_gradient_that_jumps(tmp_path: Path) -> None:
     def reward(row: dict[str, Any], text: str) -> float:
         return plain.reward(row, text) * (1000 if (row["number"] // 5) % 2**24 == WINDOW + 2 else 1)
 
-    TASKS["toy"] = lambda: Task(**{**vars(plain), "reward": reward, "reward_range": None})
+    TASKS["toy"] = lambda: task_of(**{**vars(plain), "reward": reward, "reward_range": None})
     found = run(config_for(tmp_path, updates=WINDOW + 4, optimizer={"lr": 1e-6}), tmp_path / "run")
     assert names(found) == {"gradient_spike": WINDOW + 2} and found[0]["value"] > 100
 
@@ -135,12 +136,13 @@ def test_a_format_that_is_paid_while_nothing_is_solved(tmp_path: Path) -> None:
     plain = toy_task()
 
     def task(weight: float = 1.0) -> Task:
-        never = Task(**{**vars(plain), "solved": lambda row, text: False})
+        never = task_of(**{**vars(plain), "solved": lambda row, text: False})
         parts = {
             "correctness": RewardPart(lambda row, text: 0.0, 1.0),
             "format": RewardPart(lambda row, text: 1.0, weight),
         }
-        return composite(never, parts)
+        never.set_reward_parts(parts)
+        return never
 
     TASKS["toy"] = task
     assert names(run(config_for(tmp_path), tmp_path / "run"))["format_only"] == WINDOW
@@ -155,7 +157,7 @@ def long_task(long: int = 1) -> Task:
     def prompt(row: dict[str, Any]) -> str:
         return plain.prompt(row) + ("a" * 40 if row["number"] and row["i"] >= 3 - long else "")
 
-    return Task(**{**vars(plain), "prompt": prompt})
+    return task_of(**{**vars(plain), "prompt": prompt})
 
 
 def test_prompts_that_leave_no_room_are_left_out_and_never_cut(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_task_in_other_words_is_else_the_same() -> None:
     row = {"question": "How many?", "answer": "#### 4"}
     other = task_in_variant(task, PromptVariant("short", "Q: {question} A:", "here"))
     assert other.prompt(row) == "Q: How many? A:" and other.prefill == task.prefill
-    assert other.graded(row, r"\boxed{4}") == task.graded(row, r"\boxed{4}") and other.manner == task.manner
+    assert other.grade(row, r"\boxed{4}") == task.grade(row, r"\boxed{4}") and other.decoding == task.decoding
     around = task_in_variant(task, PromptVariant("polite", f"Please. {{{OWN_PROMPT}}}", "here"))
     assert around.prompt(row) == f"Please. {task.prompt(row)}"
 

@@ -46,7 +46,7 @@ def description(name: str, factory: Factory) -> dict[str, Any]:
         "summary": task.summary,
         "length": task.length,
         "source": about.source,
-        "splits": {"sizes": dict(about.sizes), "apart": about.apart, **_facts(task)},
+        "splits": {"sizes": dict(about.sizes), "apart": about.separation, **_facts(task)},
         "prompt": {"system": task.system, "prefill": task.prefill, **shown},
         "reward": {"low": low, "high": high, "parts": dict(task.weights)},
         "protocols": {name: _protocol_hash(factory, name) for name in about.protocols},
@@ -57,7 +57,7 @@ def description(name: str, factory: Factory) -> dict[str, Any]:
 
 def _facts(task: Task) -> dict[str, Any]:
     """What is worth knowing of the first generated rows of each split."""
-    if task.facts is None:
+    if not task.facts([]):
         return {}
     rows = {split: task.rows(split, SEEN, 0) for split in SPLITS}
     return {"facts": {split: {"rows": SEEN, **task.facts(split_rows)} for split, split_rows in rows.items()}}

@@ -31,7 +31,7 @@ def grade(
     if as_json:
         typer.echo(json.dumps({"task": task, "protocol": protocol, **report.data()}))
         return
-    scores = {f"{task}{f' ({protocol})' if protocol else ''}": report.score, **report.beside}
+    scores = {f"{task}{f' ({protocol})' if protocol else ''}": report.score, **report.other_scores}
     for name, share in scores.items():
         value, low, high = (f"{100 * part:.2f}" for part in share)
         typer.echo(f"{name}: {value} % [{low}, {high}] of {report.rows} row{'s' * (report.rows > 1)}")

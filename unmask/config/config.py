@@ -33,9 +33,9 @@ from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.methods.own import file_of, own_method, section_of
 from unmask.models.lora import LoraOptions
 from unmask.tasks import TASKS, Task
-from unmask.tasks.own import spelled_out
+from unmask.tasks.own import with_own_task
 from unmask.tasks.scoring import RewardConfig
-from unmask.tasks.support.validation import validating
+from unmask.tasks.support.split import with_validation_split
 from unmask.util.parsing import assign, check_not_bool, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
 from unmask.util.user_file import run_file
@@ -133,7 +133,7 @@ class Config(Strict):
 
     def build_task(self) -> Task:
         task: Task = _built(TASKS[self.task], self.task, self.options)
-        return validating(task) if self.eval.split == "validation" else task
+        return with_validation_split(task) if self.eval.split == "validation" else task
 
     def build_method(self) -> Method:
         base = _built(_named("method", self.method), section_of(self.method), self.options)
@@ -166,7 +166,7 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to a rehearsal of the method's probes."""
-    catalogue, data = _catalogue(data), spelled_out(with_current_keys(data))
+    catalogue, data = _catalogue(data), with_own_task(with_current_keys(data))
     for key in data:
         if not isinstance(key, str):
             raise ValueError(f"{key!r}: keys must be text")

@@ -24,8 +24,7 @@ from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
 from unmask.tasks.scoring import RewardConfig, RewardFailure, failure_summary, grades, score
-from unmask.tasks.support.manner import Manner
-from unmask.tasks.task import Row, Task, prompt_ids
+from unmask.tasks.task import ProtocolDecoding, Row, Task
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.versions import versions
 
@@ -83,22 +82,22 @@ class BenchmarkResult:
         shape = {"length": self.case.decoding.length, "steps": self.case.decoding.steps}
         figures = {"passes": self.passes, "tokens": self.tokens, "seconds": self.seconds, "errors": len(self.failures)}
         sampled = {f"pass@{k}": share._asdict() for k, share in self.sampled.items()}
-        beside = {name: share._asdict() for name, share in self.report.beside.items()}
+        others = {name: share._asdict() for name, share in self.report.other_scores.items()}
         value, low, high = self.score
-        scores = {"score": value, "low": low, "high": high, **beside}
+        scores = {"score": value, "low": low, "high": high, **others}
         return {**variant, **shape, **scores, **figures, **sampled, "card": self.card}
 
 
-def protocol_decoding(manner: Manner, length: int, cache: Cache | None = None) -> Decoding:
+def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: Cache | None = None) -> Decoding:
     """How a protocol makes answers of a length; where its blocks do not divide the length, in one block."""
     return Decoding(
         length,
-        manner.steps(length),
-        manner.block if length % manner.block == 0 else length,
+        protocol.steps(length),
+        protocol.block if length % protocol.block == 0 else length,
         sampling=TokenSampling(temperature=0.0),
         cache=cache,
-        attend_padding=manner.attend_padding,
-        stops=manner.stops,
+        attend_padding=protocol.attend_padding,
+        stops=protocol.stops,
     )
 
 
@@ -106,9 +105,9 @@ def cases_by_length(
     task: Task, lengths: Sequence[int], cache: Cache | None, micro_batch: MicroBatch
 ) -> list[BenchmarkCase]:
     """The field's table: the task as its protocol has it, at every length."""
-    largest = task.manner.batch
+    largest = task.decoding.batch
     sizes = [micro_batch if largest is None else MicroBatch(largest(length)) for length in lengths]
-    decodings = [protocol_decoding(task.manner, length, cache) for length in lengths]
+    decodings = [protocol_decoding(task.decoding, length, cache) for length in lengths]
     return [BenchmarkCase(task, decoding, size) for decoding, size in zip(decodings, sizes, strict=True)]
 
 
@@ -138,10 +137,10 @@ def card(bench: Benchmark, case: BenchmarkCase) -> dict[str, Any]:
         "task": task.name,
         "protocol": task.protocol,
         "prompt": prompt_hash(task, example),
-        "template": short_hash(prompt_ids(policy, task, example)),
+        "template": short_hash(task.prompt_ids(policy.tokenizer, example)),
         "split": short_hash(list(rows)),
         "problems": len(rows),
-        **(task.facts(rows) if task.facts else {}),
+        **task.facts(rows),
         "length": decoding.length,
         "steps": decoding.steps,
         "block": decoding.block,
@@ -177,7 +176,7 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
     task, rows, decoding = case.task, bench.rows, case.decoding.greedy()
     if not rows:
         raise ValueError(f"{task.name}: there are no problems to evaluate on")
-    prompts = [prompt_ids(bench.policy, task, row) for row in rows]
+    prompts = [task.prompt_ids(bench.policy.tokenizer, row) for row in rows]
     start, texts, passes, counts = time.perf_counter(), list[str](), list[int](), list[int]()
     for trace in _traces(bench, case, prompts, decoding, row_seeds(bench.seed, len(rows))):
         texts += completions(bench.policy, trace, decoding.length)
@@ -242,7 +241,8 @@ def check_output(path: Path | None) -> None:
 
 def check_prompts(bench: Benchmark, case: BenchmarkCase) -> None:
     """ValueError for rows that the model cannot be asked."""
-    canvas([prompt_ids(bench.policy, case.task, row) for row in bench.rows], case.decoding.length, bench.policy, "cpu")
+    prompts = [case.task.prompt_ids(bench.policy.tokenizer, row) for row in bench.rows]
+    canvas(prompts, case.decoding.length, bench.policy, "cpu")
 
 
 def run_benchmark(bench: Benchmark, cases: Sequence[BenchmarkCase], column: str, quiet: bool) -> list[BenchmarkResult]:
@@ -252,7 +252,7 @@ def run_benchmark(bench: Benchmark, cases: Sequence[BenchmarkCase], column: str,
         check_prompts(bench, case)
     wide = max(len(column), *(len(_label(case, column)) for case in cases)) + 2
     if not quiet:
-        passes = "".join(f" {name:>8}" for name in task.beside)
+        passes = "".join(f" {name:>8}" for name in task.other_scores)
         passes += "".join(f" {f'pass@{k}':>8}" for k in pass_shares(torch.zeros(1), bench.samples))
         print(f"{task.name}, protocol {task.protocol}, {len(bench.rows)} problems, greedy score, 95 % intervals")
         print(f"{column:>{wide}} {'score':>22}{passes} {'passes':>8} {'tokens':>8} {'seconds':>8}")
@@ -262,7 +262,7 @@ def run_benchmark(bench: Benchmark, cases: Sequence[BenchmarkCase], column: str,
         if result.failures:
             print(f"{column} {_label(case, column)}: {failure_summary(result.failures)}", file=sys.stderr, flush=True)
         if not quiet:
-            shares = [*result.report.beside.values(), *result.sampled.values()]
+            shares = [*result.report.other_scores.values(), *result.sampled.values()]
             passes = "".join(f" {100 * share.value:>6.1f} %" for share in shares)
             figures = f"{result.passes:>8.1f} {result.tokens:>8.1f} {result.seconds:>8.3f}"
             print(f"{_label(case, column):>{wide}} {result.score!s:>22}{passes} {figures}", flush=True)

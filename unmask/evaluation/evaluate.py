@@ -15,7 +15,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardConfig, RewardFailure, Scores, score
-from unmask.tasks.task import Row, prompt_ids
+from unmask.tasks.task import Row
 from unmask.util.micro_batch import MicroBatch
 
 TRACED_PROBLEMS = 3
@@ -163,7 +163,7 @@ class Evaluator:
         """The scores of all processes, and this one's first traces: batches that hold the first `shown`."""
         mine = self.ranks.share(len(rows))
         rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
-        prompts = [prompt_ids(self.policy, self.task, row) for row in rows]
+        prompts = [self.task.prompt_ids(self.policy.tokenizer, row) for row in rows]
         texts, traces = list[str](), list[Trace]()
         for trace in sample_in_turn(self.policy, prompts, seed_B.to(self.device), decoding, self.micro_batch):
             if not bool(trace.logp_BL.isfinite().all()):

@@ -18,7 +18,7 @@ import torch
 
 from unmask.evaluation.evaluate import Z_95, Proportion, mean_proportion, wilson_interval
 from unmask.tasks import TASKS
-from unmask.tasks.scoring import RewardConfig, RewardFailure, grades
+from unmask.tasks.scoring import RewardConfig, RewardFailure, grade
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 
@@ -27,7 +27,7 @@ from unmask.tasks.task import Grade, Row, Task
 class GradeReport:
     score: Proportion
     grades: tuple[Grade, ...]
-    beside: Mapping[str, Proportion] = field(default_factory=dict)
+    other_scores: Mapping[str, Proportion] = field(default_factory=dict)
     """Other scores of the same completions, by name."""
     facts: Mapping[str, int] = field(default_factory=dict)
     """What is worth knowing of the rows."""
@@ -44,11 +44,11 @@ class GradeReport:
             "out_of": math.fsum(grade.out_of for grade in self.grades),
             "errors": len(self.failures),
         }
-        beside = {name: share._asdict() for name, share in self.beside.items()}
+        other_scores = {name: share._asdict() for name, share in self.other_scores.items()}
         return {"score": self.score.value, "low": self.score.low, "high": self.score.high} | {
             "rows": self.rows,
             **totals,
-            **beside,
+            **other_scores,
             **self.facts,
         }
 
@@ -83,9 +83,8 @@ def grade_report(
     def other(grade: Callable[[Row, str], Grade]) -> Proportion:
         return grade_proportion([grade(row, text) for row, text in zip(rows, texts, strict=True)])
 
-    facts = task.facts(rows) if task.facts else {}
-    beside = {name: other(grade) for name, grade in task.beside.items()}
-    return GradeReport(grade_proportion(grades), tuple(grades), beside, facts, tuple(failures))
+    other_scores = {name: other(grade) for name, grade in task.other_scores.items()}
+    return GradeReport(grade_proportion(grades), tuple(grades), other_scores, task.facts(rows), tuple(failures))
 
 
 def grade_lines(task: Task, lines: Iterable[tuple[str, Row]], reward: RewardConfig | None = None) -> GradeReport:
@@ -95,19 +94,16 @@ def grade_lines(task: Task, lines: Iterable[tuple[str, Row]], reward: RewardConf
         with _naming_line(where, task):
             places.append(where)
             texts.append(line["generation"])
-            rows.append(task.stored(line))
-            if task.stored is dict:
-                task.prompt(rows[-1])  # asks for a row's fields, without which every answer would just be wrong
-    if task.ahead is not None:
-        with _naming_line("a line", task):
-            task.ahead(rows, texts)
-    line_grades, failures, alone = list[Grade](), list[RewardFailure](), replace(task, ahead=None)
+            rows.append(task.stored_row(line))
+    with _naming_line("a line", task):
+        task.prepare(rows, texts)
+    grades, failures = list[Grade](), list[RewardFailure]()
     for where, row, text in zip(places, rows, texts, strict=True):
         with _naming_line(where, task):
-            (grade,), failed = grades(alone, [row], [text], reward)
-        line_grades.append(grade)
+            line_grade, failed = grade(task, row, text, reward)
+        grades.append(line_grade)
         failures += failed
-    return grade_report(task, rows, texts, line_grades, failures)
+    return grade_report(task, rows, texts, grades, failures)
 
 
 @contextmanager

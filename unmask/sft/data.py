@@ -18,7 +18,6 @@ from unmask.core.policy import Policy
 from unmask.sft.packing import Example, rounded, width_of
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
-from unmask.tasks.task import prompt_ids
 from unmask.util.strict_model import Strict
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
@@ -128,7 +127,7 @@ Pair = tuple[list[int], list[int]]
 
 
 def _of_task(policy: Policy, task: Task, row: Row) -> Pair:
-    return prompt_ids(policy, task, row), policy.tokenizer.encode(task.solution(row))
+    return task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(task.solution(row))
 
 
 def _of_file(policy: Policy, lesson: SftSource, seed: int, most: int, held_out: int) -> tuple[list[Pair], list[Pair]]:

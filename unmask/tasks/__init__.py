@@ -1,41 +1,47 @@
-"""The tasks, by name: TASKS["sudoku"](holes=(9, 12)) makes a Task."""
+"""The tasks, by name: TASKS["sudoku"](holes=(9, 12)) makes a Task. The options are the arguments of the class.
+
+puzzles/ has the generated tasks of the embedded model, benchmarks/ those of papers, support/ what they share; own.py is
+a user's task in a Python file, and scoring.py gives completions their rewards. Imports models and sandbox, not config.
+"""
 
 from collections.abc import Callable
 
 from unmask.tasks import own
-from unmask.tasks.benchmarks import (
-    gsm8k,
-    humaneval,
-    json_schema,
-    math500,
-    mbpp,
-    multiple_choice,
-    reasoning_gym,
-    text_countdown,
-    text_sudoku,
-    word_problems,
-)
-from unmask.tasks.puzzles import arithmetic, code_mini, countdown, json_mini, large_sudoku, sudoku
+from unmask.tasks.benchmarks.gsm8k import Gsm8k
+from unmask.tasks.benchmarks.humaneval import HumanEval
+from unmask.tasks.benchmarks.json_schema import JsonSchema
+from unmask.tasks.benchmarks.math500 import Math500
+from unmask.tasks.benchmarks.mbpp import Mbpp
+from unmask.tasks.benchmarks.multiple_choice import MultipleChoice
+from unmask.tasks.benchmarks.reasoning_gym import ReasoningGym
+from unmask.tasks.benchmarks.text_countdown import CountdownText
+from unmask.tasks.benchmarks.text_sudoku import SudokuText
+from unmask.tasks.benchmarks.word_problems import WordProblems
+from unmask.tasks.puzzles.arithmetic import Arithmetic
+from unmask.tasks.puzzles.code_mini import CodeMini
+from unmask.tasks.puzzles.countdown import Countdown
+from unmask.tasks.puzzles.json_mini import JsonMini
+from unmask.tasks.puzzles.sudoku import Sudoku, SudokuLarge
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {
-    "sudoku": sudoku.task,
-    "sudoku_large": large_sudoku.task,
-    "countdown": countdown.task,
-    "gsm8k": gsm8k.task,
-    "math500": math500.task,
-    "humaneval": humaneval.task,
-    "mbpp": mbpp.task,
-    "countdown_text": text_countdown.task,
-    "sudoku_text": text_sudoku.task,
-    "word_problems": word_problems.task,
-    "json_schema": json_schema.task,
-    "json_mini": json_mini.task,
-    "arithmetic": arithmetic.task,
-    "code_mini": code_mini.task,
-    "multiple_choice": multiple_choice.task,
-    "reasoning_gym": reasoning_gym.task,
+    "sudoku": Sudoku,
+    "sudoku_large": SudokuLarge,
+    "countdown": Countdown,
+    "gsm8k": Gsm8k,
+    "math500": Math500,
+    "humaneval": HumanEval,
+    "mbpp": Mbpp,
+    "countdown_text": CountdownText,
+    "sudoku_text": SudokuText,
+    "word_problems": WordProblems,
+    "json_schema": JsonSchema,
+    "json_mini": JsonMini,
+    "arithmetic": Arithmetic,
+    "code_mini": CodeMini,
+    "multiple_choice": MultipleChoice,
+    "reasoning_gym": ReasoningGym,
     "own": own.task,
 }
 
-__all__ = ["TASKS", "Row", "Task", "countdown", "sudoku"]
+__all__ = ["TASKS", "Row", "Task"]

@@ -1,7 +1,7 @@
-"""A process of its own that asks the rewards of a user's file: unmask/tasks/own.py starts and ends it.
+"""A process that calls the rewards of a user's file: unmask/tasks/own.py starts and kills it.
 
 One line of JSON in, [row, completion]; one line out: the Outcome as an object, or a text that says what went wrong.
-What the user's program prints goes to standard error, and there is nothing for it to read: its words are no answers.
+What the user's program prints goes to standard error, and its standard input is empty.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 from unmask.tasks import own
 
-LONGEST = 4000  # characters of an error; a line must fit the pipe, or half of one would be waited for
+LONGEST = 4000  # characters of an error; a line must fit the pipe, or the reader would wait for the rest
 
 
 def main() -> None:
@@ -19,18 +19,18 @@ def main() -> None:
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
-    def say(reply: object) -> None:
+    def send(reply: object) -> None:
         print(json.dumps(reply), file=replies, flush=True)
 
     try:
         task = own.task(file, weights=json.loads(weights))
     except ValueError as error:
-        say(str(error)[:LONGEST])
+        send(str(error)[:LONGEST])
         return
-    say(True)
+    send(True)
     for line in requests:
         row, completion = json.loads(line)
         try:
-            say(task.outcome(row, completion)._asdict())
+            send(task.outcome(row, completion)._asdict())
         except Exception as error:
-            say((str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")[:LONGEST])
+            send((str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")[:LONGEST])

@@ -1,8 +1,8 @@
-"""What completions earn. A reward may be a user's own: one that fails is named, and the run stops or goes on.
+"""Rewards and grades of completions, and what happens where a reward fails: it may be a user's own program.
 
-It fails where it raises, returns what is no finite number, or, asked in a process of its own, takes too long or takes
-the process down. With `on_error: stop` the first failure stops the run; with `zero` the completion scores 0, is
-counted, and is written down with its row.
+A reward fails where it raises, returns what is not a finite number, or, in a process of its own, takes too long or
+ends the process. With `on_error: stop` the first failure stops the run; with `zero` the completion scores 0, is
+counted, and is recorded with its row.
 """
 
 import json
@@ -22,14 +22,14 @@ SHOWN = 200  # characters of a completion in a message
 
 class RewardConfig(Strict):
     on_error: Literal["stop", "zero"] = "stop"
-    """What a reward that fails does: stops the run, which keeps what it has; or scores 0 and is written down."""
+    """What a reward that fails does: stop the run, which keeps its checkpoints; or score 0 and be recorded."""
     timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a completion by a task of one's own, asked in a process that is ended after them; null: asked in
-    this process, without a limit."""
+    """Seconds for a completion of a task of your own, whose process is killed after them; null: in the process of the
+    run, without a limit."""
 
 
 class RewardFailure(NamedTuple):
-    """A completion that a reward could not be had for, and what went wrong."""
+    """A completion without a reward, and what went wrong."""
 
     task: str
     row: Row
@@ -66,13 +66,13 @@ def score(
     ranks: Ranks = ALONE,
     device: torch.device | str = "cpu",
 ) -> Scores:
-    """Reward, verdict and parts of the completions of all processes, of which `texts` are this one's.
+    """Rewards of the completions of all processes; `rows` and `texts` are those of this process.
 
-    RewardError in every process where one has met a failure and the run is to stop: so they stop together.
+    RewardError in every process where one of them has a failure and the run is to stop: so they stop together.
     """
     how = how or RewardConfig()
     outcomes, failures = _outcomes(task, rows, texts, how)
-    failures = _of_all(failures, ranks, device)
+    failures = _all_failures(failures, ranks, device)
     if failures and how.on_error == "stop":
         raise RewardError(failures)
 
@@ -87,21 +87,25 @@ def score(
     )
 
 
+def grade(task: Task, row: Row, text: str, how: RewardConfig | None = None) -> tuple[Grade, list[RewardFailure]]:
+    """The protocol's grade of a completion, with its failure if there is one. A user's own reward decides by solved."""
+    if not task.runs_user_code:
+        return task.grade(row, text), []
+    scores = score(task, [row], [text], how)
+    return Grade(float(scores.solved_B[0]), 1.0), scores.failures
+
+
 def grades(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig | None = None
 ) -> tuple[list[Grade], list[RewardFailure]]:
-    """The grade of every completion, and the rewards that failed: the protocol's grade, or the verdict of a task of
-    one's own, asked as its reward is."""
-    if task.elsewhere is not None:
-        found = score(task, rows, texts, how)
-        return [Grade(float(solved), 1.0) for solved in found.solved_B], found.failures
-    if task.ahead is not None:
-        task.ahead(list(rows), list(texts))
-    return [task.graded(row, text) for row, text in zip(rows, texts, strict=True)], []
+    """The grade of every completion, and the rewards that failed."""
+    task.prepare(rows, texts)
+    pairs = [grade(task, row, text, how) for row, text in zip(rows, texts, strict=True)]
+    return [one for one, _ in pairs], [failure for _, failures in pairs for failure in failures]
 
 
 def failure_summary(failures: Sequence[RewardFailure]) -> str:
-    """In one line, of at least one."""
+    """One line about at least one failure."""
     first = failures[0]
     count = "1 reward" if len(failures) == 1 else f"{len(failures)} rewards"
     return f"{count} of {first.task} failed and count as wrong; the first: {first.error}"
@@ -110,26 +114,25 @@ def failure_summary(failures: Sequence[RewardFailure]) -> str:
 def _outcomes(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig
 ) -> tuple[list[Outcome], list[RewardFailure]]:
-    """What each completion earned, nothing where the reward failed; if that stops the run, no other is asked then."""
+    """What each completion earned, 0 where the reward failed. After a failure that stops the run, none is called."""
     outcomes, failures = list[Outcome](), list[RewardFailure]()
-    if task.ahead is not None:
-        task.ahead(list(rows), list(texts))
+    task.prepare(rows, texts)
     for row, text in zip(rows, texts, strict=True):
         outcome = Outcome(0.0, False, dict.fromkeys(task.weights, 0.0))
         if not failures or how.on_error == "zero":
             try:
-                if task.elsewhere is None or how.timeout is None:
+                if how.timeout is None:
                     outcome = task.outcome(row, text)
                 else:
-                    outcome = task.elsewhere(row, text, how.timeout)
-            except Exception as error:  # of whatever kind: a task may be a user's own
-                told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                failures.append(RewardFailure(task.name, row, text, told))
+                    outcome = task.outcome_in_process(row, text, how.timeout)
+            except Exception as error:  # of any kind: a task may be a user's own
+                message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                failures.append(RewardFailure(task.name, row, text, message))
         outcomes.append(outcome)
     return outcomes, failures
 
 
-def _of_all(failures: list[RewardFailure], ranks: Ranks, device: torch.device | str) -> list[RewardFailure]:
+def _all_failures(failures: list[RewardFailure], ranks: Ranks, device: torch.device | str) -> list[RewardFailure]:
     """The failures of all processes, sent as lines of JSON."""
     if ranks.size == 1 or not ranks.max(len(failures), torch.device(device)):
         return failures

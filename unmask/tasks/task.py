@@ -1,23 +1,25 @@
-"""What a task is: where its rows come from, how a row is asked, and what an answer is worth."""
+"""What a task is: where its rows come from, the prompt of a row, and what a completion is worth."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from unmask.core.policy import Policy
-from unmask.tasks.support.manner import FIELD, Manner
+from unmask.core.policy import Tokenizer
 
 Row = dict[str, Any]
+Weights = dict[str, Any] | None
+"""As a configuration has them: a number for each part of a reward whose weight is not the default."""
 
 
 class Grade(NamedTuple):
-    """Points of a completion out of so many; a set's score is the sum of points over the sum of what they are of."""
+    """Points of a completion; the score of a set is the sum of points over the sum of `out_of`."""
 
     points: float
     out_of: float
     answer: str = ""
-    """What was taken for the answer, to read."""
+    """The text that was read as the answer."""
 
 
 class Outcome(NamedTuple):
@@ -26,103 +28,187 @@ class Outcome(NamedTuple):
     reward: float
     solved: bool
     parts: dict[str, float]
-    """What the reward is made of, without weights; empty where it has no parts."""
+    """The parts of the reward, without weights; empty where it has no parts."""
+
+
+class RewardPart(NamedTuple):
+    value: Callable[[Row, str], float]
+    """Of a row and a completion."""
+    weight: float
+    """The default, where the configuration names none."""
+    low: float = 0.0
+    high: float = 1.0
 
 
 @dataclass(frozen=True)
 class About:
-    """What can be said of a task without any of its rows."""
+    """A description of a task that needs none of its rows."""
 
     source: str = "generated"
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each split where it is known: a generator has no end, and a file as many as it has."""
-    apart: str = "no problem of one split is in the other"
+    """Rows of each split where the number is known: a generator has no end."""
+    separation: str = "no problem of one split is in the other"
     """What keeps the splits apart."""
     example: Row | None = None
-    """A row to show the prompt with, also where no data can be had; None: the first that is generated."""
+    """A row to show the prompt with, also where no data can be read; None: the first generated row."""
     protocols: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """What must be installed besides."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """Everything the loop needs to know about a task; all five functions are pure.
+class ProtocolDecoding:
+    """How a protocol decodes answers: greedily, the most confident tokens first, in blocks. The defaults are what the
+    papers have in common."""
 
-    rows(split, n, seed)      n rows of "train" or "test"; the same arguments give the same rows, more rows
-                              begin with the fewer, and no test problem is ever a training problem
-    prompt(row)               the text the model is given
+    steps: Callable[[int], int] = lambda length: max(1, length // 2)
+    """Of a length."""
+    block: int = 32
+    batch: Callable[[int], int] | None = None
+    """Problems in a batch at a length; None: as many as fit, because nothing depends on it."""
+    attend_padding: bool = False
+    """The model sees the padding of shorter prompts, so that an answer depends on its batch."""
+    stops: bool = True
+    """An answer ends at its end token; else all of it is decoded, and read with its special tokens."""
+
+
+FIELD_DECODING = ProtocolDecoding()
+
+
+class Task:
+    """Everything the loop needs to know about a task. A task defines five methods, all of them pure:
+
+    rows(split, n, seed)      n rows of "train" or "test"; the same arguments give the same rows, a larger n only adds
+                              rows at the end, and no test problem is ever a training problem
+    prompt(row)               the text that the model is given
     solution(row)             one correct completion
     reward(row, completion)   within `reward_range`; never raises, whatever the model wrote
-    solved(row, completion)   whether the completion is a correct answer, not only the one we hold
+    solved(row, completion)   whether the completion is a correct answer, not only the one in the row
+
+    The options of a task are the keyword arguments of its constructor.
     """
 
     name: str
     summary: str
-    length: int  # characters of the longest completion: the size of the canvas for a character tokenizer
-    rows: Callable[[str, int, int], list[Row]]
-    prompt: Callable[[Row], str]
-    solution: Callable[[Row], str]
-    reward: Callable[[Row, str], float]
-    solved: Callable[[Row, str], bool]
-    prefill: str = ""
-    """What every answer begins with; given to the model, and not part of the completion."""
+    length: int
+    """Characters of the longest completion: the size of the canvas for a character tokenizer."""
     text: bool = False
     """In natural language, for models with a tokenizer of words: `length` is then a usual size and no minimum."""
     fixed: bool = False
-    """Whether test rows are a set that has an end, rather than made, as many as are asked for."""
-    grade: Callable[[Row, str], Grade] | None = None
-    """How a named protocol scores a completion; None: one point if it is solved."""
-    beside: Mapping[str, Callable[[Row, str], Grade]] = field(default_factory=dict)
-    """Other scores of the same completions by name, told beside the protocol's."""
-    stored: Callable[[Row], Row] = dict
-    """The row that a line of stored generations is about: by default the line itself."""
-    verdict: Callable[[Row, str], str] | None = None
-    """What the grader has to say of a completion beside its score, in a line; None: nothing."""
-    facts: Callable[[Sequence[Row]], dict[str, int]] | None = None
-    """What is worth knowing of a set of rows, to tell beside a score of it; None: nothing."""
+    """Whether the test rows are a finite set, rather than generated on demand."""
+    prefill: str = ""
+    """How every answer begins; given to the model, and not part of the completion."""
+    system: str = ""
+    """The system turn before the prompt."""
     board: bool = False
     """Whether an answer is a Sudoku whose givens are the row's `puzzle`: the viewer draws it as a board."""
-
-    ahead: Callable[[list[Row], list[str]], object] | None = None
-    """Does the work of many rewards at once, side by side, so that each is then quick; None: nothing to gain."""
-    parts: Callable[[Row, str], dict[str, float]] | None = None
-    """What the reward is the weighted sum of, each part without its weight; None: it has no parts."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """The weight of each part."""
-    reward_range: tuple[float, float] | None = (0.0, 1.0)
-    """The least and the most that can be earned; None: not known."""
-    elsewhere: Callable[[Row, str, float], Outcome] | None = None
-    """`outcome` in a process of its own, ended after so many seconds; None: the reward is known to end."""
-    about: About = About()
-
     protocol: str = "unmask"
-    """The name under which prompt, grader and what follows belong together."""
-    system: str = ""
-    """What a system's turn says before the prompt."""
-    manner: Manner = FIELD
-    """How the protocol has answers made when it is measured."""
+    """The name of the prompt, grader and decoding that belong together."""
+    decoding: ProtocolDecoding = FIELD_DECODING
+    about: About = About()
+    reward_parts: Mapping[str, RewardPart] = {}
+    weights: Mapping[str, float] = {}
+    """The weight of each part of the reward; empty where it has no parts."""
+    reward_range: tuple[float, float] | None = (0.0, 1.0)
+    """The least and the most that can be earned; None: unknown."""
+    other_scores: Mapping[str, Callable[[Row, str], Grade]] = {}
+    """Other grades of the same completions by name, reported next to the protocol's."""
+    runs_user_code: bool = False
+    """Whether the reward is a user's program, which is called in a process of its own with a time limit."""
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        raise NotImplementedError
+
+    def prompt(self, row: Row) -> str:
+        raise NotImplementedError
+
+    def solution(self, row: Row) -> str:
+        raise NotImplementedError
+
+    def solved(self, row: Row, completion: str) -> bool:
+        raise NotImplementedError
+
+    def reward(self, row: Row, completion: str) -> float:
+        """By default the weighted sum of `reward_parts`."""
+        weights = {name: weight for name, weight in self.weights.items() if weight}
+        return weighted_sum({name: self.reward_parts[name].value(row, completion) for name in weights}, weights)
+
+    def parts(self, row: Row, completion: str) -> dict[str, float]:
+        """The value of each part of the reward, without its weight."""
+        return {name: part.value(row, completion) for name, part in self.reward_parts.items()}
 
     def outcome(self, row: Row, completion: str) -> Outcome:
-        """Reward, verdict and parts; ValueError where one of them is no finite number."""
+        """Reward, solved and parts; ValueError where one of them is not a finite number."""
         solved = bool(self.solved(row, completion))
-        if self.parts is None:
+        if not self.weights:
             return Outcome(finite("the reward", self.reward(row, completion)), solved, {})
         parts = {name: finite(name, value) for name, value in self.parts(row, completion).items()}
-        return Outcome(weighted(parts, self.weights), solved, parts)
+        return Outcome(weighted_sum(parts, self.weights), solved, parts)
 
-    def graded(self, row: Row, completion: str) -> Grade:
-        if self.grade is not None:
-            return self.grade(row, completion)
+    def outcome_in_process(self, row: Row, completion: str, seconds: float) -> Outcome:
+        """`outcome` in a process that is killed after so many seconds, where the task runs a user's code."""
+        return self.outcome(row, completion)
+
+    def grade(self, row: Row, completion: str) -> Grade:
+        """How the protocol scores a completion; by default one point if it is solved."""
         return Grade(float(self.solved(row, completion)), 1.0)
 
+    def verdict(self, row: Row, completion: str) -> str | None:
+        """What the grader says about a completion beside its score, in a line."""
+        return None
 
-def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
+        """Does the slow part of many rewards in parallel, so that each is then quick; by default there is none."""
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, int]:
+        """Counts that describe a set of rows, reported next to its score."""
+        return {}
+
+    def stored_row(self, line: Row) -> Row:
+        """The row that a line of stored generations answers: by default the line itself."""
+        self.prompt(line)  # reads the row's fields: without one of them every answer would just be wrong
+        return dict(line)
+
+    def prompt_ids(self, tokenizer: Tokenizer, row: Row) -> list[int]:
+        """The tokens of a row's prompt: the system turn, the user's turn, and the beginning of the answer."""
+        ids = tokenizer.prompt(self.prompt(row), self.system)
+        return ids + tokenizer.encode(self.prefill) if self.prefill else ids
+
+    def set_reward_parts(self, parts: Mapping[str, RewardPart], weights: Weights = None, where: str = "") -> None:
+        """Make the reward the weighted sum of these parts. `where` stands before an error, if not the task's name."""
+        defaults = {name: part.weight for name, part in parts.items()}
+        self.reward_parts, self.weights = parts, part_weights(where or self.name, weights or {}, defaults)
+        ends = [sorted((self.weights[name] * part.low, self.weights[name] * part.high)) for name, part in parts.items()]
+        low, high = (math.fsum(column) for column in zip(*ends, strict=True))
+        self.reward_range = (low, high)
+
+    def variant(self, **changes: Any) -> Self:
+        """A copy with other attributes, or with functions in the place of methods."""
+        task = copy(self)
+        vars(task).update(changes)
+        return task
+
+
+def part_weights(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:
+    """A weight for every part: the default where none is given."""
+    known = f"the parts of the reward are {', '.join(defaults)}"
+    for name, weight in weights.items():
+        if name not in defaults:
+            raise ValueError(f"{where}: there is a weight for {name!r}, but {known}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(f"{where}: the weight of {name} must be a number, not {weight!r}; {known}")
+    result = {name: float(weights.get(name, default)) for name, default in defaults.items()}
+    if not any(result.values()):
+        raise ValueError(f"{where}: every weight is 0, which rewards nothing; {known}")
+    return result
+
+
+def weighted_sum(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
     return float(sum(weight * parts[name] for name, weight in weights.items()))
 
 
 def finite(name: str, value: Any) -> float:
-    """A number of whatever library, as a float; ValueError for what is none, a text of digits included."""
+    """A number of any library as a float; ValueError for anything else, texts of digits included."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
@@ -132,14 +218,8 @@ def finite(name: str, value: Any) -> float:
     return number
 
 
-def checked_partial(task: str, partial: float) -> float:
+def valid_partial(task: str, partial: float) -> float:
+    """The option `partial` of a task, which is less than a solution earns."""
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"{task}: partial must be at least 0 and below 1, what a solution earns, not {partial}.")
     return float(partial)
-
-
-def prompt_ids(policy: Policy, task: Task, row: Row) -> list[int]:
-    """What the model is given for a row: the prompt as a user's turn, after a system's if the task has one, and what
-    every answer begins with."""
-    ids = policy.tokenizer.prompt(task.prompt(row), task.system)
-    return ids + policy.tokenizer.encode(task.prefill) if task.prefill else ids

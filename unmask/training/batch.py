@@ -14,7 +14,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardFailure, score
-from unmask.tasks.task import Row, prompt_ids
+from unmask.tasks.task import Row
 from unmask.training.loss_terms import ScoredRollouts
 from unmask.training.mismatch import (
     mismatch_metrics,
@@ -115,7 +115,7 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     setup, task, config, length = experiment.setup, experiment.task, experiment.config, experiment.decoding.length
     policy, device, ranks = setup.policy, setup.device, setup.ranks
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
-    candidates = [(row, prompt_ids(policy, task, row)) for row in task.rows("train", config.prompts, number)]
+    candidates = [(row, task.prompt_ids(policy.tokenizer, row)) for row in task.rows("train", config.prompts, number)]
     fitting = [(row, ids) for row, ids in candidates if len(ids) + length <= policy.max_length]
     rows = [row for row, _ in fitting for _ in range(config.group)]
     prompts = [ids for _, ids in fitting for _ in range(config.group)]

@@ -22,7 +22,6 @@ from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import Task
-from unmask.tasks.task import prompt_ids
 from unmask.training.batch import RESAMPLES
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.mismatch import replay_logprobs
@@ -185,8 +184,7 @@ def prompt_tokens(config: Config, task: Task, found: Outline) -> tuple[int, list
         told = f"prompts are assumed to have {ASSUMED} tokens; {task.name}.data=FILE.jsonl would tell"
         return ASSUMED, [f"the rows of {task.name} cannot be had from the hub: {told}"]
     if found.tokenizer is not None:
-        known: Any = found  # whose tokenizer is all that is asked for
-        return max(len(prompt_ids(known, task, row)) for row in rows), []
+        return max(len(task.prompt_ids(found.tokenizer, row)) for row in rows), []
     size, unit = (_pieces, "word, digit or sign") if task.text else (len, "character")
     longest = max(size(task.system + task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
     return longest, [f"the tokenizer is not here: a prompt is taken to be a token a {unit}, and {TEMPLATE} more"]

@@ -1,3 +1,3 @@
-"""The benchmarks that papers report, in natural language, for models with a tokenizer of words. Each module offers
-`task(...)`, which makes a Task; `unmask.tasks.TASKS` has them by name.
+"""The benchmarks that papers report, in natural language, for models with a tokenizer of words.
+Each module offers a class; `unmask.tasks.TASKS` has them by name.
 """

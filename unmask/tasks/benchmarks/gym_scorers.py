@@ -74,21 +74,21 @@ PROBABILITY = re.compile(r"[0-9]{1,20}(?:[./][0-9]{1,20})?")
 LEADING_MINUS = re.compile(r"(^|\()\s*-")
 
 
-def tidied(text: str) -> str:
+def tidy(text: str) -> str:
     """Without blanks at the ends of lines, and with one where there are several."""
     return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
 def same(row: Row, answer: str) -> bool:
-    return tidied(answer) == tidied(row["answer"])
+    return tidy(answer) == tidy(row["answer"])
 
 
 def same_but_for_case(row: Row, answer: str) -> bool:
-    return tidied(answer).casefold() == tidied(row["answer"]).casefold()
+    return tidy(answer).casefold() == tidy(row["answer"]).casefold()
 
 
 def one_of_the_boards(row: Row, answer: str) -> bool:
-    return tidied(answer) in map(tidied, row["metadata"]["valid_answers"])
+    return tidy(answer) in map(tidy, row["metadata"]["valid_answers"])
 
 
 def makes(target: int, numbers: list[int], answer: str) -> bool:
@@ -99,9 +99,9 @@ def makes(target: int, numbers: list[int], answer: str) -> bool:
     """
     if len(answer) > LONGEST:
         return False
-    written, zeros = LEADING_MINUS.subn(r"\g<1>0-", answer)
-    found = expression(written)
-    return found is not None and found[0] == target and Counter(found[1]) == Counter(numbers + zeros * [0])
+    text, zeros = LEADING_MINUS.subn(r"\g<1>0-", answer)
+    result = expression(text)
+    return result is not None and result[0] == target and Counter(result[1]) == Counter(numbers + zeros * [0])
 
 
 def reaches_target(row: Row, answer: str) -> bool:
@@ -116,16 +116,16 @@ def same_numbers(row: Row, answer: str) -> bool:
     """A list of the same numbers in the same order, in quotes or not."""
     if not LIST.fullmatch(answer):
         return False
-    found, wanted = ([Fraction(n) for n in NUMBER.findall(text)] for text in (answer, row["answer"]))
-    return found == wanted
+    given, gold = ([Fraction(n) for n in NUMBER.findall(text)] for text in (answer, row["answer"]))
+    return given == gold
 
 
 def same_probability(row: Row, answer: str) -> bool:
     """A decimal or a fraction within a thousandth of the right one."""
     if not PROBABILITY.fullmatch(answer) or re.search("/0+$", answer):
         return False
-    wanted = Fraction(row["answer"])
-    return abs(Fraction(answer) - wanted) <= wanted / 1000
+    gold = Fraction(row["answer"])
+    return abs(Fraction(answer) - gold) <= gold / 1000
 
 
 OURS: dict[str, Callable[[Row, str], bool]] = {

@@ -15,104 +15,32 @@ from typing import Literal
 
 from unmask.sandbox import ProgramJob
 from unmask.sandbox.tests import names_wanted, parsed
-from unmask.tasks.support.composite import Weights
-from unmask.tasks.support.data import Wanted, hub_rows
-from unmask.tasks.support.manner import JUSTGRPO
+from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.programs import (
     ProgramProtocol,
-    checked_timeout,
+    ProgramTask,
     continuation,
     defines,
     fenced_block,
+    first_turn,
     program_of,
-    program_task,
-    read,
-    seeded,
+    with_seed,
 )
-from unmask.tasks.support.protocol import chosen
-from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.protocol import JUSTGRPO_DECODING
 from unmask.tasks.support.split import hashed_split
-from unmask.tasks.task import About, Row, Task
+from unmask.tasks.task import About, Row, Weights
 
+FIELDS = {"prompt": str, "entry_point": str, "canonical_solution": str, "test": str}
 HUB = "openai/openai_humaneval"
-WANTED: Wanted = {"prompt": str, "entry_point": str, "canonical_solution": str, "test": str}
 CANDIDATE = "candidate"
 
 
-ABOUT = About(
-    source=f"the hub: {HUB}; or JSONL files in the shape of the published one",
-    example={
-        "prompt": 'def add(a, b):\n    """Add two numbers.\n    >>> add(1, 2)\n    3\n    """\n',
-        "entry_point": "add",
-        "canonical_solution": "    return a + b\n",
-        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n",
-    },
-    needs=("unmask[data], for the hub", "the sandbox (unmask doctor)"),
-)
-PUBLISHED = "all problems are for the test, as published; rows of a file by a hash of the prompt, one in five"
-HASHED = "by a hash of the prompt, one in five for the test: a score is of those alone, and is not HumanEval's"
-
-
-def task(
-    data: str = "",
-    test_data: str = "",
-    protocol: str = "unmask",
-    split: Literal["published", "hashed"] = "published",
-    partial: bool = False,
-    timeout: float = 5.0,
-    weights: Weights = None,
-) -> Task:
-    """Functions to complete, run in the sandbox. `timeout` is the seconds of a test; `partial` rewards the share of
-    tests that pass; `weights` weighs the parts of the reward. As published there are test rows only: to train, give
-    rows of the same shape as `data`, or take four in five of the published ones with `split=hashed`."""
-    seconds = checked_timeout(timeout)
-    shape = Shape(WANTED, _checked, lambda row: row["prompt"], lambda row: hashed_split(row["prompt"]))
-    return program_task(
-        name="humaneval",
-        summary="HumanEval: complete a Python function; graded by its tests in the sandbox",
-        length=512,
-        rows=set_rows("humaneval", data, test_data, shape, _published if split == "published" else _hashed),
-        protocol=chosen(PROTOCOLS, protocol),
-        tests=lambda row, program: job(row, program, seconds),
-        partial=partial,
-        weights=weights,
-        stored=shape.row,
-        about=replace(
-            ABOUT,
-            sizes={"train": 0, "test": 164} if split == "published" else {"train": 124, "test": 40},
-            apart=PUBLISHED if split == "published" else HASHED,
-            protocols=tuple(PROTOCOLS),
-        ),
-    )
-
-
-def _published(split: str) -> Sequence[Row]:
-    if split == "train":
-        raise ValueError(
-            "humaneval: all 164 problems are for the test; train on mbpp, give rows of your own as humaneval.data, or "
-            "train on four in five of them with humaneval.split=hashed, whose score is then not HumanEval's"
-        )
-    return hub_rows(HUB, None, "test")
-
-
-def _hashed(split: str) -> Sequence[Row]:
-    return [row for row in hub_rows(HUB, None, "test") if hashed_split(row["prompt"]) == split]
-
-
-def _checked(row: Row) -> Row:
-    check_tests(row["test"])
-    name = row["entry_point"]
-    if not name.isidentifier() or f"def {name}" not in row["prompt"] or not defines(row["prompt"], name):
-        raise ValueError(f"its prompt does not begin the function {row['entry_point']}")
-    return row
-
-
-def job(row: Row, program: str, timeout: float) -> ProgramJob:
+def program_job(row: Row, program: str, timeout: float) -> ProgramJob:
     names = {CANDIDATE: row["entry_point"]}
     setup, tests = check_tests(row["test"])
     if set(names_wanted(setup, tests)) - {CANDIDATE}:  # helpers, from the reference
         setup = f"{row['prompt']}{row['canonical_solution']}\n{setup}"
-    return ProgramJob(program, tests, names, seeded(setup, tests), timeout)
+    return ProgramJob(program, tests, names, with_seed(setup, tests), timeout)
 
 
 @cache
@@ -142,18 +70,18 @@ def _preamble(row: Row) -> str:
     return row["prompt"][: row["prompt"].rindex(f"def {row['entry_point']}")]
 
 
-def _answered(row: Row, completion: str) -> str:
+def _program(row: Row, completion: str) -> str:
     """The function whole, with what came before it in the prompt; or only its body, in a block or as it is."""
-    name, text = row["entry_point"], read(completion)
+    name, text = row["entry_point"], first_turn(completion)
     block = fenced_block(text, name)
     if block is None and not defines(text, name):
-        return _continued(row, completion)
+        return _continued_program(row, completion)
     program = block if block is not None else program_of(completion, name)
     return f"{_preamble(row)}\n{program}" if defines(program, name) else _with_body(row, program)
 
 
-def _continued(row: Row, completion: str) -> str:
-    return _with_body(row, continuation(read(completion)))
+def _continued_program(row: Row, completion: str) -> str:
+    return _with_body(row, continuation(first_turn(completion)))
 
 
 def _with_body(row: Row, body: str) -> str:
@@ -169,14 +97,80 @@ PROTOCOLS = {
             "Complete the following Python function. Answer with the whole function in one block of code.\n\n"
             f"```python\n{row['prompt'].rstrip()}\n```"
         ),
-        program=_answered,
+        program=_program,
         solution=lambda row: f"```python\n{row['prompt']}{row['canonical_solution'].rstrip()}\n```",
     ),
     # as in the paper, for models that continue a text
     "continuation": ProgramProtocol(
         prompt=lambda row: row["prompt"],
-        program=_continued,
+        program=_continued_program,
         solution=lambda row: row["canonical_solution"],
     ),
 }
-PROTOCOLS["justgrpo"] = replace(PROTOCOLS["unmask"], manner=JUSTGRPO)
+PROTOCOLS["justgrpo"] = replace(PROTOCOLS["unmask"], decoding=JUSTGRPO_DECODING)
+
+ABOUT = About(
+    source=f"the hub: {HUB}; or JSONL files in the shape of the published one",
+    example={
+        "prompt": 'def add(a, b):\n    """Add two numbers.\n    >>> add(1, 2)\n    3\n    """\n',
+        "entry_point": "add",
+        "canonical_solution": "    return a + b\n",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n",
+    },
+    protocols=tuple(PROTOCOLS),
+    needs=("unmask[data], for the hub", "the sandbox (unmask doctor)"),
+)
+PUBLISHED = "all problems are for the test, as published; rows of a file by a hash of the prompt, one in five"
+HASHED = "by a hash of the prompt, one in five for the test: a score is of those alone, and is not HumanEval's"
+
+
+class HumanEval(ProgramTask):
+    """Functions to complete, run in the sandbox. `timeout` is the seconds of a test; `partial` rewards the share of
+    tests that pass; `weights` weighs the parts of the reward. As published there are test rows only: to train, give
+    rows with the same fields as `data`, or take four in five of the published ones with `split=hashed`."""
+
+    name = "humaneval"
+    summary = "HumanEval: complete a Python function; graded by its tests in the sandbox"
+    length = 512
+    protocols = PROTOCOLS
+    job = staticmethod(program_job)
+    row_fields = FIELDS
+
+    def __init__(
+        self,
+        data: str = "",
+        test_data: str = "",
+        protocol: str = "unmask",
+        split: Literal["published", "hashed"] = "published",
+        partial: bool = False,
+        timeout: float = 5.0,
+        weights: Weights = None,
+    ) -> None:
+        super().__init__(data, test_data, protocol, partial, timeout, weights)
+        self.split = split
+        published = split == "published"
+        self.about = replace(
+            ABOUT,
+            sizes={"train": 0, "test": 164} if published else {"train": 124, "test": 40},
+            separation=PUBLISHED if published else HASHED,
+        )
+
+    def parse_row(self, row: Row) -> Row:
+        check_tests(row["test"])
+        name = row["entry_point"]
+        if not name.isidentifier() or f"def {name}" not in row["prompt"] or not defines(row["prompt"], name):
+            raise ValueError(f"its prompt does not begin the function {row['entry_point']}")
+        return row
+
+    def key(self, row: Row) -> str:
+        return row["prompt"]
+
+    def published(self, split: str) -> Sequence[Row]:
+        if self.split == "hashed":
+            return [row for row in hub_rows(HUB, None, "test") if hashed_split(row["prompt"]) == split]
+        if split == "train":
+            raise ValueError(
+                "humaneval: all 164 problems are for the test; train on mbpp, give rows of your own as humaneval.data, "
+                "or train on four in five of them with humaneval.split=hashed, whose score is then not HumanEval's"
+            )
+        return hub_rows(HUB, None, "test")

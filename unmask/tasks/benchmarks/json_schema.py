@@ -12,15 +12,15 @@ invalid, also under `not`), and a `$ref` to another document is never fetched: s
 import json
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from unmask.tasks.support.answers import spoken
-from unmask.tasks.support.composite import Weights, composite, standard
 from unmask.tasks.support.data import hub_rows
-from unmask.tasks.support.sources import Shape, set_rows
+from unmask.tasks.support.protocol import TextTask
 from unmask.tasks.support.split import hashed_split
-from unmask.tasks.task import About, Grade, Row, Task, checked_partial
+from unmask.tasks.task import About, Grade, Row, Weights, valid_partial
 
 DEEPEST = 64
 DIGITS = 400
@@ -28,6 +28,7 @@ PATTERN_STEPS = 100_000
 PATTERN_BYTES = 10_000_000
 BLANK = " \t\n\r"  # what JSON calls white space
 
+FIELDS = {"schema": (dict, str, bool)}
 HUB = "NousResearch/json-mode-eval"
 ONE_OF_SEVERAL = ("BFCL_parallel", "BFCL_parallel_multiple")
 """Groups of BFCL whose request is for several calls and whose reference is one of them: judged by the schema alone."""
@@ -39,17 +40,17 @@ TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 Formats = Literal["asserted", "ignored"]
 
 
-class ParsedAnswer(NamedTuple):
+class JsonAnswer(NamedTuple):
     """A JSON value and the text it was read from."""
 
     text: str
     value: Any
 
 
-class Score(NamedTuple):
-    """What a completion is worth; all of it or, for partial credit, the parts."""
+class SchemaMatch(NamedTuple):
+    """How far a completion follows the schema and agrees with the reference."""
 
-    found: ParsedAnswer | None
+    answer: JsonAnswer | None
     valid: bool = False
     agreement: float | None = None
     """With the reference; None where there is none."""
@@ -59,8 +60,8 @@ class Score(NamedTuple):
         return self.valid and self.agreement in (None, 1.0)
 
 
-def parsed(text: str) -> Any:
-    """A JSON value, strictly read; ValueError for what is not one."""
+def parse_json(text: str) -> Any:
+    """A JSON value, read strictly; ValueError for anything else."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -77,23 +78,23 @@ def parsed(text: str) -> Any:
             raise ValueError(f"{digits} is beyond a double")
         return value
 
-    def refused(name: str) -> None:
+    def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_float=real, parse_constant=refused)
+        value = json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_float=real, parse_constant=refuse)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text: an error here
         return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def found_in(completion: str) -> ParsedAnswer | None:
+def json_answer(completion: str) -> JsonAnswer | None:
     """The answer in a completion; None where there is none."""
     text = _fenced(spoken(completion)).strip(BLANK)
     if text and not OPENING.match(text):
         try:
-            return ParsedAnswer(text, parsed(text))
+            return JsonAnswer(text, parse_json(text))
         except ValueError:
             pass  # prose; the answer may be in it
     place = 0
@@ -103,7 +104,7 @@ def found_in(completion: str) -> ParsedAnswer | None:
             return None
         piece, place = text[opening.start() : end], end
         try:
-            return ParsedAnswer(piece, parsed(piece))
+            return JsonAnswer(piece, parse_json(piece))
         except ValueError:
             continue
     return None
@@ -140,15 +141,15 @@ def _validator(schema: str, formats: Formats) -> Any:
         jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES),
         jsonschema_rs.FancyRegexOptions(backtrack_limit=PATTERN_STEPS, size_limit=PATTERN_BYTES),
     )
-    told = ""
+    problem = ""
     for engine in engines:
         try:
             return jsonschema_rs.validator_for(
                 json.loads(schema), validate_formats=formats == "asserted", pattern_options=engine, offline=True
             )
         except (ValueError, jsonschema_rs.ReferencingError) as error:
-            told = str(error).split("\n")[0]
-    raise ValueError(f"the schema cannot be used: {told}")
+            problem = str(error).split("\n")[0]
+    raise ValueError(f"the schema cannot be used: {problem}")
 
 
 def validator(schema: Any, formats: Formats = "asserted") -> Any:
@@ -158,16 +159,16 @@ def validator(schema: Any, formats: Formats = "asserted") -> Any:
 
 def leaves(document: Any) -> dict[tuple[str | int, ...], Any]:
     """The values of a document that hold no others, empty objects and arrays included, by their path."""
-    found: dict[tuple[str | int, ...], Any] = {}
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
-    while waiting:
-        path, value = waiting.pop()
+    values: dict[tuple[str | int, ...], Any] = {}
+    queue: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    while queue:
+        path, value = queue.pop()
         if value and isinstance(value, dict | list):
             inside = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += [((*path, key), part) for key, part in inside]
+            queue += [((*path, key), part) for key, part in inside]
         else:
-            found[path] = value
-    return found
+            values[path] = value
+    return values
 
 
 def agreement(reference: Any, value: Any) -> float:
@@ -175,12 +176,12 @@ def agreement(reference: Any, value: Any) -> float:
 
     An empty text in the reference stands for something that may be left out; the schema says what may not.
     """
-    wanted, given = leaves(reference), leaves(value)
-    spared = {path for path, leaf in wanted.items() if leaf == "" and path not in given}
-    above = {path[:length] for path in spared for length in range(len(path))}
-    spared |= {path for path, leaf in given.items() if leaf == {} and path in above}
-    paths = (wanted.keys() | given.keys()) - spared
-    agreeing = sum(path in wanted and path in given and _same(wanted[path], given[path]) for path in paths)
+    gold, given = leaves(reference), leaves(value)
+    optional = {path for path, leaf in gold.items() if leaf == "" and path not in given}
+    above = {path[:length] for path in optional for length in range(len(path))}
+    optional |= {path for path, leaf in given.items() if leaf == {} and path in above}
+    paths = (gold.keys() | given.keys()) - optional
+    agreeing = sum(path in gold and path in given and _same(gold[path], given[path]) for path in paths)
     return agreeing / len(paths) if paths else 1.0
 
 
@@ -189,69 +190,47 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
-def score(row: Row, completion: str, formats: Formats = "asserted") -> Score:
-    """How far a completion gets with a row's `schema` and, if it has one, `reference`."""
-    found = found_in(completion)
-    if found is None:
-        return Score(None)
-    valid = bool(validator(row["schema"], formats).is_valid(found.value))
-    return Score(found, valid, agreement(row["reference"], found.value) if "reference" in row else None)
+def schema_match(row: Row, completion: str, formats: Formats = "asserted") -> SchemaMatch:
+    """How far a completion follows a row's `schema` and, if it has one, agrees with its `reference`."""
+    answer = json_answer(completion)
+    if answer is None:
+        return SchemaMatch(None)
+    valid = bool(validator(row["schema"], formats).is_valid(answer.value))
+    return SchemaMatch(answer, valid, agreement(row["reference"], answer.value) if "reference" in row else None)
 
 
-def verdict(row: Row, completion: str, formats: Formats = "asserted") -> str:
+def explanation(row: Row, completion: str, formats: Formats = "asserted") -> str:
     """What is wrong with a completion, or that nothing is."""
-    scored = score(row, completion, formats)
-    if scored.found is None:
+    match = schema_match(row, completion, formats)
+    if match.answer is None:
         return "no JSON value was found"
-    if not scored.valid:
-        errors = validator(row["schema"], formats).iter_errors(scored.found.value)
+    if not match.valid:
+        errors = validator(row["schema"], formats).iter_errors(match.answer.value)
         return "against the schema: " + next((error.message for error in errors), "a pattern takes too long")
-    if not scored.right:
-        return f"follows the schema; {scored.agreement:.0%} of the fields agree with the reference"
-    return "follows the schema" + ("" if scored.agreement is None else " and agrees with the reference")
+    if not match.right:
+        return f"follows the schema; {match.agreement:.0%} of the fields agree with the reference"
+    return "follows the schema" + ("" if match.agreement is None else " and agrees with the reference")
 
 
-def credit(row: Row, scored: Score, partial: float) -> float:
+def credit(row: Row, match: SchemaMatch, partial: float) -> float:
     """1 for what is right; else `partial` times the mean of being JSON, being valid and the agreement.
 
     Partial credit is for an object with at least one of the properties of the schema: anything else is unrelated.
     """
-    if scored.right:
+    if match.right:
         return 1.0
-    if scored.found is None or not isinstance(row["schema"], dict) or not isinstance(scored.found.value, dict):
+    if match.answer is None or not isinstance(row["schema"], dict) or not isinstance(match.answer.value, dict):
         return 0.0
-    if scored.found.value.keys().isdisjoint(row["schema"].get("properties", ())):
+    if match.answer.value.keys().isdisjoint(row["schema"].get("properties", ())):
         return 0.0
-    parts = [1.0, float(scored.valid), *([] if scored.agreement is None else [scored.agreement])]
+    parts = [1.0, float(match.valid), *([] if match.agreement is None else [match.agreement])]
     return partial * sum(parts) / len(parts)
-
-
-def _row(row: Row, formats: Formats, fields: bool) -> Row:
-    """A row of a file or of the hub as `request`, `schema` and `reference`."""
-    schema = parsed(row["schema"]) if isinstance(row["schema"], str) else row["schema"]
-    validator(schema, formats)
-    request = row.get("request", row.get("prompt", ""))
-    if isinstance(request, list) and all(isinstance(turn, dict) for turn in request):
-        # Messages, of which a system's turn holds the schema: our own prompt has it.
-        request = "\n\n".join(str(turn.get("content", "")) for turn in request if turn.get("role") == "user")
-    if not isinstance(request, str):
-        raise ValueError("the request is neither a text nor a list of messages")
-    kept: Row = {key: row[key] for key in ("id", "split") if key in row}
-    if fields and "reference" in row and row.get("group") not in ONE_OF_SEVERAL:
-        kept["reference"] = row["reference"]
-    return {**kept, "request": request, "schema": schema}
-
-
-def _hub(split: str) -> list[Row]:
-    """The hub has one split: a part of it is held out."""
-    rows = hub_rows(HUB, None, "train")
-    return [{**r, "reference": parsed(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]
 
 
 def nothing_else(completion: str) -> bool:
     """Whether the completion is a JSON value and nothing besides, as the prompt asks."""
     try:
-        parsed(spoken(completion).strip(BLANK))
+        parse_json(spoken(completion).strip(BLANK))
     except ValueError:
         return False
     return True
@@ -259,7 +238,7 @@ def nothing_else(completion: str) -> bool:
 
 ABOUT = About(
     source=f"the hub: {HUB}; or JSONL files with schema, request and perhaps reference",
-    apart="by a hash of the schema, one in five for the test, where a row does not say its split",
+    separation="by a hash of the schema, one in five for the test, where a row does not say its split",
     example={
         "request": "Ann is 34 years old.",
         "schema": {
@@ -273,57 +252,74 @@ ABOUT = About(
 )
 
 
-def task(
-    data: str = "",
-    test_data: str = "",
-    formats: Formats = "asserted",
-    fields: bool = True,
-    partial: float = 0.0,
-    weights: Weights = None,
-) -> Task:
+class JsonSchema(TextTask):
     """Rows with a `schema`, a `request` (or `prompt`) and, where there is one, a `reference`.
 
     formats: whether `format` is asserted or ignored. fields: whether an answer must agree with the reference.
-    A right answer earns 1, others up to `partial`; `weights` weighs the parts of the reward. A row's `split` says where
-    it belongs, or else its schema does.
+    A right answer earns 1, others up to `partial`; `weights` weighs the parts of the reward. A row's `split` decides
+    where it belongs, or else its schema does.
     """
-    partial = checked_partial("json_schema", partial)
-    shape = Shape(
-        wanted={"schema": (dict, str, bool)},
-        row=lambda row: _row(row, formats, fields),
-        key=_schema_text,
-        split=lambda row: row.get("split") or hashed_split(_schema_text(row)),
-        marked=True,
-    )
 
-    def grade(row: Row, completion: str) -> Grade:
-        scored = score(row, completion, formats)
-        return Grade(float(scored.right), 1.0, scored.found.text if scored.found else "")
+    name = "json_schema"
+    summary = "A JSON value that follows the schema in the prompt"
+    about = ABOUT
+    row_fields = FIELDS
+    names_split = True
 
-    task = Task(
-        name="json_schema",
-        summary="A JSON value that follows the schema in the prompt",
-        length=256,
-        rows=set_rows("json_schema", data, test_data, shape, _hub),
-        prompt=prompt,
-        solution=lambda row: json.dumps(row["reference"]) if "reference" in row else "",
-        reward=lambda row, completion: credit(row, score(row, completion, formats), partial),
-        solved=lambda row, completion: score(row, completion, formats).right,
-        text=True,
-        fixed=True,
-        grade=grade,
-        verdict=lambda row, completion: verdict(row, completion, formats),
-        stored=shape.row,
-        about=ABOUT,
-    )
-    return composite(task, standard(task, nothing_else), weights)
+    def __init__(
+        self,
+        data: str = "",
+        test_data: str = "",
+        formats: Formats = "asserted",
+        fields: bool = True,
+        partial: float = 0.0,
+        weights: Weights = None,
+    ) -> None:
+        self.partial = valid_partial(self.name, partial)
+        super().__init__(data, test_data)
+        self.formats, self.fields = formats, fields
+        self.set_reward_parts(self.standard_parts(), weights)
 
+    def published(self, split: str) -> Sequence[Row]:
+        """The hub has one split: a part of it is held out."""
+        rows = hub_rows(HUB, None, "train")
+        return [{**r, "reference": parse_json(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]
 
-def _schema_text(row: Row) -> str:
-    return json.dumps(row["schema"], sort_keys=True)
+    def parse_row(self, row: Row) -> Row:
+        """A row of a file or of the hub as `request`, `schema` and `reference`."""
+        schema = parse_json(row["schema"]) if isinstance(row["schema"], str) else row["schema"]
+        validator(schema, self.formats)
+        request = row.get("request", row.get("prompt", ""))
+        if isinstance(request, list) and all(isinstance(turn, dict) for turn in request):
+            # Messages, whose system turn holds the schema: our own prompt has it.
+            request = "\n\n".join(str(turn.get("content", "")) for turn in request if turn.get("role") == "user")
+        if not isinstance(request, str):
+            raise ValueError("the request is neither a text nor a list of messages")
+        result: Row = {key: row[key] for key in ("id", "split") if key in row}
+        if self.fields and "reference" in row and row.get("group") not in ONE_OF_SEVERAL:
+            result["reference"] = row["reference"]
+        return {**result, "request": request, "schema": schema}
 
+    def key(self, row: Row) -> str:
+        return json.dumps(row["schema"], sort_keys=True)
 
-def prompt(row: Row) -> str:
-    schema = json.dumps(row["schema"], ensure_ascii=False)
-    wanted = "Answer with one JSON value that follows this JSON schema, and with nothing else:"
-    return "\n\n".join(part for part in (row["request"], f"{wanted}\n{schema}") if part)
+    def prompt(self, row: Row) -> str:
+        schema = json.dumps(row["schema"], ensure_ascii=False)
+        instruction = "Answer with one JSON value that follows this JSON schema, and with nothing else:"
+        return "\n\n".join(part for part in (row["request"], f"{instruction}\n{schema}") if part)
+
+    def solution(self, row: Row) -> str:
+        return json.dumps(row["reference"]) if "reference" in row else ""
+
+    def grade(self, row: Row, completion: str) -> Grade:
+        match = schema_match(row, completion, self.formats)
+        return Grade(float(match.right), 1.0, match.answer.text if match.answer else "")
+
+    def credit(self, row: Row, completion: str) -> float:
+        return credit(row, schema_match(row, completion, self.formats), self.partial)
+
+    def in_form(self, completion: str) -> bool:
+        return nothing_else(completion)
+
+    def verdict(self, row: Row, completion: str) -> str:
+        return explanation(row, completion, self.formats)

@@ -4,25 +4,29 @@ Protocols:
     unmask  the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
             normalisation, as words, or by math-verify (extra `math`, in a process of its own with a time limit)
     d1      the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
-    agrpo   graded as unmask; <think> asked for by a system's turn, trained on MATH's levels 1 to 4
+    agrpo   graded as unmask; the system turn asks for <think>, trained on MATH's levels 1 to 4
     justgrpo  as unmask, one token a step and one problem at a time
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from unmask.tasks.support import d1_rewards, verifier
 from unmask.tasks.support.answers import d1_boxed, last_answer, last_boxed, spoken, whole
-from unmask.tasks.support.boxed import boxed_prompt, d1_boxed_prompt
-from unmask.tasks.support.composite import Rewards, Weights
 from unmask.tasks.support.data import hub_rows
-from unmask.tasks.support.manner import D1, JUSTGRPO
-from unmask.tasks.support.protocol import Protocol, chosen, text_task, thinking, written_out
-from unmask.tasks.support.sources import Shape, set_rows
-from unmask.tasks.support.split import hashed_split
-from unmask.tasks.task import About, Grade, Row, Task
+from unmask.tasks.support.protocol import (
+    D1_DECODING,
+    JUSTGRPO_DECODING,
+    Protocol,
+    ProtocolTask,
+    boxed_prompt,
+    d1_boxed_prompt,
+    tagged_completion,
+    think_protocol,
+)
+from unmask.tasks.task import About, Grade, Row
 
+FIELDS = {"problem": str}
 HUB = {"train": ("ankner/math-500", "train"), "test": ("HuggingFaceH4/MATH-500", "test")}
 MATH = "qwedsacf/competition_math"  # all 12,500 problems; the authors' own set is no longer on the hub
 EASIER = ("Level 1", "Level 2", "Level 3", "Level 4")
@@ -97,9 +101,9 @@ def d1_answer(completion: str) -> str | None:
 
 
 def d1_grade(row: Row, completion: str) -> Grade:
-    found = d1_answer(completion)
-    right = found is not None and normal(found) == normal(row["answer"])
-    return Grade(float(right), 1.0, found or "")
+    text = d1_answer(completion)
+    right = text is not None and normal(text) == normal(row["answer"])
+    return Grade(float(right), 1.0, text or "")
 
 
 def words(text: str) -> str:
@@ -122,14 +126,8 @@ def answer(completion: str) -> str | None:
 
 
 def grade(row: Row, completion: str) -> Grade:
-    found = answer(completion)
-    return Grade(float(found is not None and equivalent(row["answer"], found)), 1.0, found or "")
-
-
-def ahead(rows: list[Row], completions: list[str]) -> None:
-    """Compare what must be compared, side by side."""
-    pairs = [(row["answer"], answer(completion)) for row, completion in zip(rows, completions, strict=True)]
-    verifier.ahead((gold, found) for gold, found in pairs if found is not None and not alike(gold, found))
+    text = answer(completion)
+    return Grade(float(text is not None and equivalent(row["answer"], text)), 1.0, text or "")
 
 
 def prompt(row: Row) -> str:
@@ -141,91 +139,81 @@ def d1_prompt(row: Row) -> str:
     return d1_boxed_prompt(row["problem"], stray='"')
 
 
-def easier() -> Sequence[Row]:
+def easier_rows() -> Sequence[Row]:
     return [row for row in hub_rows(MATH, None, "train") if row["level"] in EASIER]
 
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(d1_prompt, d1_grade, manner=D1),
-    "agrpo": replace(
-        thinking(lambda row: row["problem"], grade, "Solve the problem you are given.", "\\boxed{the answer alone}"),
-        sets={"train": easier},
+    "d1": Protocol(d1_prompt, d1_grade, decoding=D1_DECODING),
+    "agrpo": think_protocol(
+        lambda row: row["problem"],
+        grade,
+        "Solve the problem you are given.",
+        "\\boxed{the answer alone}",
+        sets={"train": easier_rows},
     ),
-    "justgrpo": Protocol(prompt, grade, manner=JUSTGRPO),
+    "justgrpo": Protocol(prompt, grade, decoding=JUSTGRPO_DECODING),
 }
-
-
-def shaped(row: Row) -> Row:
-    """A row with its `answer`, which is else the last box of its `solution`."""
-    written = row.get("solution") or ""
-    found = row.get("answer") or (last_boxed(written) if isinstance(written, str) else None)
-    if not isinstance(found, str) or not isinstance(written, str):
-        raise ValueError('there is neither an "answer" nor a "solution" with a \\boxed{...}')
-    return {**row, "answer": found}
-
-
-SHAPE = Shape(
-    wanted={"problem": str},
-    row=shaped,
-    key=lambda row: row["problem"],
-    split=lambda row: hashed_split(row["problem"]),
-)
-
-
-def stored_row(line: Row) -> Row:
-    """The row that a stored generation answers: a row, or a `ground_truth`."""
-    if "ground_truth" not in line and ("answer" in line or "solution" in line):
-        return shaped(line)
-    if not isinstance(line["ground_truth"], str):
-        raise ValueError('"ground_truth" must be a text')
-    return {"answer": line["ground_truth"]}
-
-
-def solution(row: Row) -> str:
-    return written_out(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
-
 
 ABOUT = About(
     source=f"the hub: {HUB['test'][0]} to test on, {HUB['train'][0]} to train on (agrpo: {MATH}); or JSONL files with "
     "problem and answer, or a solution with a box",
     sizes={"test": 500},
-    apart="as published; a training row with the problem of a test row is left out",
+    separation="as published; a training row with the problem of a test row is left out",
     example={"problem": "What is $\\frac{1}{2}+\\frac{1}{3}$?", "answer": "\\frac{5}{6}"},
     protocols=tuple(PROTOCOLS),
     needs=("unmask[data], for the hub", "unmask[math], for all protocols but d1"),
 )
 
 
-def task(
-    data: str = "",
-    test_data: str = "",
-    protocol: str = "unmask",
-    rewards: Rewards = "unmask",
-    weights: Weights = None,
-) -> Task:
+class Math500(ProtocolTask):
     """MATH500 from the hub, or from JSONL files with `problem` and `answer` (or a `solution` with a box).
 
     The reward is 1 for an answer equal to the gold one; `weights` makes it one of several parts, `rewards` takes d1's.
     """
-    rules = chosen(PROTOCOLS, protocol)
-    hub = rules.source(lambda split: hub_rows(HUB[split][0], None, HUB[split][1]))
-    found = set_rows("math500", data, test_data, SHAPE, hub)
 
-    def rows(split: str, n: int, seed: int) -> list[Row]:
-        if rules.grade is grade:
+    name = "math500"
+    summary = "MATH500: competition problems (HuggingFaceH4/MATH-500, or a file)"
+    about = ABOUT
+    protocols = PROTOCOLS
+    d1_parts = d1_rewards.math_parts(normal)
+    row_fields = FIELDS
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        if self.rules.grade is grade:
             verifier.check_installed()  # now, not in the middle of a run
-        return found(split, n, seed)
+        return super().rows(split, n, seed)
 
-    task = text_task(
-        name="math500",
-        summary="MATH500: competition problems (HuggingFaceH4/MATH-500, or a file)",
-        rows=rows,
-        solution=solution,
-        protocol=rules,
-        about=ABOUT,
-        weights=weights,
-        parts=d1_rewards.math_parts(normal) if rewards == "d1" else None,
-        stored=stored_row,
-    )
-    return replace(task, ahead=ahead if rules.grade is grade else None)
+    def hub(self, split: str) -> Sequence[Row]:
+        name, hub_split = HUB[split]
+        return hub_rows(name, None, hub_split)
+
+    def parse_row(self, row: Row) -> Row:
+        """A row with its `answer`, or else the last box of its `solution` as the answer."""
+        solution = row.get("solution") or ""
+        answer = row.get("answer") or (last_boxed(solution) if isinstance(solution, str) else None)
+        if not isinstance(answer, str) or not isinstance(solution, str):
+            raise ValueError('there is neither an "answer" nor a "solution" with a \\boxed{...}')
+        return {**row, "answer": answer}
+
+    def key(self, row: Row) -> str:
+        return row["problem"]
+
+    def stored_row(self, line: Row) -> Row:
+        """A row, or a line with `ground_truth`."""
+        if "ground_truth" not in line and ("answer" in line or "solution" in line):
+            return self.parse_row(line)
+        if not isinstance(line["ground_truth"], str):
+            raise ValueError('"ground_truth" must be a text')
+        return {"answer": line["ground_truth"]}
+
+    def tagged_solution(self, row: Row) -> str:
+        return tagged_completion(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
+
+    def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
+        """Compare in parallel the answers that are not equal as texts."""
+        if self.rules.grade is not grade:
+            return
+        pairs = [(row["answer"], answer(completion)) for row, completion in zip(rows, completions, strict=True)]
+        verifier.compare((gold, text) for gold, text in pairs if text is not None and not alike(gold, text))

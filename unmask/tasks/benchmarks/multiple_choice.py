@@ -11,13 +11,12 @@ none. Other text is no answer: the "A" of "A dog barks" is none.
 
 import re
 import string
+from collections.abc import Sequence
 from typing import Any
 
 from unmask.tasks.support.answers import LETTERED, last_answer, last_boxed, spoken
-from unmask.tasks.support.composite import Weights, composite, standard
-from unmask.tasks.support.sources import Shape, set_rows
-from unmask.tasks.support.split import hashed_split
-from unmask.tasks.task import About, Grade, Row, Task
+from unmask.tasks.support.protocol import TextTask
+from unmask.tasks.task import About, Grade, Row, Weights
 
 NAMES = (("question", "ctx"), ("options", "endings", "choices"), ("answer", "label", "answerKey"))
 
@@ -26,7 +25,7 @@ OTHER = r"\s{0,3}(?:,|/|&|or\b|and\b){1,2}\s{0,3}(?:or\b|and\b)?\s{0,3}(?:option
 CAPITAL = r"[A-Z](?![\w'’])(?<!A(?=\s[a-z])(?!\s(?:because|since|as|is|or|and|so|for)\b))"
 # In prose the letter must be a capital: "the answer is a dog" chooses nothing. In brackets it need not, nor at the end
 # of a line behind a colon.
-TOLD = re.compile(
+CHOICE = re.compile(
     r"(?P<lead>\b(?i:answer|(?:correct|right|best)\s{1,3}(?:option|choice))(?:\s{1,3}is\b\s{0,3}:?|\s{0,3}:))[\s*:]{0,5}"
     rf"(?:option\s{{1,3}})?(?:\(([A-Za-z])\)|({CAPITAL})|(?P<small>[a-z])(?=[.)*]{{0,3}}\s{{0,9}}(?:\n|\Z)))"
     rf"(?P<other>{OTHER})?"
@@ -47,9 +46,9 @@ def letter(completion: str, count: int) -> str | None:
 
 def letters(text: str) -> set[str]:
     """The letters that a text names as its choice: one, or several, or none."""
-    told = [found for found in TOLD.finditer(text) if not found["small"] or ":" in found["lead"]]
-    if told:
-        last = told[-1]
+    choices = [match for match in CHOICE.finditer(text) if not match["small"] or ":" in match["lead"]]
+    if choices:
+        last = choices[-1]
         return {(last[2] or last[3] or last["small"]).upper(), *re.findall(r"\b[A-Z]\b", last["other"] or "")}
     words = re.findall(r"\w+", text)
     alone = {word.upper() for word in words if len(word) == 1 and word in string.ascii_letters}
@@ -58,29 +57,14 @@ def letters(text: str) -> set[str]:
     return set(LISTED.findall(text))
 
 
-def _named(row: Row, names: tuple[str, ...]) -> Any:
+def _field(row: Row, names: tuple[str, ...]) -> Any:
     for name in names:
         if row.get(name) is not None:
             return row[name]
     raise ValueError(f"there is no {names[0]!r} (nor {' or '.join(map(repr, names[1:]))})")
 
 
-def _row(row: Row) -> Row:
-    question, options, answer = (_named(row, names) for names in NAMES)
-    labels: list[Any] = []
-    if isinstance(options, dict) and isinstance(options.get("label"), list):  # as CommonsenseQA has it on the hub
-        labels, options = options["label"], options.get("text")
-    elif isinstance(options, dict):
-        labels, options = list(options), list(options.values())
-    if not isinstance(question, str) or not isinstance(options, list) or not all(isinstance(o, str) for o in options):
-        raise ValueError("the question must be a text and the options a list of texts")
-    if not 2 <= len(options) <= 26:
-        raise ValueError(f"there are {len(options)} options, not 2 to 26")
-    kept: Row = {key: row[key] for key in ("id", "split") if key in row}
-    return {**kept, "question": question, "options": options, "answer": _place(answer, labels, len(options))}
-
-
-def _place(answer: Any, labels: list[Any], count: int) -> str:
+def _letter(answer: Any, labels: list[Any], count: int) -> str:
     """The letter of the right option: by its label, its letter, or its number from 0, also where that is a text."""
     letters = string.ascii_uppercase[:count]
     if answer in labels and labels.index(answer) < count:
@@ -94,51 +78,57 @@ def _place(answer: Any, labels: list[Any], count: int) -> str:
     raise ValueError(f"the answer {answer!r} is none of the {count} options")
 
 
-def _no_file(split: str) -> list[Row]:
-    raise ValueError("multiple_choice: give a file of questions: multiple_choice.data=FILE.jsonl")
-
-
-SHAPE = Shape(
-    wanted={},
-    row=_row,
-    key=lambda row: row["question"],
-    split=lambda row: row.get("split") or hashed_split(row["question"]),
-    marked=True,
-)
-
-
 ABOUT = About(
     source="JSONL files with question, options and answer",
-    apart="by a hash of the question, one in five for the test, where a row does not say its split",
+    separation="by a hash of the question, one in five for the test, where a row does not say its split",
     example={"question": "What is the capital of France?", "options": ["London", "Paris", "Rome"], "answer": "B"},
 )
 
 
-def task(data: str = "", test_data: str = "", weights: Weights = None) -> Task:
+class MultipleChoice(TextTask):
     """Questions with options from a JSONL file; 1 for the right letter, else 0; `weights` weighs the parts of it."""
 
-    def prompt(row: Row) -> str:
-        listed = [f"{string.ascii_uppercase[place]}. {option}" for place, option in enumerate(row["options"])]
-        wanted = 'Answer with the letter of the right option, as in "Answer: A".'
-        return "\n\n".join((row["question"], "\n".join(listed), wanted))
+    name = "multiple_choice"
+    summary = "Questions with lettered options, from a file"
+    length = 64
+    about = ABOUT
+    names_split = True
 
-    def grade(row: Row, completion: str) -> Grade:
-        chosen = letter(completion, len(row["options"]))
-        return Grade(float(chosen == row["answer"]), 1.0, chosen or "")
+    def __init__(self, data: str = "", test_data: str = "", weights: Weights = None) -> None:
+        super().__init__(data, test_data)
+        self.set_reward_parts(self.standard_parts(), weights)
 
-    task = Task(
-        name="multiple_choice",
-        summary="Questions with lettered options, from a file",
-        length=64,
-        rows=set_rows("multiple_choice", data, test_data, SHAPE, _no_file),
-        prompt=prompt,
-        solution=lambda row: f"Answer: {row['answer']}",
-        reward=lambda row, completion: grade(row, completion).points,
-        solved=lambda row, completion: grade(row, completion).points == 1.0,
-        text=True,
-        fixed=True,
-        grade=grade,
-        stored=_row,
-        about=ABOUT,
-    )
-    return composite(task, standard(task, lambda completion: FORM.fullmatch(spoken(completion)) is not None), weights)
+    def published(self, split: str) -> Sequence[Row]:
+        raise ValueError("multiple_choice: give a file of questions: multiple_choice.data=FILE.jsonl")
+
+    def parse_row(self, row: Row) -> Row:
+        question, options, answer = (_field(row, names) for names in NAMES)
+        labels: list[Any] = []
+        if isinstance(options, dict) and isinstance(options.get("label"), list):  # as CommonsenseQA has it on the hub
+            labels, options = options["label"], options.get("text")
+        elif isinstance(options, dict):
+            labels, options = list(options), list(options.values())
+        if not isinstance(question, str) or not isinstance(options, list) or any(type(o) is not str for o in options):
+            raise ValueError("the question must be a text and the options a list of texts")
+        if not 2 <= len(options) <= 26:
+            raise ValueError(f"there are {len(options)} options, not 2 to 26")
+        result: Row = {key: row[key] for key in ("id", "split") if key in row}
+        return {**result, "question": question, "options": options, "answer": _letter(answer, labels, len(options))}
+
+    def key(self, row: Row) -> str:
+        return row["question"]
+
+    def prompt(self, row: Row) -> str:
+        options = [f"{string.ascii_uppercase[place]}. {option}" for place, option in enumerate(row["options"])]
+        instruction = 'Answer with the letter of the right option, as in "Answer: A".'
+        return "\n\n".join((row["question"], "\n".join(options), instruction))
+
+    def solution(self, row: Row) -> str:
+        return f"Answer: {row['answer']}"
+
+    def grade(self, row: Row, completion: str) -> Grade:
+        choice = letter(completion, len(row["options"]))
+        return Grade(float(choice == row["answer"]), 1.0, choice or "")
+
+    def in_form(self, completion: str) -> bool:
+        return FORM.fullmatch(spoken(completion)) is not None

@@ -6,23 +6,28 @@ Protocols:
     d1         correct holes of all holes, against the one solution that is listed; see docs/benchmarks.md; beside it,
                the puzzles solved by any grid that fits the clues
     spg_3shot  three worked examples in the prompt, graded as d1 does
-    agrpo      graded as unmask; <think> asked for by a system's turn
+    agrpo      graded as unmask; the system turn asks for <think>
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
-from unmask.tasks.puzzles import sudoku
-from unmask.tasks.puzzles.sudoku import CELLS, answers, fitting_grids, grids, split_grids
+from unmask.tasks.puzzles.sudoku import CELLS, Sudoku, fitting_grids, grids, keeps_givens, split_grids
 from unmask.tasks.support import d1_rewards
 from unmask.tasks.support.answers import last_answer, last_boxed, spoken, whole
-from unmask.tasks.support.composite import Rewards, Weights
-from unmask.tasks.support.manner import D1
-from unmask.tasks.support.protocol import SKELETON, Protocol, chosen, text_task, thinking, written_out
-from unmask.tasks.support.sources import Shape, puzzle_rows
-from unmask.tasks.task import About, Grade, Row, Task, checked_partial
+from unmask.tasks.support.protocol import (
+    D1_DECODING,
+    Protocol,
+    Rewards,
+    TextPuzzle,
+    answer_form,
+    tagged_completion,
+    think_protocol,
+)
+from unmask.tasks.support.split import SPLITS
+from unmask.tasks.task import About, Grade, Row, Weights
 
+FIELDS = {"puzzle": str, "solution": str}
 PUZZLE = re.compile(r"[0-4]{16}")
 FRAME = re.compile(r"[\s|,+\-`\[\]*]")  # what a grid may be drawn with
 GRID = re.compile(r"(?<![0-9])[1-4]{16}(?![0-9])")
@@ -41,47 +46,51 @@ def with_dots(puzzle: str) -> str:
 
 def answer(completion: str) -> str | None:
     text = spoken(completion)
-    for found in (last_answer(text), last_boxed(text)):
-        if found is not None and GRID.fullmatch(grid := FRAME.sub("", found)):
+    for content in (last_answer(text), last_boxed(text)):
+        if content is not None and GRID.fullmatch(grid := FRAME.sub("", content)):
             return grid
-    drawn = GRID.findall(text)
-    return drawn[-1] if drawn else None
+    words = GRID.findall(text)
+    return words[-1] if words else None
 
 
 def grade(row: Row, completion: str) -> Grade:
-    found = answer(completion) or ""
-    return Grade(float(found in fitting(row)), 1.0, found)
+    grid = answer(completion) or ""
+    return Grade(float(grid in fitting(row)), 1.0, grid)
 
 
 def fitting(row: Row) -> set[str]:
     """All grids that solve the puzzle."""
-    found = fitting_grids(with_dots(row["puzzle"]))
-    return {grid for i, grid in enumerate(grids()) if found >> i & 1}
+    bits = fitting_grids(with_dots(row["puzzle"]))
+    return {grid for i, grid in enumerate(grids()) if bits >> i & 1}
+
+
+def _holes(row: Row) -> list[int]:
+    return [cell for cell, given in enumerate(row["puzzle"]) if given == "0"]
 
 
 def cells_grade(row: Row, completion: str) -> Grade:
     """The holes that are as in the nearest grid that fits, whatever the answer makes of the clues."""
-    found = answer(completion) or ""
-    holes = [cell for cell, given in enumerate(row["puzzle"]) if given == "0"] or range(CELLS)
-    right = max(sum(found[cell : cell + 1] == grid[cell] for cell in holes) for grid in fitting(row))
-    return Grade(float(right), float(len(holes)), found)
+    text = answer(completion) or ""
+    holes = _holes(row) or range(CELLS)
+    right = max(sum(text[cell : cell + 1] == grid[cell] for cell in holes) for grid in fitting(row))
+    return Grade(float(right), float(len(holes)), text)
 
 
 def cells_right(row: Row, completion: str) -> float:
     """The share of right holes; 0 for an answer that changes a clue."""
-    points, out_of, found = cells_grade(row, completion)
-    return points / out_of if answers(with_dots(row["puzzle"]), found) else 0.0
+    points, out_of, grid = cells_grade(row, completion)
+    return points / out_of if keeps_givens(with_dots(row["puzzle"]), grid) else 0.0
 
 
 def d1_answer(completion: str) -> str:
     """What the first of d1's five patterns finds, without white space, filled with zeros or cut to 16 characters."""
-    for found in _d1_found(whole(completion)):
-        if found.strip():
-            return re.sub(r"\s", "", found).ljust(CELLS, "0")[:CELLS]
+    for text in _d1_matches(whole(completion)):
+        if text.strip():
+            return re.sub(r"\s", "", text).ljust(CELLS, "0")[:CELLS]
     return ""
 
 
-def _d1_found(text: str) -> Sequence[str]:
+def _d1_matches(text: str) -> Sequence[str]:
     _, tag, after = text.partition("<answer>")
     fenced, end = D1_FENCED.search(after), D1_ANSWER_ENDS.search(after) if tag else None
     behind = re.split(D1_ENDS, text.partition("</answer>")[2], maxsplit=1)[0]
@@ -97,15 +106,15 @@ def _d1_found(text: str) -> Sequence[str]:
 
 def d1_grade(row: Row, completion: str) -> Grade:
     """Points are the right holes: a set's score pools them."""
-    found, holes = d1_answer(completion), [cell for cell, given in enumerate(row["puzzle"]) if given == "0"]
-    right = sum(found[cell] == row["solution"][cell] for cell in holes) if found else 0
-    return Grade(float(right), float(len(holes)), found)
+    text, holes = d1_answer(completion), _holes(row)
+    right = sum(text[cell] == row["solution"][cell] for cell in holes) if text else 0
+    return Grade(float(right), float(len(holes)), text)
 
 
 def d1_puzzle_grade(row: Row, completion: str) -> Grade:
     """Whether what d1 reads is a grid that fits the clues, the listed one or another."""
-    found = d1_answer(completion)
-    return Grade(float(found in fitting(row)), 1.0, found)
+    text = d1_answer(completion)
+    return Grade(float(text in fitting(row)), 1.0, text)
 
 
 RULES = (
@@ -115,7 +124,7 @@ RULES = (
 
 
 def prompt(row: Row) -> str:
-    form = SKELETON.format(reasoning="your reasoning, step by step", answer="the 16 digits")
+    form = answer_form("the 16 digits")
     return f"{RULES}\n\nPuzzle: {row['puzzle']}\n\nWrite your answer in exactly this form:\n{form}"
 
 
@@ -131,7 +140,7 @@ D1_INSTRUCTIONS = (
     "- Each column must contain digits 1-4 exactly once\n- Each 2x2 box must contain digits 1-4 exactly once\n\n"
     "Important: Your solution must be a COMPLETE 16-character string with only the digits 1-4, representing your "
     "final solved grid.\n\nRespond in this exact format:\n"
-    + SKELETON.format(reasoning="Your step-by-step solving process", answer="[16-character solution string]")
+    + answer_form("[16-character solution string]", "Your step-by-step solving process")
 )
 
 # Ours: that SPG shows three worked examples is known here, but not which. Of grids that solve no puzzle of d1's test
@@ -145,8 +154,7 @@ SHOTS = (
 
 def _shots() -> str:
     return "\n\n".join(
-        f"{d1_question({'puzzle': puzzle})}" + SKELETON.format(reasoning=_reasoning(puzzle, grid), answer=grid)
-        for puzzle, grid in SHOTS
+        f"{d1_question({'puzzle': puzzle})}" + answer_form(grid, _reasoning(puzzle, grid)) for puzzle, grid in SHOTS
     )
 
 
@@ -160,105 +168,95 @@ def _reasoning(puzzle: str, grid: str) -> str:
     return "\n".join(lines)
 
 
-def _rows_filled(puzzle: str, grid: str) -> str:
+def _short_reasoning(puzzle: str, grid: str) -> str:
     """The same in few tokens: many tokenizers give every digit one."""
     return "\n".join(f"{puzzle[start : start + 4]} to {grid[start : start + 4]}" for start in range(0, CELLS, 4))
 
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade, manner=D1),
-    "spg_3shot": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, manner=D1),
-    "agrpo": thinking(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
+    "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING),
+    "spg_3shot": Protocol(
+        lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING
+    ),
+    "agrpo": think_protocol(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
 }
-
-
-def shaped(row: Row) -> Row:
-    puzzle, grid = row["puzzle"].replace(".", "0"), row["solution"]
-    if not PUZZLE.fullmatch(puzzle) or grid not in grids() or not answers(with_dots(puzzle), grid):
-        raise ValueError(f"{puzzle!r} is not a puzzle of 16 digits 0 to 4 that the grid {grid!r} solves")
-    return {**row, "puzzle": puzzle}
-
-
-def split(row: Row) -> str | None:
-    """The split all of whose grids fit the puzzle; None where grids of both do."""
-    fits = fitting(row)
-    return next((name for name in ("train", "test") if fits <= set(split_grids(name))), None)
-
-
-SHAPE = Shape(
-    wanted={"puzzle": str, "solution": str},
-    row=shaped,
-    key=lambda row: row["solution"],
-    split=split,
-    several=fitting,
-)
-
-
-def stored_row(line: Row) -> Row:
-    """The row that a stored generation answers: its `puzzle`, or one in the `question`; the grid is the `ground_truth`,
-    or as in a row the `solution`."""
-    if "ground_truth" not in line and "solution" in line:
-        line = {**line, "ground_truth": line["solution"]}
-    if "puzzle" not in line:
-        found = PUZZLE.search(line["question"])
-        if found is None:
-            raise ValueError('there is no "puzzle", and none of 16 digits in the "question"')
-        line = {**line, "puzzle": found.group()}
-    if not isinstance(line["puzzle"], str) or not isinstance(line["ground_truth"], str):
-        raise ValueError('"puzzle" and "ground_truth" must be texts of 16 digits')
-    return shaped({"puzzle": line["puzzle"], "solution": line["ground_truth"]})
-
-
-def facts(rows: Sequence[Row]) -> dict[str, int]:
-    """How many puzzles have more than one solution."""
-    return {"several_solutions": sum(len(fitting(row)) > 1 for row in rows)}
-
 
 ABOUT = About(
     source="generated; or JSONL files with puzzle and solution",
-    apart="by solution grid: 200 of the 288 grids are for training, 88 for the test",
+    separation="by solution grid: 200 of the 288 grids are for training, 88 for the test",
     example={"puzzle": "1040040300204031", "solution": "1342241331244231"},
     protocols=tuple(PROTOCOLS),
 )
 
 
-def task(
-    data: str = "",
-    test_data: str = "",
-    protocol: str = "unmask",
-    holes: Sequence[int] = (7, 12),
-    unique: bool = True,
-    partial: float = 0.0,
-    rewards: Rewards = "unmask",
-    weights: Weights = None,
-) -> Task:
+class SudokuText(TextPuzzle):
     """Generated puzzles with holes[0] to holes[1] holes, or JSONL files with `puzzle` and `solution`.
 
     The reward is 1 for a solution, else `partial` times the share of right holes; `weights` makes it one of several
     parts, `rewards` takes d1's.
     """
-    partial = checked_partial("sudoku_text", partial)
-    if partial and rewards == "d1":
-        raise ValueError("partial: d1's rewards have their own credit for a wrong answer; leave it out")
-    generator = sudoku.task(holes=holes, unique=unique).rows
 
-    def generated(split: str, n: int, seed: int) -> list[Row]:
-        return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in generator(split, n, seed)]
+    name = "sudoku_text"
+    summary = "4 x 4 Sudoku in words, generated or from a file"
+    about = ABOUT
+    board = True
+    protocols = PROTOCOLS
+    d1_parts = d1_rewards.SUDOKU
+    row_fields = FIELDS
 
-    rules = chosen(PROTOCOLS, protocol)
-    found = text_task(
-        name="sudoku_text",
-        summary="4 x 4 Sudoku in words, generated or from a file",
-        rows=puzzle_rows("sudoku_text", data, test_data, SHAPE, generated),
-        solution=lambda row: written_out(_rows_filled(row["puzzle"], row["solution"]), row["solution"]),
-        protocol=rules,
-        about=ABOUT,
-        weights=weights,
-        parts=d1_rewards.SUDOKU if rewards == "d1" else None,
-        fixed=bool(data or test_data),
-        credit=lambda row, completion: partial * cells_right(row, completion),
-        stored=stored_row,
-    )
-    beside = {"cells": cells_grade} if rules.grade is grade else {"puzzles": d1_puzzle_grade}
-    return replace(found, facts=facts, beside=beside, board=True)
+    def __init__(
+        self,
+        data: str = "",
+        test_data: str = "",
+        protocol: str = "unmask",
+        holes: Sequence[int] = (7, 12),
+        unique: bool = True,
+        partial: float = 0.0,
+        rewards: Rewards = "unmask",
+        weights: Weights = None,
+    ) -> None:
+        super().__init__(data, test_data, protocol, partial, rewards, weights)
+        self.generator = Sudoku(holes=holes, unique=unique)
+        ours = self.rules.grade is grade
+        self.other_scores = {"cells": cells_grade} if ours else {"puzzles": d1_puzzle_grade}
+
+    def generated(self, split: str, n: int, seed: int) -> list[Row]:
+        rows = super().generated(split, n, seed)
+        return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in rows]
+
+    def parse_row(self, row: Row) -> Row:
+        puzzle, grid = row["puzzle"].replace(".", "0"), row["solution"]
+        if not PUZZLE.fullmatch(puzzle) or grid not in grids() or not keeps_givens(with_dots(puzzle), grid):
+            raise ValueError(f"{puzzle!r} is not a puzzle of 16 digits 0 to 4 that the grid {grid!r} solves")
+        return {**row, "puzzle": puzzle}
+
+    def keys(self, row: Row) -> set[str]:
+        return fitting(row)
+
+    def split_of(self, row: Row) -> str | None:
+        """The split all of whose grids fit the puzzle; None where grids of both do."""
+        return next((split for split in SPLITS if fitting(row) <= set(split_grids(split))), None)
+
+    def stored_row(self, line: Row) -> Row:
+        """A line with `puzzle`, or a puzzle in its `question`; the grid is the `ground_truth` or the `solution`."""
+        if "ground_truth" not in line and "solution" in line:
+            line = {**line, "ground_truth": line["solution"]}
+        if "puzzle" not in line:
+            puzzle = PUZZLE.search(line["question"])
+            if puzzle is None:
+                raise ValueError('there is no "puzzle", and none of 16 digits in the "question"')
+            line = {**line, "puzzle": puzzle.group()}
+        if not isinstance(line["puzzle"], str) or not isinstance(line["ground_truth"], str):
+            raise ValueError('"puzzle" and "ground_truth" must be texts of 16 digits')
+        return self.parse_row({"puzzle": line["puzzle"], "solution": line["ground_truth"]})
+
+    def credit(self, row: Row, completion: str) -> float:
+        return self.partial * cells_right(row, completion)
+
+    def tagged_solution(self, row: Row) -> str:
+        return tagged_completion(_short_reasoning(row["puzzle"], row["solution"]), row["solution"])
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, int]:
+        """How many puzzles have more than one solution."""
+        return {"several_solutions": sum(len(fitting(row)) > 1 for row in rows)}

@@ -1,24 +1,23 @@
-"""Word problems in the manner of GSM8K, made from templates: two or three steps of arithmetic, told as a story.
+"""Word problems in the manner of GSM8K, made from templates: two or three steps of arithmetic in a story.
 
-Prompts, form and graders are GSM8K's (`gsm8k.py`), so a model that has learnt the form here can be asked there. The
+Prompts, form and graders are GSM8K's (`gsm8k.py`), so a model that is trained here can be evaluated there. The
 split is by the story and its numbers: no test problem is a training problem with another name in it.
 """
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
-from unmask.tasks.benchmarks import gsm8k
-from unmask.tasks.support.split import in_test, split_rng
-from unmask.tasks.task import About, Row, Task
+from unmask.tasks.benchmarks.gsm8k import PROTOCOLS, Gsm8k
+from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.task import About, Row
 
 NAMES = ("Ada", "Ben", "Cleo", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena", "Mara", "Nils")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "plums", "shells", "stamps", "tickets")
 
 
-class Told(NamedTuple):
-    """A problem, its steps, and what makes it the problem it is."""
+class Story(NamedTuple):
+    """A problem, its steps and its answer; `numbers` identify it."""
 
     question: str
     steps: tuple[str, ...]
@@ -26,11 +25,11 @@ class Told(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def shared(name: str, thing: str, rng: random.Random) -> Told:
+def shared(name: str, thing: str, rng: random.Random) -> Story:
     boxes, each, given = rng.randint(2, 9), rng.randint(3, 12), rng.randint(1, 20)
     given = min(given, boxes * each - 1)
     had = boxes * each
-    return Told(
+    return Story(
         f"{name} has {boxes} boxes of {each} {thing} each and gives {given} {thing} away. How many {thing} are left?",
         (f"{boxes} * {each} = {had}", f"{had} - {given} = {had - given}"),
         had - given,
@@ -38,10 +37,10 @@ def shared(name: str, thing: str, rng: random.Random) -> Told:
     )
 
 
-def saved(name: str, thing: str, rng: random.Random) -> Told:
+def saved(name: str, thing: str, rng: random.Random) -> Story:
     first, more, days = rng.randint(5, 60), rng.randint(2, 15), rng.randint(2, 9)
     grown = more * days
-    return Told(
+    return Story(
         f"{name} starts with {first} {thing} and finds {more} more every day. "
         f"How many {thing} are there after {days} days?",
         (f"{more} * {days} = {grown}", f"{first} + {grown} = {first + grown}"),
@@ -50,11 +49,11 @@ def saved(name: str, thing: str, rng: random.Random) -> Told:
     )
 
 
-def bought(name: str, thing: str, rng: random.Random) -> Told:
+def bought(name: str, thing: str, rng: random.Random) -> Story:
     count, price, extra = rng.randint(2, 9), rng.randint(2, 12), rng.randint(1, 15)
     cost = count * price + extra
     paid = -(-(cost + rng.randint(1, 20)) // 10) * 10
-    return Told(
+    return Story(
         f"{name} buys {count} {thing} for ${price} each and a bag for ${extra}, and pays with ${paid}. "
         "How much money comes back, in dollars?",
         (
@@ -67,10 +66,10 @@ def bought(name: str, thing: str, rng: random.Random) -> Told:
     )
 
 
-def divided(name: str, thing: str, rng: random.Random) -> Told:
+def divided(name: str, thing: str, rng: random.Random) -> Story:
     friends, each, own = rng.randint(2, 9), rng.randint(2, 12), rng.randint(1, 20)
     parted = friends * each
-    return Told(
+    return Story(
         f"{name} has {parted + own} {thing}, keeps {own} and shares the rest equally among {friends} friends. "
         f"How many {thing} does each friend get?",
         (f"{parted + own} - {own} = {parted}", f"{parted} / {friends} = {each}"),
@@ -79,39 +78,28 @@ def divided(name: str, thing: str, rng: random.Random) -> Told:
     )
 
 
-STORIES: tuple[Callable[[str, str, random.Random], Told], ...] = (shared, saved, bought, divided)
+# the split depends on the names of these functions
+STORIES: tuple[Callable[[str, str, random.Random], Story], ...] = (shared, saved, bought, divided)
 
 
-def drawn(rng: random.Random) -> tuple[str, Told]:
-    """The story's name and a problem."""
-    story = rng.choice(STORIES)
-    return story.__name__, story(rng.choice(NAMES), rng.choice(THINGS), rng)
+class WordProblems(GeneratedTask, Gsm8k):
+    """Generated word problems with the prompts and graders of GSM8K. The reward is 1 for the right number."""
 
-
-def key(story: str, numbers: tuple[int, ...]) -> str:
-    return f"{story} {' '.join(map(str, numbers))}"
-
-
-def rows(split: str, n: int, seed: int) -> list[Row]:
-    rng, found = split_rng("word_problems", split, seed), list[Row]()
-    while len(found) < n:
-        story, told = drawn(rng)
-        if in_test(key(story, told.numbers)) == (split == "test"):
-            answer = "\n".join((*told.steps, f"#### {told.answer}"))
-            name = f"word_problems-{split}-{seed}-{len(found)}"
-            found.append({"id": name, "question": told.question, "answer": answer})
-    return found
-
-
-ABOUT = About(
-    source="generated from templates",
-    apart="by the story and its numbers: one problem in five is for the test",
-    protocols=tuple(gsm8k.PROTOCOLS),
-)
-
-
-def task(protocol: str = "unmask") -> Task:
-    """Generated word problems, asked and graded as GSM8K is. The reward is 1 for the right number."""
-    found = gsm8k.task(protocol=protocol)
+    name = "word_problems"
     summary = "Word problems of two or three steps, generated, in GSM8K's form"
-    return replace(found, name="word_problems", summary=summary, rows=rows, about=ABOUT, fixed=False)
+    fixed = False
+    about = About(
+        source="generated from templates",
+        separation="by the story and its numbers: one problem in five is for the test",
+        protocols=tuple(PROTOCOLS),
+    )
+
+    def __init__(self, protocol: str = "unmask") -> None:
+        super().__init__(protocol=protocol)
+
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        kind = rng.choice(STORIES)
+        story = kind(rng.choice(NAMES), rng.choice(THINGS), rng)
+        if in_test(" ".join(map(str, (kind.__name__, *story.numbers)))) != (split == "test"):
+            return None
+        return {"question": story.question, "answer": "\n".join((*story.steps, f"#### {story.answer}"))}

@@ -1,3 +1,3 @@
-"""Tasks that are generated and small enough for the embedded model: one character is one token. Each module offers
-`task(...)`, which makes a Task; `unmask.tasks.TASKS` has them by name.
+"""Generated tasks, small enough for the embedded model: one character is one token.
+Each module offers a class; `unmask.tasks.TASKS` has them by name.
 """

@@ -18,13 +18,12 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from unmask.tasks.support.split import hashed_split, split_rng
-from unmask.tasks.task import About, Row, Task, checked_partial
+from unmask.tasks.support.split import GeneratedTask, hashed_split
+from unmask.tasks.task import About, Row, valid_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer, and it bounds the size of every number
 DEEPEST = 30
 LISTED = 4  # numbers of which all reachable values are listed; of six it takes seconds for each problem
-TRIES = 20_000  # draws for a problem, on average, before there are said to be too few
 
 SIGNS = "+-*/"
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -60,9 +59,22 @@ def _value(node: ast.expr, used: list[int], depth: int) -> Fraction | None:
     return None if left is None or right is None else OPERATIONS[type(node.op)](left, right)
 
 
+def points(row: Row, text: str, partial: float) -> float:
+    """1 for an expression of the row's numbers with the target's value, `partial` for one with another value."""
+    result = expression(text)
+    if result is None or Counter(result[1]) != Counter(row["numbers"]):
+        return 0.0
+    return 1.0 if result[0] == row["target"] else partial
+
+
+def numbers_key(numbers: list[int]) -> str:
+    """The numbers in any order."""
+    return ",".join(map(str, sorted(numbers)))
+
+
 def in_test(numbers: list[int]) -> bool:
     """Whether this set of numbers is of the test split: a stable hash, whatever the options of the task."""
-    return hashed_split(",".join(map(str, sorted(numbers)))) == "test"
+    return hashed_split(numbers_key(numbers)) == "test"
 
 
 # An expression being built: its text and the priority of its last operation (0 for + and -, 1 for * and /,
@@ -89,16 +101,16 @@ def _terms(numbers: tuple[int, ...], signs: str) -> dict[tuple[int, int], str]:
     if len(numbers) == 1:
         return {(numbers[0], 2): str(numbers[0])}
     terms: dict[tuple[int, int], str] = {}
-    for left, right in _partings(numbers):
+    for left, right in _divisions(numbers):
         for (x, x_priority), x_text in _terms(left, signs).items():
             for (y, y_priority), y_text in _terms(right, signs).items():
-                for value, (text, priority) in _joined(signs, x, (x_text, x_priority), y, (y_text, y_priority)):
+                for value, (text, priority) in _results(signs, x, (x_text, x_priority), y, (y_text, y_priority)):
                     terms[value, priority] = _shorter(terms.get((value, priority), text), text)
     return terms
 
 
-def _partings(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """All ways to part the numbers into a left and a right operand."""
+def _divisions(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All ways to divide the numbers into a left and a right operand."""
     places = range(len(numbers))
     return {
         (
@@ -110,18 +122,18 @@ def _partings(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int,
     }
 
 
-def _joined(signs: str, x: int, left: Term, y: int, right: Term) -> list[tuple[int, Term]]:
+def _results(signs: str, x: int, left: Term, y: int, right: Term) -> list[tuple[int, Term]]:
     """The results of the operations; only - and / mind an operand of their own priority on the right."""
-    joined = []
+    results = []
     if "+" in signs:
-        joined.append((x + y, _text(left, "+", right, 0, 0)))
+        results.append((x + y, _text(left, "+", right, 0, 0)))
     if "-" in signs:
-        joined.append((x - y, _text(left, "-", right, 0, 1)))
+        results.append((x - y, _text(left, "-", right, 0, 1)))
     if "*" in signs:
-        joined.append((x * y, _text(left, "*", right, 1, 1)))
+        results.append((x * y, _text(left, "*", right, 1, 1)))
     if "/" in signs and y != 0 and x % y == 0:
-        joined.append((x // y, _text(left, "/", right, 1, 2)))
-    return joined
+        results.append((x // y, _text(left, "/", right, 1, 2)))
+    return results
 
 
 def _text(left: Term, sign: str, right: Term, left_needs: int, right_needs: int) -> Term:
@@ -133,82 +145,73 @@ def _text(left: Term, sign: str, right: Term, left_needs: int, right_needs: int)
     return texts[0] + sign + texts[1], left_needs
 
 
-def way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, str]:
+def draw_way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, str]:
     """A value that the numbers reach, whole on the way, and its expression: joined two by two, by signs at random."""
     terms: list[tuple[int, Term]] = [(number, (str(number), 2)) for number in numbers]
     while len(terms) > 1:
         (x, left), (y, right) = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
-        terms.append(rng.choice(_joined(signs, x, left, y, right)))
+        terms.append(rng.choice(_results(signs, x, left, y, right)))
     value, (text, _) = terms[0]
     return value, text
 
 
-def task(
-    numbers: int = 3, largest: int = 20, target_largest: int = 99, signs: str = "+-", partial: float = 0.0
-) -> Task:
+class Countdown(GeneratedTask):
     """`numbers` numbers from 1 to `largest`, a target up to `target_largest` that `signs` suffice to reach.
 
-    The defaults are what the embedded model has learnt; signs="+-*/" is the full game. An answer may use all
-    four signs in any case. An expression with the right numbers and the right value earns 1, with the right
-    numbers alone `partial`.
+    The embedded model is trained on the defaults; signs="+-*/" is the full game. An answer may always use all four
+    signs. An expression with the right numbers and the right value earns 1, with the right numbers alone `partial`.
     """
-    if not 2 <= numbers <= 6:
-        raise ValueError(f"countdown: numbers must be within 2 to 6, not {numbers}.")
-    if not 9 <= largest <= 100:
-        raise ValueError(f"countdown: largest must be within 9 to 100, not {largest}.")
-    if not 10 <= target_largest <= 1000:
-        raise ValueError(f"countdown: target_largest must be within 10 to 1000, not {target_largest}.")
-    if "+" not in signs or not set(signs) <= set(SIGNS):
-        raise ValueError(f'countdown: signs must be "+" and any others of "+-*/", not {signs!r}.')
-    partial = checked_partial("countdown", partial)
-    width, target_width = len(str(largest)), len(str(target_largest))
-    # at most around every step but the last; the shortest chain of + and - needs none
-    parentheses = numbers - 2 if set(signs) & set("*/") or numbers > LISTED else 0
 
-    def drawn_way(rng: random.Random, drawn: list[int]) -> tuple[int, str] | None:
+    name = "countdown"
+    about = About(separation="by the set of numbers: one in five is for the test")
+
+    def __init__(
+        self, numbers: int = 3, largest: int = 20, target_largest: int = 99, signs: str = "+-", partial: float = 0.0
+    ) -> None:
+        if not 2 <= numbers <= 6:
+            raise ValueError(f"countdown: numbers must be within 2 to 6, not {numbers}.")
+        if not 9 <= largest <= 100:
+            raise ValueError(f"countdown: largest must be within 9 to 100, not {largest}.")
+        if not 10 <= target_largest <= 1000:
+            raise ValueError(f"countdown: target_largest must be within 10 to 1000, not {target_largest}.")
+        if "+" not in signs or not set(signs) <= set(SIGNS):
+            raise ValueError(f'countdown: signs must be "+" and any others of "+-*/", not {signs!r}.')
+        self.numbers, self.largest, self.target_largest, self.signs = numbers, largest, target_largest, signs
+        self.partial = valid_partial(self.name, partial)
+        self.summary = f"Countdown with {numbers} numbers up to {largest} and a target up to {target_largest}"
+        self.scarcity = (
+            f"{numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} by {signs}; "
+            "lower largest, or raise target_largest"
+        )
+        # at most around every step but the last; the shortest chain of + and - needs none
+        parentheses = numbers - 2 if set(signs) & set("*/") or numbers > LISTED else 0
+        self.length = numbers * len(str(largest)) + (numbers - 1) + 2 * parentheses
+
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
+        if in_test(numbers) != (split == "test") or (way := self._draw_way(rng, numbers)) is None:
+            return None
+        return {"numbers": numbers, "target": way[0], "solution": way[1]}
+
+    def _draw_way(self, rng: random.Random, numbers: list[int]) -> tuple[int, str] | None:
         """A target and its expression: of all that the numbers reach or, where these are too many, of one way."""
-        if numbers > LISTED:
-            target, text = way(rng, drawn, signs)
-            return (target, text) if 1 <= target <= target_largest else None
-        ways = reachable(tuple(sorted(drawn)), signs)
-        targets = sorted(value for value in ways if 1 <= value <= target_largest)
+        if self.numbers > LISTED:
+            target, text = draw_way(rng, numbers, self.signs)
+            return (target, text) if 1 <= target <= self.target_largest else None
+        ways = reachable(tuple(sorted(numbers)), self.signs)
+        targets = sorted(value for value in ways if 1 <= value <= self.target_largest)
         target = rng.choice(targets) if targets else 0
         return (target, ways[target]) if targets else None
 
-    def rows(split: str, n: int, seed: int) -> list[Row]:
-        rng, found, tries = split_rng("countdown", split, seed), list[Row](), 0
-        while len(found) < n:
-            tries += 1
-            if numbers > LISTED and tries > TRIES * (len(found) + 1):
-                raise ValueError(
-                    f"countdown: {numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} "
-                    f"by {signs}; lower largest, or raise target_largest"
-                )
-            drawn = [rng.randint(1, largest) for _ in range(numbers)]
-            if in_test(drawn) != (split == "test") or (made := drawn_way(rng, drawn)) is None:
-                continue
-            name = f"countdown-{split}-{seed}-{len(found)}"
-            found.append({"id": name, "numbers": drawn, "target": made[0], "solution": made[1]})
-        return found
+    def prompt(self, row: Row) -> str:
+        numbers = ",".join(f"{number:>{len(str(self.largest))}}" for number in row["numbers"])
+        return f"{numbers}>{row['target']:>{len(str(self.target_largest))}}="
 
-    def prompt(row: Row) -> str:
-        numbers_text = ",".join(f"{number:>{width}}" for number in row["numbers"])
-        return f"{numbers_text}>{row['target']:>{target_width}}="
+    def solution(self, row: Row) -> str:
+        return row["solution"]
 
-    def reward(row: Row, completion: str) -> float:
-        found = expression(completion)
-        if found is None or Counter(found[1]) != Counter(row["numbers"]):
-            return 0.0
-        return 1.0 if found[0] == row["target"] else partial
+    def solved(self, row: Row, completion: str) -> bool:
+        return points(row, completion, 0.0) == 1.0
 
-    return Task(
-        name="countdown",
-        summary=f"Countdown with {numbers} numbers up to {largest} and a target up to {target_largest}",
-        length=numbers * width + (numbers - 1) + 2 * parentheses,
-        rows=rows,
-        prompt=prompt,
-        solution=lambda row: row["solution"],
-        reward=reward,
-        solved=lambda row, completion: reward(row, completion) == 1.0,
-        about=About(apart="by the set of numbers: one in five is for the test"),
-    )
+    def reward(self, row: Row, completion: str) -> float:
+        return points(row, completion, self.partial)

@@ -2,17 +2,17 @@
 
 The prompt names fields with their types and values ("age:n=42 pet:s=cat ok:b=yes>"), the completion is the object
 ({"age":42,"pet":"cat","ok":true}): numbers bare, texts in quotes also where they are digits, yes and no as true and
-false. It is judged by the schema of those fields and by their values, as in `json_schema`; order does not matter.
-Prompts are filled up with spaces on the left, to one length. The split is by the set of fields with their values.
+false. It is graded by the schema of those fields and by their values, as in `json_schema`; order does not matter.
+Prompts are padded with spaces on the left to one length. The split is by the set of fields with their values.
 """
 
 import json
 import random
 from typing import Any
 
-from unmask.tasks.benchmarks.json_schema import credit, score, validator, verdict
-from unmask.tasks.support.split import in_test, split_rng
-from unmask.tasks.task import About, Row, Task, checked_partial
+from unmask.tasks.benchmarks.json_schema import credit, explanation, schema_match, validator
+from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.task import About, Row, valid_partial
 
 KEYS = ("age", "big", "cap", "day", "fee", "id", "key", "max", "min", "no", "ok", "pet", "row", "tag", "top", "zip")
 WORDS = ("ant", "bee", "cat", "dog", "eel", "elk", "fox", "gnu", "hen", "jay", "koi", "owl", "pig", "ram", "rat", "yak")
@@ -21,7 +21,7 @@ TYPES = {"n": "integer", "s": "string", "b": "boolean"}
 ASKED, WRITTEN = len("tag:s=cat"), len('"tag":"cat"')  # the longest field in a prompt and in an object
 
 
-def _drawn(rng: random.Random, key: str) -> tuple[str, str, Any]:
+def _draw_field(rng: random.Random, key: str) -> tuple[str, str, Any]:
     """The request for a field, its type, and its value."""
     kind = rng.choice("nsb")
     if kind == "n":
@@ -34,48 +34,50 @@ def _drawn(rng: random.Random, key: str) -> tuple[str, str, Any]:
     return f"{key}:s={text}", kind, text
 
 
-def task(fields: int = 2, partial: float = 0.0) -> Task:
+class JsonMini(GeneratedTask):
     """Objects of `fields` fields, 1 to 3.
 
     An object with the right keys, types and values earns 1. One with at least one of the keys earns up to `partial`.
     """
-    if not 1 <= fields <= 3:
-        raise ValueError(f"json_mini: fields must be 1, 2 or 3, not {fields}.")
-    partial = checked_partial("json_mini", partial)
 
-    def rows(split: str, n: int, seed: int) -> list[Row]:
-        rng = split_rng("json_mini", split, seed)
-        validator(True)  # a missing package is told now, not at the first reward
-        found: list[Row] = []
-        while len(found) < n:
-            keys = rng.sample(KEYS, fields)
-            drawn = [_drawn(rng, key) for key in keys]
-            if in_test(" ".join(sorted(text for text, _, _ in drawn))) != (split == "test"):
-                continue
-            found.append(
-                {
-                    "id": f"json_mini-{split}-{seed}-{len(found)}",
-                    "request": " ".join(text for text, _, _ in drawn),
-                    "schema": {
-                        "type": "object",
-                        "properties": {key: {"type": TYPES[d[1]]} for key, d in zip(keys, drawn, strict=True)},
-                        "required": keys,
-                        "additionalProperties": False,
-                    },
-                    "reference": {key: value for key, (_, _, value) in zip(keys, drawn, strict=True)},
-                }
-            )
-        return found
+    name = "json_mini"
+    about = About(separation="by the fields with their values: one in five is for the test", needs=("unmask[json]",))
 
-    return Task(
-        name="json_mini",
-        summary=f"A JSON object of {fields} typed field{'s' if fields > 1 else ''}",
-        length=fields * WRITTEN + (fields - 1) + 2,
-        rows=rows,
-        prompt=lambda row: row["request"].rjust(fields * ASKED + fields - 1) + ">",
-        solution=lambda row: json.dumps(row["reference"], separators=(",", ":")),
-        reward=lambda row, completion: credit(row, score(row, completion), partial),
-        solved=lambda row, completion: score(row, completion).right,
-        verdict=verdict,
-        about=About(apart="by the fields with their values: one in five is for the test", needs=("unmask[json]",)),
-    )
+    def __init__(self, fields: int = 2, partial: float = 0.0) -> None:
+        if not 1 <= fields <= 3:
+            raise ValueError(f"json_mini: fields must be 1, 2 or 3, not {fields}.")
+        self.fields, self.partial = fields, valid_partial(self.name, partial)
+        self.summary = f"A JSON object of {fields} typed field{'s' if fields > 1 else ''}"
+        self.length = fields * WRITTEN + (fields - 1) + 2
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        validator(True)  # fails now where the package is missing, not at the first reward
+        return super().rows(split, n, seed)
+
+    def draw(self, rng: random.Random, split: str) -> Row | None:
+        keys = rng.sample(KEYS, self.fields)
+        texts, kinds, values = zip(*(_draw_field(rng, key) for key in keys), strict=True)
+        if in_test(" ".join(sorted(texts))) != (split == "test"):
+            return None
+        schema = {
+            "type": "object",
+            "properties": {key: {"type": TYPES[kind]} for key, kind in zip(keys, kinds, strict=True)},
+            "required": keys,
+            "additionalProperties": False,
+        }
+        return {"request": " ".join(texts), "schema": schema, "reference": dict(zip(keys, values, strict=True))}
+
+    def prompt(self, row: Row) -> str:
+        return row["request"].rjust(self.fields * ASKED + self.fields - 1) + ">"
+
+    def solution(self, row: Row) -> str:
+        return json.dumps(row["reference"], separators=(",", ":"))
+
+    def solved(self, row: Row, completion: str) -> bool:
+        return schema_match(row, completion).right
+
+    def reward(self, row: Row, completion: str) -> float:
+        return credit(row, schema_match(row, completion), self.partial)
+
+    def verdict(self, row: Row, completion: str) -> str:
+        return explanation(row, completion)

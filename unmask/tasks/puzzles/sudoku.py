@@ -1,43 +1,109 @@
-"""Sudoku on a 4 x 4 board, generated.
+"""Sudoku on boards of 4 x 4, 6 x 6 and 9 x 9, generated.
 
-A puzzle is 16 characters, row by row, "." for a hole; the prompt is the puzzle and "=", the completion the
-whole grid in 16 digits. All 288 grids are known, which makes two things exact: the number of solutions of a puzzle,
-and the split. It is by grid, and every grid that fits a puzzle is of the puzzle's own split: no answer that is right
-in the test is ever right in training.
+A puzzle is a line of characters, row by row, "." for a hole; the prompt is the puzzle and "=", the completion the whole
+grid in digits. No answer that is right in the test is ever right in training: `sudoku` (4 x 4) knows all 288 grids,
+splits them, and draws a puzzle such that every grid that fits it belongs to the puzzle's own split. The puzzles of
+`sudoku_large` have one solution each, counted by search, and a hash of that grid decides on the split.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
 
-from unmask.tasks.support.split import split_rng
-from unmask.tasks.task import About, Row, Task, checked_partial
+from unmask.tasks.support.split import GeneratedTask, hashed_split
+from unmask.tasks.task import About, Row, valid_partial
 
-DIGITS = "1234"
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
+"""Rows and columns of a box, by the size of the board."""
 CELLS = 16
 FEWEST_CLUES = 4  # three givens leave many grids open, of both splits
 TRAIN_GRIDS = 200
+MOST_HOLES = {6: 18, 9: 40}  # with more, hardly any puzzle has one solution
+PATTERNS = 200
 
-UNITS: tuple[tuple[int, ...], ...] = (
-    *(tuple(range(4 * row, 4 * row + 4)) for row in range(4)),
-    *(tuple(range(column, CELLS, 4)) for column in range(4)),
-    *(tuple(corner + step for step in (0, 1, 4, 5)) for corner in (0, 2, 8, 10)),
-)
+
+def digits_of(size: int) -> str:
+    return "123456789"[:size]
+
+
+@cache
+def units(size: int) -> tuple[tuple[int, ...], ...]:
+    """The cells of every row, column and box."""
+    high, wide = BOXES[size]
+    rows = [[size * row + column for column in range(size)] for row in range(size)]
+    corners = [size * row + column for row in range(0, size, high) for column in range(0, size, wide)]
+    boxes = [[corner + size * down + right for down in range(high) for right in range(wide)] for corner in corners]
+    return tuple(tuple(unit) for unit in (*rows, *zip(*rows, strict=True), *boxes))
+
+
+UNITS = units(4)
+
+
+@cache
+def _units_of_cell(size: int) -> tuple[tuple[int, ...], ...]:
+    """For every cell the numbers of its row, column and box."""
+    return tuple(tuple(n for n, unit in enumerate(units(size)) if cell in unit) for cell in range(size * size))
+
+
+def solutions(size: int, puzzle: str, rng: random.Random | None = None) -> Iterator[str]:
+    """The grids that keep a puzzle's givens, by search; with an rng in random order."""
+    units_of, grid = _units_of_cell(size), list(puzzle)
+    free = [(1 << size) - 1] * len(units(size))  # the digits that a unit does not have yet, one bit each
+    for cell, given in enumerate(puzzle):
+        if given != ".":
+            for unit in units_of[cell]:
+                free[unit] &= ~(1 << int(given) - 1)
+
+    def left(cell: int) -> int:
+        row, column, box = units_of[cell]
+        return free[row] & free[column] & free[box]
+
+    def fill(holes: list[int]) -> Iterator[str]:
+        if not holes:
+            yield "".join(grid)
+            return
+        cell = min(holes, key=lambda hole: left(hole).bit_count())
+        rest, digits = [hole for hole in holes if hole != cell], [d for d in range(size) if left(cell) >> d & 1]
+        for digit in rng.sample(digits, len(digits)) if rng else digits:
+            grid[cell] = str(digit + 1)
+            for unit in units_of[cell]:
+                free[unit] ^= 1 << digit
+            yield from fill(rest)
+            for unit in units_of[cell]:
+                free[unit] ^= 1 << digit
+
+    yield from fill([cell for cell, given in enumerate(puzzle) if given == "."])
+
+
+def keeps_givens(puzzle: str, grid: str, size: int = 4) -> bool:
+    """Whether a text has the form of an answer: a digit for every cell, the puzzle's givens among them."""
+    return len(grid) == size * size and all(
+        digit in digits_of(size) and given in (".", digit) for given, digit in zip(puzzle, grid, strict=True)
+    )
+
+
+def valid_units(grid: str, size: int = 4) -> int:
+    """How many of the rows, columns and boxes of a full grid hold each digit once."""
+    return sum(len({grid[cell] for cell in unit}) == size for unit in units(size))
+
+
+def with_holes(grid: str, holes: set[int]) -> str:
+    return "".join("." if cell in holes else digit for cell, digit in enumerate(grid))
+
+
+# --- 4 x 4 --------------------------------------------------------------------------------------------------
 
 
 @cache
 def grids() -> tuple[str, ...]:
     """All 288 valid grids, in ascending order."""
-    partial = [""]
-    for cell in range(CELLS):
-        mates = [other for unit in UNITS if cell in unit for other in unit if other < cell]
-        partial = [grid + digit for grid in partial for digit in DIGITS if all(grid[mate] != digit for mate in mates)]
-    return tuple(partial)
+    return tuple(sorted(solutions(4, "." * CELLS)))
 
 
 @cache
 def split_grids(split: str) -> tuple[str, ...]:
-    """The grids of one split: 200 for "train", the other 88 for "test", the same for ever."""
+    """The grids of one split: 200 for "train", the other 88 for "test", always the same."""
     shuffled = list(grids())
     random.Random("unmask sudoku: the split of the 288 grids").shuffle(shuffled)
     return tuple(shuffled[:TRAIN_GRIDS] if split == "train" else shuffled[TRAIN_GRIDS:])
@@ -49,7 +115,7 @@ def _grids_with() -> dict[tuple[int, str], int]:
     return {
         (cell, digit): sum(1 << number for number, grid in enumerate(grids()) if grid[cell] == digit)
         for cell in range(CELLS)
-        for digit in DIGITS
+        for digit in digits_of(4)
     }
 
 
@@ -72,68 +138,106 @@ def solution_count(puzzle: str) -> int:
     return fitting_grids(puzzle).bit_count()
 
 
-def valid_units(grid: str) -> int:
-    """How many of the 12 rows, columns and boxes of a full grid hold each digit once."""
-    return sum(len({grid[cell] for cell in unit}) == 4 for unit in UNITS)
+class SudokuBoard(GeneratedTask):
+    """What the boards of all sizes have in common.
 
-
-def answers(puzzle: str, completion: str) -> bool:
-    """Whether the completion has the form of an answer: 16 digits that keep every given."""
-    return (
-        len(completion) == CELLS
-        and all(digit in DIGITS for digit in completion)
-        and all(given in (".", digit) for given, digit in zip(puzzle, completion, strict=True))
-    )
-
-
-def task(holes: Sequence[int] = (9, 12), unique: bool = False, partial: float = 0.0) -> Task:
-    """Puzzles with holes[0] to holes[1] holes; unique keeps only those with one solution.
-
-    Any valid grid that keeps the givens earns 1, also where it is not the grid the puzzle was made from.
-    Other answers that keep the givens earn `partial` times the share of valid rows, columns and boxes.
+    Any valid grid that keeps the givens earns 1. Other answers that keep the givens earn `partial` times the share of
+    valid rows, columns and boxes.
     """
-    if len(holes) != 2 or not 1 <= holes[0] <= holes[1] <= CELLS - FEWEST_CLUES:
-        raise ValueError(f"sudoku: holes must be two numbers, fewest and most, in 1 to 12, not {list(holes)}.")
-    fewest, most = holes
-    partial = checked_partial("sudoku", partial)
 
-    def puzzle(rng: random.Random, grid: str, foreign: int) -> str:
-        """A puzzle of this grid that no foreign grid fits."""
-        count = rng.randint(fewest, most)
-        while True:
-            emptied = set(rng.sample(range(CELLS), count))
-            text = "".join("." if cell in emptied else digit for cell, digit in enumerate(grid))
-            fitting = fitting_grids(text)
-            if not fitting & foreign and (not unique or fitting.bit_count() == 1):
-                return text
+    board = True
 
-    def rows(split: str, n: int, seed: int) -> list[Row]:
-        rng = split_rng("sudoku", split, seed)
-        foreign = _grids_of("test" if split == "train" else "train")
-        chosen = (rng.choice(split_grids(split)) for _ in range(n))
-        return [
-            {"id": f"sudoku-{split}-{seed}-{number}", "puzzle": puzzle(rng, grid, foreign), "solution": grid}
-            for number, grid in enumerate(chosen)
-        ]
+    def __init__(self, size: int, holes: Sequence[int], most_holes: int, partial: float) -> None:
+        if len(holes) != 2 or not 1 <= holes[0] <= holes[1] <= most_holes:
+            raise ValueError(
+                f"{self.name}: holes must be two numbers, fewest and most, in 1 to {most_holes}, not {list(holes)}"
+            )
+        self.size, self.length = size, size * size
+        self.fewest, self.most = holes
+        self.partial = valid_partial(self.name, partial)
+        self.summary = f"{size} x {size} Sudoku with {self.fewest} to {self.most} holes"
 
-    def solved(row: Row, completion: str) -> bool:
-        return answers(row["puzzle"], completion) and valid_units(completion) == len(UNITS)
+    def prompt(self, row: Row) -> str:
+        return row["puzzle"] + "="
 
-    def reward(row: Row, completion: str) -> float:
-        if not answers(row["puzzle"], completion):
+    def solution(self, row: Row) -> str:
+        return row["solution"]
+
+    def solved(self, row: Row, completion: str) -> bool:
+        kept = keeps_givens(row["puzzle"], completion, self.size)
+        return kept and valid_units(completion, self.size) == len(units(self.size))
+
+    def reward(self, row: Row, completion: str) -> float:
+        if not keeps_givens(row["puzzle"], completion, self.size):
             return 0.0
-        valid = valid_units(completion)
-        return 1.0 if valid == len(UNITS) else partial * valid / len(UNITS)
+        valid, total = valid_units(completion, self.size), len(units(self.size))
+        return 1.0 if valid == total else self.partial * valid / total
 
-    return Task(
-        name="sudoku",
-        summary=f"4 x 4 Sudoku with {fewest} to {most} holes" + (", one solution each" if unique else ""),
-        length=CELLS,
-        rows=rows,
-        prompt=lambda row: row["puzzle"] + "=",
-        solution=lambda row: row["solution"],
-        reward=reward,
-        solved=solved,
-        about=About(apart="by grid: 200 of the 288 grids are for training, 88 for the test"),
-        board=True,
-    )
+
+class Sudoku(SudokuBoard):
+    """4 x 4 puzzles with holes[0] to holes[1] holes; `unique` keeps only those with one solution."""
+
+    name = "sudoku"
+    about = About(separation="by grid: 200 of the 288 grids are for training, 88 for the test")
+
+    def __init__(self, holes: Sequence[int] = (9, 12), unique: bool = False, partial: float = 0.0) -> None:
+        super().__init__(4, holes, CELLS - FEWEST_CLUES, partial)
+        self.unique = unique
+        self.summary += ", one solution each" if unique else ""
+
+    def draw(self, rng: random.Random, split: str) -> Row:
+        """A puzzle of a grid of the split that no grid of the other split fits."""
+        grid, foreign = rng.choice(split_grids(split)), _grids_of("test" if split == "train" else "train")
+        count = rng.randint(self.fewest, self.most)
+        while True:
+            puzzle = with_holes(grid, set(rng.sample(range(CELLS), count)))
+            fitting = fitting_grids(puzzle)
+            if not fitting & foreign and (not self.unique or fitting.bit_count() == 1):
+                return {"puzzle": puzzle, "solution": grid}
+
+
+# --- 6 x 6 and 9 x 9 ----------------------------------------------------------------------------------------
+
+
+@cache
+def _patterns(size: int) -> tuple[str, ...]:
+    """Random grids, from which others are made; always the same ones."""
+    rng = random.Random(f"unmask sudoku_large {size}")
+    return tuple(next(solutions(size, "." * size * size, rng)) for _ in range(PATTERNS))
+
+
+def draw_grid(size: int, rng: random.Random) -> str:
+    """A pattern with its digits renamed, and its bands and the rows and columns within them shuffled."""
+    high, wide = BOXES[size]
+
+    def shuffle(bands: int, within: int) -> list[int]:
+        order = [(band, line) for band in rng.sample(range(bands), bands) for line in rng.sample(range(within), within)]
+        return [band * within + line for band, line in order]
+
+    pattern, names = rng.choice(_patterns(size)), rng.sample(digits_of(size), size)
+    rows, columns = shuffle(size // high, high), shuffle(size // wide, wide)
+    return "".join(names[int(pattern[size * row + column]) - 1] for row in rows for column in columns)
+
+
+class SudokuLarge(SudokuBoard):
+    """Puzzles of 6 x 6 or 9 x 9 with holes[0] to holes[1] holes and one solution each."""
+
+    name = "sudoku_large"
+    about = About(separation="by a hash of the one grid that solves a puzzle")
+
+    def __init__(self, size: int = 6, holes: Sequence[int] = (10, 16), partial: float = 0.0) -> None:
+        if size not in MOST_HOLES:
+            raise ValueError(f"sudoku_large: size is 6 or 9, not {size}; 4 x 4 is the task sudoku")
+        super().__init__(size, holes, MOST_HOLES[size], partial)
+        self.stream = f"sudoku_large {size}"
+        self.summary += ", one solution each"
+
+    def draw(self, rng: random.Random, split: str) -> Row:
+        """The first puzzle that belongs to the split and has one solution."""
+        while True:
+            grid = draw_grid(self.size, rng)
+            if hashed_split(grid) != split:
+                continue
+            puzzle = with_holes(grid, set(rng.sample(range(self.length), rng.randint(self.fewest, self.most))))
+            if len(list(islice(solutions(self.size, puzzle), 2))) == 1:
+                return {"puzzle": puzzle, "solution": grid}

@@ -74,7 +74,7 @@ def first_answer(text: str) -> str | None:
 def d1_boxed(text: str) -> str | None:
     r"""What d1 takes for an answer of MATH500, and of Countdown at first: the last \boxed{...}, else <answer>.
 
-    A text without any \boxed counts as the answer itself, so that its <answer> block is never looked at; that block
+    A text without any \boxed counts as the answer itself, so that its <answer> block is ignored; that block
     is read only where the last \boxed is empty or is not closed.
     """
     start = text.rfind(BOXED)
@@ -98,7 +98,7 @@ NUMBER = re.compile(
     ) (?![0-9]|[.,_][0-9])""",
     re.VERBOSE,
 )
-# What makes of the number behind it, or before it, a part of something that is not worked out here.
+# What makes the number after it, or before it, a part of an expression, which is not evaluated here.
 BEFORE = re.compile(r"(?:[*/^_×·÷+]|\\(?:times|cdot|div)|[0-9)}%]\s?[-:(]|[A-Za-z}]\{|[0-9]\s.*\s-)\s?$")
 BEHIND = re.compile(r"\s?(?:[*/^×·÷+]\s?[0-9({\\]|\\(?:times|cdot|div|frac|sqrt)|\()|\s-\s?[0-9]")
 ASIDE = re.compile(r"(?<=\s)\([^()]*\)")
@@ -111,24 +111,24 @@ LONGEST_NUMBER = 40  # digits of a power
 def last_number(text: str) -> Fraction | None:
     r"""The number that an answer ends with, exact: 1,234.50, 1 000, $-3$, −7, 1{,}000, 3\frac12, 3/4, 2^{10}, 1e3.
 
-    It is looked for behind the last equals sign, where words may stand around it; what is in brackets behind it does
-    not count. None for a number that is part of what is not worked out: 16-7, 9 \times 2, \sqrt{16}, 1/0.
+    It is searched after the last equals sign, where words may stand around it; what is in brackets after it does
+    not count. None for a number that is part of an expression: 16-7, 9 \times 2, \sqrt{16}, 1/0.
     """
     for old, new in (("{,}", ","), ("−", "-"), ("\\!", ""), ("\\,", "")):
         text = text.replace(old, new)
-    text = LETTERED.sub(lambda found: " " if re.search("[A-Za-z]", found[1]) else found[1], text)
+    text = LETTERED.sub(lambda match: " " if re.search("[A-Za-z]", match[1]) else match[1], text)
     text = BOLD.sub(r" \1 ", DRESSING.sub(" ", text)).rpartition("=")[2]
     outside = ASIDE.sub(" ", text)
     text = outside if re.search("[0-9]", outside) else text
     if not (numbers := list(NUMBER.finditer(text))):
         return None
-    found = numbers[-1]
-    before = text[: found.start()][-40:]
-    subtracted = found["sign"].strip("$") and re.search(r"[0-9)}]\s?$", before)
-    if subtracted or BEFORE.search(before) or BEHIND.match(text, found.end()):
+    number = numbers[-1]
+    before = text[: number.start()][-40:]
+    subtracted = number["sign"].strip("$") and re.search(r"[0-9)}]\s?$", before)
+    if subtracted or BEFORE.search(before) or BEHIND.match(text, number.end()):
         return None
-    value = _value({name: part or "" for name, part in found.groupdict().items()})
-    return -value if value is not None and "-" in found["sign"] else value
+    value = _value({name: part or "" for name, part in number.groupdict().items()})
+    return -value if value is not None and "-" in number["sign"] else value
 
 
 def _value(part: dict[str, str]) -> Fraction | None:

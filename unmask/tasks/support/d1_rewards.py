@@ -1,7 +1,7 @@
 r"""The rewards that d1 (dllm-reasoning/d1, arXiv:2504.12216) trains with, slips included: `gsm8k.rewards=d1`.
 
 They are parts with weights, as every reward here, so that `gsm8k.weights={integer: 0}` leaves one out; a part that d1
-pays 2 or 0.5 for is 0 or 1 with that weight. The slips, none of which is ours to mend:
+pays 2 or 0.5 for is 0 or 1 with that weight. The slips, all of them kept:
 
     gsm8k     xml_count takes off 0.001 a character after the answer, twice, and of the whole text where the last tag
               has no line's end behind it; a text that ends with the last tag earns 0.001 too much. In soft_format and
@@ -19,8 +19,7 @@ import re
 from collections.abc import Callable
 
 from unmask.tasks.support.answers import BOXED, ENDS, LONGEST, closing_braces
-from unmask.tasks.support.composite import RewardPart
-from unmask.tasks.task import Row
+from unmask.tasks.task import RewardPart, Row
 
 TRAILING = 0.001  # a character
 SOFT = re.compile(r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>")
@@ -29,7 +28,7 @@ CELLS = 16
 LONGEST_EXPRESSION = 200  # characters; longer ones have other numbers than the given
 
 
-def read(text: str) -> str:
+def plain_text(text: str) -> str:
     """What d1's rewards see: no special tokens; bounded."""
     return ENDS.sub("", text[:LONGEST])
 
@@ -44,17 +43,17 @@ def xml_count(text: str) -> float:
     return count
 
 
-def tagged(text: str) -> str:
+def answer_text(text: str) -> str:
     """What is between the last <answer> and the next </answer>; without them, as far as the text goes."""
     return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
 def last_block(text: str) -> str | None:
-    """What is in the last <answer> block that is closed, blocks being found from the left."""
-    found, place = None, text.find("<answer>")
+    """What is in the last <answer> block that is closed, blocks being searched from the left."""
+    block, place = None, text.find("<answer>")
     while place >= 0 and (end := text.find("</answer>", place)) >= 0:
-        found, place = text[place + len("<answer>") : end].strip(), text.find("<answer>", end)
-    return found
+        block, place = text[place + len("<answer>") : end].strip(), text.find("<answer>", end)
+    return block
 
 
 def boxed(text: str) -> str:
@@ -66,13 +65,13 @@ def boxed(text: str) -> str:
 
 def expression_score(text: str, numbers: list[int], target: int, value: Callable[[str], float | None]) -> float:
     """0 without an <answer>, 1 for one that has the numbers and the target's value, else 0.1."""
-    found = last_block(text)
-    if found is None:
+    block = last_block(text)
+    if block is None:
         return 0.0
-    if len(found) > LONGEST_EXPRESSION or sorted(map(int, re.findall(r"\d+", found))) != sorted(numbers):
+    if len(block) > LONGEST_EXPRESSION or sorted(map(int, re.findall(r"\d+", block))) != sorted(numbers):
         return 0.1
-    reached = value(found)
-    return 1.0 if reached is not None and abs(reached - target) < 1e-5 else 0.1
+    result = value(block)
+    return 1.0 if result is not None and abs(result - target) < 1e-5 else 0.1
 
 
 def cells_right(text: str, puzzle: str, solution: str) -> float:
@@ -86,12 +85,12 @@ def cells_right(text: str, puzzle: str, solution: str) -> float:
 
 
 def part(value: Callable[[Row, str], float], weight: float, low: float = 0.0, high: float = 1.0) -> RewardPart:
-    return RewardPart(lambda row, text: float(value(row, read(text))), weight, low, high)
+    return RewardPart(lambda row, text: float(value(row, plain_text(text))), weight, low, high)
 
 
 GSM8K = {
-    "correctness": part(lambda row, text: tagged(text) == row["answer"].split("####")[1].strip(), 2.0),
-    "integer": part(lambda row, text: tagged(text).isdigit(), 0.5),
+    "correctness": part(lambda row, text: answer_text(text) == row["answer"].split("####")[1].strip(), 2.0),
+    "integer": part(lambda row, text: answer_text(text).isdigit(), 0.5),
     "soft_format": part(lambda row, text: SOFT.match(text) is not None, 0.5),
     "strict_format": part(lambda row, text: STRICT.match(text) is not None, 0.5),
     "xml_count": part(lambda row, text: xml_count(text), 1.0, -2 * TRAILING * LONGEST, 0.5 + TRAILING),

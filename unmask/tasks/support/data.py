@@ -1,31 +1,32 @@
-"""Rows of a data set: from a JSONL file (gzip or not) that is given, or from the Hugging Face hub."""
+"""Rows of a data set: from JSONL files (gzip or not), or from the Hugging Face hub."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from unmask.tasks.support.split import split_rng
-from unmask.tasks.task import Row
+from unmask.tasks.support.split import hashed_split, split_rng
+from unmask.tasks.task import Row, Task
 
-Wanted = Mapping[str, type | tuple[type, ...]]
-"""The fields a row must have, with their types."""
+FieldType = type | tuple[type, ...]
 
 
-def read_rows(path: str | Path, wanted: Wanted, shaped: Callable[[Row], Row] = lambda row: row) -> list[Row]:
-    """The objects of a JSONL file, checked and `shaped`; ValueError with file and line for what is not one."""
+def read_rows(
+    path: str | Path, fields: Mapping[str, FieldType], parse: Callable[[Row], Row] = lambda row: row
+) -> list[Row]:
+    """The parsed objects of a JSONL file; ValueError with file and line for one without these fields."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no data file {path}")
-    opened = gzip.open if path.suffix == ".gz" else open
+    open_file = gzip.open if path.suffix == ".gz" else open
     rows = []
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
+        with open_file(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    rows.append(_checked(line, wanted, shaped, f"{path} line {number}"))
+                    rows.append(_parse_line(line, fields, parse, f"{path} line {number}"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -35,7 +36,7 @@ def read_rows(path: str | Path, wanted: Wanted, shaped: Callable[[Row], Row] = l
     return rows
 
 
-def _checked(line: str, wanted: Wanted, shaped: Callable[[Row], Row], where: str) -> Row:
+def _parse_line(line: str, fields: Mapping[str, FieldType], parse: Callable[[Row], Row], where: str) -> Row:
     try:
         row = json.loads(line)
         if "\\ud" in line.lower():  # half a surrogate pair, which no tokenizer reads and no terminal shows
@@ -44,14 +45,13 @@ def _checked(line: str, wanted: Wanted, shaped: Callable[[Row], Row], where: str
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where} is not an object")
-    for field, kind in wanted.items():
+    for field, kind in fields.items():
         if not isinstance(row.get(field), kind):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            wants = " or ".join(k.__name__ for k in kinds)
-            told = "missing" if field not in row else f"{type(row[field]).__name__}, not {wants}"
-            raise ValueError(f"{where}: {field!r} is {told}")
+            kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            problem = "missing" if field not in row else f"{type(row[field]).__name__}, not {kinds}"
+            raise ValueError(f"{where}: {field!r} is {problem}")
     try:
-        return shaped(row)
+        return parse(row)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -72,17 +72,83 @@ def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
         raise ValueError(f"the data set {name} ({split}) cannot be read from the hub: {error}") from None
 
 
-def drawn_rows(source: Callable[[str], Sequence[Row]], task: str) -> Callable[[str, int, int], list[Row]]:
-    """Task.rows over a fixed set: the first n of the test split in their order; n of the training split, shuffled by
-    the seed and begun anew where they are too few."""
+class DataTask(Task):
+    """A task whose rows come from files, or from `published` for a split without a file.
 
-    def rows(split: str, n: int, seed: int) -> list[Row]:
-        rng, order = split_rng(task, split, seed), list[int]()
-        found = source(split)
+    `data` alone serves both splits. Training rows that share a key with a test row are left out, also where the rows of
+    a file name their split themselves.
+    """
+
+    fixed = True
+    row_fields: Mapping[str, FieldType] = {}
+    """The fields that a row of a file must have, with their types."""
+    names_split: bool = False
+    """Whether a row may name its split itself."""
+    section: str = ""
+    """The section of the task's options in a configuration, if not its name."""
+    place: str = "the hub"
+    """What `published` reads."""
+
+    def __init__(self, data: str = "", test_data: str = "") -> None:
+        for path in (data, test_data):
+            if path and not Path(path).is_file():
+                raise ValueError(f"there is no data file {path}")
+        self.data, self.test_data = data, test_data
+        self._split_rows: dict[str, list[Row]] = {}
+
+    def parse_row(self, row: Row) -> Row:
+        """A row as the task uses it; ValueError for a bad one."""
+        return row
+
+    def key(self, row: Row) -> str:
+        """What a training row must not share with a test row."""
+        raise NotImplementedError
+
+    def keys(self, row: Row) -> set[str]:
+        """All keys of a row, where it may have several."""
+        return {self.key(row)}
+
+    def split_of(self, row: Row) -> str | None:
+        """The split of a row in a file that serves both; None: neither."""
+        return (self.names_split and row.get("split")) or hashed_split(self.key(row))
+
+    def published(self, split: str) -> Sequence[Row]:
+        """The rows of a split for which no file is given."""
+        raise NotImplementedError
+
+    def stored_row(self, line: Row) -> Row:
+        return self.parse_row(line)
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        """The first n test rows in their order; n training rows shuffled by the seed, repeated where they are few."""
+        rng, order = split_rng(self.name, split, seed), list[int]()
+        rows = self.split_rows(split)
+        if not rows:
+            mark = f', mark some with "split": "{split}"' if self.names_split else ""
+            advice = "add rows" if self.test_data else f"add rows{mark}, or give {self.section or self.name}.test_data"
+            place = self.data or self.test_data or self.place
+            raise ValueError(f"{place} leaves no rows for the split {split!r}: {advice}")
         if split == "test":
-            return list(found[:n])
+            return rows[:n]
         while len(order) < n:
-            order += rng.sample(range(len(found)), len(found))
-        return [found[i] for i in order[:n]]
+            order += rng.sample(range(len(rows)), len(rows))
+        return [rows[i] for i in order[:n]]
 
-    return rows
+    def split_rows(self, split: str) -> list[Row]:
+        """All rows of a split, read once."""
+        if split not in self._split_rows:
+            if self.data and not self.test_data:
+                rows = [row for row in self._read(self.data) if self.split_of(row) == split]
+            elif path := self.test_data if split == "test" else self.data:
+                rows = self._read(path)
+            else:
+                rows = [self.parse_row(row) for row in self.published(split)]
+            self._split_rows[split] = self.without_test_keys(rows) if split == "train" else rows
+        return self._split_rows[split]
+
+    def without_test_keys(self, rows: Iterable[Row]) -> list[Row]:
+        held_out = {key for row in self.split_rows("test") for key in self.keys(row)}
+        return [row for row in rows if held_out.isdisjoint(self.keys(row))]
+
+    def _read(self, path: str) -> list[Row]:
+        return read_rows(path, self.row_fields, self.parse_row)

@@ -1,7 +1,7 @@
-"""Somebody else's code in a process that can be ended: asked by a line of JSON, answers by a line of JSON.
+"""Other people's code in a process that can be killed: one line of JSON in, one line of JSON out.
 
 A process is the only limit that holds for everything Python can do: a loop, a sleep, or a regular expression, which
-runs in C and notices no signal. It has a session of its own, so that what it has started itself is ended with it.
+runs in C and ignores signals. It has a session of its own, so that its children are killed with it.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from unmask.util.signals import deaf
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
-class Ended(Exception):
-    """The process has not answered, and is gone; the message goes on from its name."""
+class ProcessEnded(Exception):
+    """The process has not answered, and is gone. The message continues a sentence that begins with its name."""
 
 
-class Unstarted(Ended):
-    """The process has not come to where it can be asked."""
+class ProcessNotStarted(ProcessEnded):
+    """The process has ended before its first answer."""
 
 
 class Process:
-    """Started when it is first asked and again after one that has ended.
+    """Started at the first request, and again after it has ended.
 
-    Its first line must be `true`, within `starting` seconds; then it answers every line it is given by one. One that is
-    `bare` says nothing to the terminal, and of the environment has only what Python itself needs: no keys of the user.
+    Its first line must be `true`, within `starting` seconds; then it answers every line by one line. A `bare` process
+    prints nothing on the terminal, and its environment has only what Python needs: no keys of the user.
     """
 
     def __init__(self, command: Sequence[str], starting: float, bare: bool = False) -> None:
@@ -42,7 +42,7 @@ class Process:
         self.lock = threading.Lock()
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """What it answers; Ended where it does not within so many seconds by the clock."""
+        """Its answer; ProcessEnded where there is none within so many seconds of wall time."""
         with self.lock:
             if self.running is None or self.running.poll() is not None:
                 self.end()
@@ -63,26 +63,26 @@ class Process:
             )
         self.killed = weakref.finalize(self, _kill, self.running)  # at the latest when Python ends
         try:
-            found = self._reply(None, self.starting)
-        except Ended as ended:
-            found = str(ended)
-        if found is not True:
+            reply = self._reply(None, self.starting)
+        except ProcessEnded as ended:
+            reply = str(ended)
+        if reply is not True:
             self.end()
-            raise Unstarted(f"does not start: {found}")
+            raise ProcessNotStarted(f"does not start: {reply}")
 
     def _reply(self, line: str | None, seconds: float) -> Any:
         assert self.running is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which what it leaves behind says too
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which reading its output shows too
                 if line is not None:
                     print(line, file=_pipe(self.running.stdin), flush=True)
             replies = _pipe(self.running.stdout)
             if not select.select([replies], [], [], seconds)[0]:
-                raise Ended(f"took more than {seconds:g} seconds and was ended")
+                raise ProcessEnded(f"took more than {seconds:g} seconds and was ended")
             if not (reply := replies.readline()):
-                raise Ended(_farewell(self.running))
+                raise ProcessEnded(_exit_message(self.running))
             return json.loads(reply)
-        except BaseException:  # also when interrupted: a late answer would be taken for that of the next question
+        except BaseException:  # also when interrupted: a late answer would look like that to the next request
             self.end()
             raise
 
@@ -97,7 +97,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def _farewell(running: subprocess.Popen[str]) -> str:
+def _exit_message(running: subprocess.Popen[str]) -> str:
     try:
         code = running.wait(1)
     except subprocess.TimeoutExpired:

@@ -1,133 +1,233 @@
-"""Protocols: a task's prompt, what answers begin with, its grader, and how answers are made, under one name.
+"""Tasks in natural language, and protocols: a prompt, how answers begin, a grader, and a decoding, under one name.
 
 Numbers of this field compare only inside one protocol, so a protocol is an object and never a mixture of switches.
+
+The reward of a task in natural language has parts, each with a weight: `gsm8k.weights={correctness: 1, format: 0.2}`.
+
+    correctness  1 for a solution, else the task's partial credit
+    format       1 where the completion has the form that the prompt asks for
+    length       1 - characters / budget, at least 0, of a completion that solves the task, and 0 of any other
+
+Only a solution is rewarded for being short: else the best answer to a hard problem would be an empty one. Characters
+and not tokens, because a reward sees text; the budget is four for each token of the task's usual length.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeVar
 
-from unmask.tasks.support.answers import in_form
-from unmask.tasks.support.composite import RewardPart, Rewards, Weights, composite, standard
-from unmask.tasks.support.manner import FIELD, Manner
-from unmask.tasks.task import About, Grade, Row, Task
+from unmask.tasks.support.answers import in_form, spoken
+from unmask.tasks.support.data import DataTask
+from unmask.tasks.task import FIELD_DECODING, Grade, ProtocolDecoding, RewardPart, Row, Task, Weights, valid_partial
 
 PREFILL = "<reasoning>"
-
 SKELETON = "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
+HELD_OUT = 256  # generated test puzzles, where a protocol has its own training puzzles
+CHARACTERS = 4  # of a token, in English and in code about
 
+D1_DECODING = ProtocolDecoding(batch=lambda length: 4 if length >= 512 else 8, attend_padding=True, stops=False)
+JUSTGRPO_DECODING = ProtocolDecoding(steps=lambda length: length, batch=lambda length: 1)
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What protocols of every kind of task say."""
-
-    name: str = ""
-    """As it is listed; `chosen` fills it in."""
-    manner: Manner = FIELD
+Rewards = Literal["unmask", "d1"]
+"""Whose parts the reward has: correctness, format and length, or those of unmask.tasks.support.d1_rewards."""
 
 
 @dataclass(frozen=True)
-class Protocol(Rules):
+class Protocol:
     prompt: Callable[[Row], str]
     grade: Callable[[Row, str], Grade]
     prefill: str = PREFILL
     system: str = ""
-    """What a system's turn says."""
     tag: str = "reasoning"
-    """The tag that reasoning stands in."""
+    """The tag around the reasoning."""
+    decoding: ProtocolDecoding = FIELD_DECODING
     sets: Mapping[str, Callable[[], Sequence[Row]]] = field(default_factory=dict)
     """The rows of a split, where the protocol has its own."""
 
-    def written(self, completion: str) -> str:
-        """What `written_out` wrote in the form that this protocol asks for."""
-        return (PREFILL + completion).replace("reasoning>", f"{self.tag}>").removeprefix(self.prefill)
-
-    def source(self, otherwise: Callable[[str], Sequence[Row]]) -> Callable[[str], Sequence[Row]]:
-        """The rows of a split: the protocol's own, or `otherwise`."""
-        return lambda split: self.sets[split]() if split in self.sets else otherwise(split)
+    def completion(self, text: str) -> str:
+        """What `tagged_completion` wrote, with this protocol's tag and without its prefill."""
+        return (PREFILL + text).replace("reasoning>", f"{self.tag}>").removeprefix(self.prefill)
 
 
-Kind = TypeVar("Kind", bound=Rules)
+AnyProtocol = TypeVar("AnyProtocol")
 
 
-def chosen(protocols: Mapping[str, Kind], name: str) -> Kind:
+def protocol_named(protocols: Mapping[str, AnyProtocol], name: str) -> AnyProtocol:
     if name not in protocols:
         raise ValueError(f"there is no protocol {name!r}; known: {', '.join(protocols)}")
-    return replace(protocols[name], name=name)
+    return protocols[name]
 
 
-def check_d1_rewards(task: str, rewards: Rewards, protocol: Protocol) -> None:
-    """ValueError where d1's rewards would punish what the prompt asks for: they want the answer alone in <answer>."""
-    if rewards == "d1" and protocol.name != "d1_train":
-        raise ValueError(
-            f"{task}.rewards=d1 pays for an answer without a box, for which {task}.protocol=d1_train alone asks; "
-            f"set that, or {task}.rewards=unmask"
-        )
+def answer_form(answer: str, reasoning: str = "your reasoning, step by step") -> str:
+    """The form that a prompt asks for."""
+    return SKELETON.format(reasoning=reasoning, answer=answer)
 
 
-def thinking(prompt: Callable[[Row], str], grade: Callable[[Row, str], Grade], asked: str, answer: str) -> Protocol:
-    """A protocol such as AGRPO's: instructions are a system's turn, and reasoning stands in <think>. The wording is
-    ours, as is the grader: its own are not known here."""
-    form = SKELETON.replace("reasoning>", "think>").format(reasoning="your reasoning, step by step", answer=answer)
-    system = f"{asked} Write your answer in exactly this form:\n{form}"
-    return Protocol(prompt, grade, prefill="", system=system, tag="think")
-
-
-def written_out(reasoning: str, answer: str) -> str:
+def tagged_completion(reasoning: str, answer: str) -> str:
     """A completion in the form that the prompts ask for; its opening tag is the prefill."""
-    return SKELETON.format(reasoning=reasoning, answer=answer).removeprefix(PREFILL)
+    return answer_form(answer, reasoning).removeprefix(PREFILL)
 
 
-def text_task(
-    name: str,
-    summary: str,
-    rows: Callable[[str, int, int], list[Row]],
-    solution: Callable[[Row], str],
-    protocol: Protocol,
-    about: About,
-    weights: Weights = None,
-    credit: Callable[[Row, str], float] | None = None,
-    parts: Mapping[str, RewardPart] | None = None,
-    fixed: bool = True,
-    stored: Callable[[Row], Row] = dict,
-) -> Task:
-    """A Task in natural language: solved where the grader gives all points.
+def think_protocol(
+    prompt: Callable[[Row], str],
+    grade: Callable[[Row, str], Grade],
+    instruction: str,
+    answer: str,
+    sets: Mapping[str, Callable[[], Sequence[Row]]] | None = None,
+) -> Protocol:
+    """A protocol such as AGRPO's: the instruction is a system turn, and reasoning stands in <think>. The wording and
+    the grader are ours: AGRPO's own are not known here."""
+    form = answer_form(answer).replace("reasoning>", "think>")
+    system = f"{instruction} Write your answer in exactly this form:\n{form}"
+    return Protocol(prompt, grade, prefill="", system=system, tag="think", sets=sets or {})
 
-    Its parts are correctness (1 for a solution, else `credit` of the completion, 0 if not given), format (the four
-    tags) and length; or else `parts`, which see what the answer begins with too.
-    """
 
-    def solved(row: Row, completion: str) -> bool:
-        grade = protocol.grade(row, completion)
+def boxed_prompt(problem: str, content: str) -> str:
+    r"""Ours for GSM8K and MATH500; `content` is what the \boxed{...} is to hold."""
+    form = answer_form(f"\\boxed{{{content}}}")
+    return f"{problem}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
+
+
+def d1_boxed_prompt(problem: str, stray: str = "") -> str:
+    """Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. `stray` is what stands
+    behind the sentence about the box."""
+    return (
+        "You are a math expert. You will be given a question to solve. Solve it step by step. "
+        f"Wrap the final answer in a \\boxed{{}}.{stray} \nRespond in the following format:\n"
+        + answer_form("\\boxed{...}", "Your reasoning here")
+        + f"\n\n{problem}"
+    )
+
+
+def brevity(completion: str, budget: int) -> float:
+    """1 for an empty completion, 0 from `budget` characters on, counted up to the first end token."""
+    return max(0.0, 1 - len(spoken(completion).strip()) / budget)
+
+
+class TextTask(DataTask):
+    """A task in natural language: solved where the grader gives all points."""
+
+    text = True
+    length = 256
+
+    def solved(self, row: Row, completion: str) -> bool:
+        grade = self.grade(row, completion)
         return 0 < grade.out_of == grade.points
 
-    def correctness(row: Row, completion: str) -> float:
-        return 1.0 if solved(row, completion) else credit(row, completion) if credit else 0.0
+    def credit(self, row: Row, completion: str) -> float:
+        """What a completion that is not right earns."""
+        return 0.0
 
-    def formed(completion: str) -> bool:
-        return in_form((protocol.prefill + completion).replace(f"{protocol.tag}>", "reasoning>"))
+    def in_form(self, completion: str) -> bool:
+        """Whether a completion has the form that the prompt asks for."""
+        raise NotImplementedError
 
-    def whole(part: RewardPart) -> RewardPart:
-        return part._replace(value=lambda row, completion: part.value(row, protocol.prefill + completion))
+    def correctness(self, row: Row, completion: str) -> float:
+        return 1.0 if self.solved(row, completion) else self.credit(row, completion)
 
-    task = Task(
-        name=name,
-        summary=summary,
-        length=256,
-        rows=rows,
-        prompt=protocol.prompt,
-        solution=lambda row: protocol.written(solution(row)),
-        reward=correctness,
-        solved=solved,
-        prefill=protocol.prefill,
-        text=True,
-        grade=protocol.grade,
-        fixed=fixed,
-        stored=stored,
-        protocol=protocol.name,
-        system=protocol.system,
-        manner=protocol.manner,
-        about=about,
-    )
-    found = standard(task, formed) if parts is None else {name: whole(part) for name, part in parts.items()}
-    return composite(task, found, weights)
+    def standard_parts(self) -> dict[str, RewardPart]:
+        """Correctness, format and length; by default correctness alone counts."""
+
+        def length(row: Row, completion: str) -> float:
+            return brevity(completion, CHARACTERS * self.length) if self.solved(row, completion) else 0.0
+
+        return {
+            "correctness": RewardPart(self.correctness, 1.0),
+            "format": RewardPart(lambda row, completion: float(self.in_form(completion)), 0.0),
+            "length": RewardPart(length, 0.0),
+        }
+
+
+class ProtocolTask(TextTask):
+    """A task in natural language with protocols, whose answers stand in tags."""
+
+    protocols: ClassVar[Mapping[str, Protocol]]
+    d1_parts: ClassVar[Mapping[str, RewardPart]]
+    """The parts of d1's reward. They see how the answer begins too."""
+
+    def __init__(
+        self,
+        data: str = "",
+        test_data: str = "",
+        protocol: str = "unmask",
+        rewards: Rewards = "unmask",
+        weights: Weights = None,
+    ) -> None:
+        self.protocol, self.rules = protocol, protocol_named(self.protocols, protocol)
+        if rewards == "d1" and "d1_train" in self.protocols and protocol != "d1_train":
+            raise ValueError(
+                f"{self.name}.rewards=d1 pays for an answer without a box, for which {self.name}.protocol=d1_train "
+                f"alone asks; set that, or {self.name}.rewards=unmask"
+            )
+        super().__init__(data, test_data)
+        self.prefill, self.system, self.decoding = self.rules.prefill, self.rules.system, self.rules.decoding
+        self.rewards = rewards
+        d1_parts = {name: self._with_prefill(part) for name, part in self.d1_parts.items()}
+        self.set_reward_parts(d1_parts if rewards == "d1" else self.standard_parts(), weights)
+
+    def _with_prefill(self, part: RewardPart) -> RewardPart:
+        return part._replace(value=lambda row, completion: part.value(row, self.prefill + completion))
+
+    def prompt(self, row: Row) -> str:
+        return self.rules.prompt(row)
+
+    def grade(self, row: Row, completion: str) -> Grade:
+        return self.rules.grade(row, completion)
+
+    def solution(self, row: Row) -> str:
+        return self.rules.completion(self.tagged_solution(row))
+
+    def tagged_solution(self, row: Row) -> str:
+        """A `tagged_completion` with the solution of a row."""
+        raise NotImplementedError
+
+    def in_form(self, completion: str) -> bool:
+        return in_form((self.prefill + completion).replace(f"{self.rules.tag}>", "reasoning>"))
+
+    def published(self, split: str) -> Sequence[Row]:
+        return self.rules.sets[split]() if split in self.rules.sets else self.hub(split)
+
+    def hub(self, split: str) -> Sequence[Row]:
+        """The rows of a split for which neither a file is given nor the protocol has its own."""
+        raise NotImplementedError
+
+
+class TextPuzzle(ProtocolTask):
+    """A puzzle in words: generated, or from files.
+
+    With a test file alone, generated training rows that share a key with one of its rows are left out.
+    """
+
+    generator: Task
+
+    def __init__(
+        self, data: str, test_data: str, protocol: str, partial: float, rewards: Rewards, weights: Weights
+    ) -> None:
+        self.partial = valid_partial(self.name, partial)
+        if partial and rewards == "d1":
+            raise ValueError("partial: d1's rewards have their own credit for a wrong answer; leave it out")
+        super().__init__(data, test_data, protocol, rewards, weights)
+        self.fixed = bool(data or test_data or self.rules.sets)
+
+    def generated(self, split: str, n: int, seed: int) -> list[Row]:
+        return self.generator.rows(split, n, seed)
+
+    def hub(self, split: str) -> Sequence[Row]:
+        return self.generated(split, HELD_OUT, 0)
+
+    def rows(self, split: str, n: int, seed: int) -> list[Row]:
+        if self.data or self.rules.sets:
+            return super().rows(split, n, seed)
+        if not self.test_data:
+            return self.generated(split, n, seed)
+        if split == "test":
+            return self.split_rows(split)[:n]
+        count = max(n, 16)
+        while True:
+            rows = self.without_test_keys(self.generated(split, count, seed))
+            if len(rows) >= n:
+                return rows[:n]
+            if count > 64 * max(n, 16):
+                path = self.test_data
+                raise ValueError(f"{path} leaves too few puzzles to train on: give a file with data=FILE.jsonl")
+            count *= 2

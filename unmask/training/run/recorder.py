@@ -116,7 +116,8 @@ class TraceRecorder:
         for failure in failures:
             if failure.row == row and failure.completion == text:
                 return short_text(failure.error)
-        return None if self.experiment.task.verdict is None else short_text(self.experiment.task.verdict(row, text))
+        verdict = self.experiment.task.verdict(row, text)
+        return None if verdict is None else short_text(verdict)
 
     def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, term: LossTerm | None) -> None:
         """To each trace of the first group what filled a state of it in one shot."""

@@ -24,7 +24,7 @@ def cell_positions(task: Task, row: Row, tokens: Sequence[str], text: str) -> li
         return None
     if not task.text:
         return list(range(task.length)) if all(len(token) == 1 for token in tokens[: task.length]) else None
-    board, place_of = task.graded(row, text).answer, [place for place, token in enumerate(tokens) for _ in token]
+    board, place_of = task.grade(row, text).answer, [place for place, token in enumerate(tokens) for _ in token]
     if len(board) != CELLS:
         return NOWHERE
     for match in reversed(list(BOARD.finditer("".join(tokens)))):

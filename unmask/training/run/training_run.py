@@ -17,7 +17,6 @@ from unmask.distributed.sharding import unsharded
 from unmask.evaluation.evaluate import Evaluation, Evaluator
 from unmask.rollout.sample import canvas
 from unmask.tasks.scoring import RewardError, RewardFailure
-from unmask.tasks.task import prompt_ids
 from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metrics, samples_of
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.broken import store_broken
@@ -70,7 +69,7 @@ class TrainingRun:
         self.started, self.times = time.perf_counter(), dict[str, float]()
         task = experiment.task
         self.held_out = task.rows("test", self.config.eval.prompts, 0)
-        prompts = [prompt_ids(self.policy, task, row) for row in self.held_out]
+        prompts = [task.prompt_ids(self.policy.tokenizer, row) for row in self.held_out]
         canvas(prompts, experiment.decoding.length, self.policy, "cpu")  # raises now if one is too long
         self.recorder = TraceRecorder(experiment)
         self.folder: RunFolder | None = None
