@@ -22,8 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
     from unmask.config.config import read_config
-    from unmask.evaluation.grade import grade_lines
-    from unmask.evaluation.prompt_variants import template_text
+    from unmask.evaluation.grade import graded
+    from unmask.evaluation.prompt_variants import filled
     from unmask.sandbox.wire import Foul, packed, unpacked
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
@@ -76,7 +76,7 @@ def completion(data: bytes) -> None:
         assert task.reward_range[0] <= outcome.reward <= task.reward_range[1], (name, outcome)
     math500.answer(written), math500.normal(written), math500.words(written)
     program_of(written, "add"), one_block(written), continuation(written)
-    refusing(template_text, written, {"puzzle": "1", "own_prompt": "2"})
+    refusing(filled, written, {"puzzle": "1", "own_prompt": "2"})
 
 
 def stored(data: bytes) -> None:
@@ -84,7 +84,7 @@ def stored(data: bytes) -> None:
     name = sorted(GRADERS.keys(), key=str)[data[0] % len(GRADERS)]
 
     def read() -> None:
-        grade_lines(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
+        graded(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
 
     refusing(read)
 
