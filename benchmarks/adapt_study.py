@@ -104,28 +104,31 @@ def operations(policy: Any, width: int, rows: int, masked: int) -> float:
 def speed(start: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
     import torch
 
-    from unmask.sft.diffusion_loss import noised
-    from unmask.sft.finetune import learn, trained_policy
+    from unmask.sft.diffusion_loss import add_noise
+    from unmask.sft.finetune import sft_update
     from unmask.sft.packing import PackedBatch
-    from unmask.training.loop import optimizer_of
+    from unmask.training.optim import make_optimizer
+    from unmask.training.setup import decoder_of, trainable_policy
     from unmask.util.micro_batch import MicroBatch
 
     found, best = [], peak()
     width, canvas = (176, 48) if device() == "cuda" else (48, 16)
     for compiled in (False, True) if device() == "cuda" else (False,):
         config = sft_config(start, arguments, compiled, updates=10**6)
-        policy = trained_policy(config, device())
-        optimizer, _ = optimizer_of(policy, config)
+        policy = trainable_policy(config, device())
+        if compiled:
+            decoder_of(policy, "compile").compile_layers()
+        optimizer = make_optimizer(policy, config.optimizer)
         for tokens in arguments.pass_tokens:
             rows = tokens // width
             rng = torch.Generator().manual_seed(0)
             ids_BW = torch.randint(0, policy.mask_id, (rows, width), generator=rng)
             batch = PackedBatch(ids_BW, torch.full((rows,), width - canvas), rows)
-            noise = noised(batch, policy.mask_id, rng)
-            state = policy, optimizer, batch, noise, MicroBatch(tokens), config, device()
+            noise = add_noise(batch, policy.mask_id, rng)
+            state = policy, optimizer, batch, noise, MicroBatch(tokens), config.optimizer.max_grad_norm
             if device() == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            seconds = timed(lambda state=state: learn(*state), 5)
+            seconds = timed(lambda state=state: sft_update(*state), 5)
             rate = operations(policy, width, rows, int(noise.masked_BW.sum())) / seconds
             memory = torch.cuda.max_memory_allocated() / 2**30 if device() == "cuda" else 0.0
             told = {"tokens_per_s": rows * width / seconds, "share_of_peak": rate / best, "peak_gib": memory}
@@ -144,13 +147,13 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
     return read_sft_config(
         model=str(start),
         data=[{"task": task, "canvas": canvas} for task, canvas in LESSONS.items()],
-        rows=arguments.rows,
+        max_examples=arguments.rows,
         full=True,
         dtype="bfloat16" if device() == "cuda" else "float32",
         compile=compiled,
-        grow=min(arguments.grow, updates),
-        tokens=arguments.tokens,
-        pass_tokens=max(arguments.pass_tokens),
+        attention_annealing=min(arguments.grow, updates),
+        batch_tokens=arguments.tokens,
+        micro_batch_tokens=max(arguments.pass_tokens),
         updates=updates,
         save_every=max(1, updates // 8),
         optimizer={"lr": arguments.adapt_lr, "schedule": "cosine", "warmup": min(50, updates), "betas": (0.9, 0.95)},
@@ -160,7 +163,9 @@ def sft_config(start: Path, arguments: argparse.Namespace, compiled: bool, updat
 
 def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: float) -> Path | None:
     """The folder of the finished adaptation, as long as `minutes` at this rate; None where the time ran out first."""
-    from unmask.sft.finetune import CONFIG, finetune, resume
+    from unmask.sft.config import CONFIG
+    from unmask.sft.finetune import finetune, resume
+    from unmask.training.run.base_run import Hooks
     from unmask.training.run.folder import FINISHED, RunFolder
     from unmask.util.signals import Paused
 
@@ -172,13 +177,14 @@ def adapted(start: Path, arguments: argparse.Namespace, rate: float, until: floa
         if step % 50 == 0 or any(key.endswith("solved_greedy") for key in metrics):
             print(step, {key: round(value, 4) for key, value in metrics.items() if "_low" not in key}, flush=True)
 
+    hooks = Hooks(on_metrics=report, should_stop=lambda: time.time() > until)
     try:
         if (folder / CONFIG).is_file():
-            resume(folder, report, lambda: time.time() > until)
+            resume(folder, hooks)
             return folder
         updates = arguments.adapt_updates or max(10, int(60 * arguments.minutes * rate / arguments.tokens))
         config = sft_config(start, arguments, device() == "cuda", updates)
-        finetune(config, lambda: RunFolder(folder, config.dump(), CONFIG), report, stop=lambda: time.time() > until)
+        finetune(config, lambda: RunFolder(folder, config.dump(), CONFIG), hooks)
     except Paused as paused:
         print(f"{paused}; run the same again to go on", flush=True)
         return None

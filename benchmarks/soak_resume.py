@@ -24,9 +24,9 @@ from typing import Any
 PLUGINS: tuple[tuple[str, ...], ...] = ((), ("daca",), ("dispo",), ("daca", "dispo"))
 PLACES = {
     "rollout": "train.collect",
-    "update": "train.update",
-    "state": "keeper.write",
-    "evaluation": "keeper.evaluate",
+    "update": "train.inner_updates",
+    "state": "run.write_state",
+    "evaluation": "evaluator.evaluate",
 }
 CALLS = {"rollout": 4, "update": 4, "state": 2, "evaluation": 2}
 """Which call is not survived: after the first state, and before the end."""
@@ -52,10 +52,11 @@ def settings(model: str, method: str, plugins: tuple[str, ...]) -> dict[str, Any
 def arm(place: str, call: int, luck: random.Random) -> None:
     """SIGKILL at a random moment of the `call`-th call of a function, or just after it."""
     import unmask.training.loop
-    import unmask.training.run.training_run
+    import unmask.training.run.base_run
+    from unmask.evaluation.evaluate import Evaluator
 
     module, name = PLACES[place].split(".")
-    where = {"train": unmask.training.loop, "keeper": unmask.training.run.training_run}[module]
+    where: Any = {"train": unmask.training.loop, "run": unmask.training.run.base_run, "evaluator": Evaluator}[module]
     plain, took = getattr(where, name), list[float]()
 
     def armed(*given: Any, **named: Any) -> Any:
@@ -173,5 +174,5 @@ def launcher() -> dict[str, float]:
             "seconds to stop": seconds,
             "launcher's exit code": process.returncode,
             "state not kept": float(not kept),
-            "command not told": float("To go on: unmask train --resume run" not in said),
+            "command not told": float("To resume: unmask train --resume run" not in said),
         }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import unmask.rollout.sample
 import unmask.training.loop
-import unmask.training.run.training_run
+import unmask.training.run.base_run
 import unmask.training.update
 from unmask.core.method import Method
 from unmask.core.objective import Objective, reward_divergence
@@ -345,7 +345,7 @@ class Cut(BaseException):
 @contextmanager
 def cut_at(place: str, call: int) -> Iterator[None]:
     """Under it the `call`-th call of a function of the loop does not come back, which ends the run."""
-    places = (unmask.training.loop, unmask.training.update, unmask.training.run.training_run, Evaluator)
+    places = (unmask.training.loop, unmask.training.update, unmask.training.run.base_run, Evaluator)
     where = next(where for where in places if hasattr(where, place))
     plain, calls = getattr(where, place), count(1)
 

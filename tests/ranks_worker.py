@@ -39,8 +39,8 @@ from unmask.models import load_model, save
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.sample import _sample_batch as sample_batch, row_seeds
 from unmask.tasks import TASKS
+from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.training_run import Hooks
 from unmask.training.setup import set_up
 
 PATIENCE = 120

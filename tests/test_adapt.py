@@ -19,7 +19,7 @@ from unmask.models import load_model
 from unmask.models.checkpoint import opened
 from unmask.sft.adapt import EVEN, MASK, adapt
 from unmask.sft.config import read_sft_config
-from unmask.sft.finetune import learn
+from unmask.sft.finetune import sft_update
 from unmask.training.run.folder import check_folder, read_metrics
 from wording import mentions, naming
 
@@ -108,9 +108,10 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     save_file({name: w * 0.4 if w.dim() > 1 else w for name, w in weights.items()}, folder / "model.safetensors")
     lines = [{"prompt": chr(n), "completion": chr(n + 1) * 7} for n in range(97, 105)] * 12
     (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "toy.yaml").write_text("data: [{file: toy.jsonl, canvas: 8}]\ngrow: 10\neval: {prompts: 6}\n")
+    data = "data: [{file: toy.jsonl, canvas: 8}]"
+    (tmp_path / "toy.yaml").write_text(f"{data}\nattention_annealing: 10\neval: {{prompts: 6}}\n")
     code, out, err = unmask(
-        *("adapt", "source", "toy.yaml", "--out", "run", "updates=80", "tokens=512", "optimizer.lr=1e-2"),
+        *("adapt", "source", "toy.yaml", "--out", "run", "updates=80", "batch_tokens=512", "optimizer.lr=1e-2"),
         *("optimizer.warmup=5", "optimizer.schedule=cosine"),
     )
     assert code == 0 and mentions(out, "<|mask|>", "new", 260), err
@@ -143,7 +144,7 @@ def toy(tmp_path: Path) -> tuple[str, ...]:
     source(tmp_path / "source", template="")
     lines = [{"prompt": chr(n), "completion": chr(n + 1)} for n in range(97, 107)]
     (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    few = ("updates=4", "tokens=64", "eval.prompts=1", "save_every=2", "optimizer.lr=1e-3")
+    few = ("updates=4", "batch_tokens=64", "eval.prompts=1", "save_every=2", "optimizer.lr=1e-3")
     return ("adapt", "source", "--data", "toy.jsonl", *few)
 
 
@@ -199,10 +200,10 @@ def test_an_adaptation_that_was_cut_off_ends_as_if_it_had_not_been(
         left[0] -= 1
         if not left[0]:
             raise OSError("cut")
-        return learn(*given)
+        return sft_update(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unmask_sft, "learn", cut)
+        patch.setattr(unmask_sft, "sft_update", cut)
         code, _, err = unmask(*toy, "--out", "cut")
     assert code == 2 and err == "unmask: cut\n" and [path.name for path in Path("cut/state").iterdir()] == ["2"]
     assert unmask("adapt", "--resume", "cut")[0] == 0

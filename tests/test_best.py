@@ -15,7 +15,7 @@ from unmask.models import load_model, save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.progress import Best, RunProgress, Skips, progress_of, reason_to_end
+from unmask.training.run.progress import Best, best_of, reason_to_end
 from unmask.training.run.training_run import TrainingResult
 from wording import mentions
 
@@ -166,9 +166,9 @@ def test_when_a_run_ends() -> None:
     assert mentions(fallen, "update 7", "37.5 points", "update 4")
 
 
-def test_what_is_remembered_survives_json() -> None:
-    found = RunProgress(evaluation(0.1), Best(4, evaluation(0.5), since=3), 6, Skips(5, 2))
-    assert progress_of(json.loads(json.dumps(found.data()))) == found
+def test_the_best_evaluation_survives_json() -> None:
+    best = Best(4, evaluation(0.5), since=3)
+    assert best_of(json.loads(json.dumps(best.data()))) == best
 
 
 def test_ending_early_needs_evaluations(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from ranks_cases import toy_task
 
 import unmask.training.loop
-import unmask.training.run.training_run
+import unmask.training.run.base_run
 import unmask.training.update
 from helpers import SMALL, cut_at, sample
 from unmask.config.config import Config, parse_config
@@ -104,13 +104,13 @@ def test_an_update_that_is_not_finite_leaves_nothing_behind(
 ) -> None:
     fault(where, {2})
     states: dict[int, tuple[dict[str, torch.Tensor], dict]] = {}
-    plain = unmask.training.run.training_run.write_state
+    plain = unmask.training.run.base_run.write_state
 
     def write(folder: Path, step: int, tensors: dict, facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.training.run.training_run, "write_state", write)
+    monkeypatch.setattr(unmask.training.run.base_run, "write_state", write)
     config = config_for(model, method="agrpo", dtype="bfloat16" if where == "gradient" else None)
     rows = strict(run(config, tmp_path / "run"))[1:-1]
     before, after = states[1][0], states[2][0]

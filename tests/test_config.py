@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unmask.cli.train import split_arguments
+from unmask.cli.runs import split_settings
 from unmask.config.config import DEMO, parse_config, read_config
 from unmask.methods.daca import strided_strata
 
@@ -137,6 +137,6 @@ def test_a_configuration_may_stand_anywhere_among_the_overrides(tmp_path: Path) 
     file = tmp_path / "a.yaml"
     file.write_text("updates: 3\n")
     for words in ([str(file), "a=1", "b=2"], ["a=1", str(file), "b=2"], ["a=1", "b=2", str(file)]):
-        assert split_arguments(words) == (file, ["a=1", "b=2"])
-    assert split_arguments(["a=1", "b"]) == (None, ["a=1", "b"])  # which is then refused as no key=value
-    assert split_arguments(["none.yaml", "a=1"]) == (Path("none.yaml"), ["a=1"])  # which is then said not to be there
+        assert split_settings(words) == (file, ["a=1", "b=2"])
+    assert split_settings(["a=1", "b"]) == (None, ["a=1", "b"])  # which is then refused as no key=value
+    assert split_settings(["none.yaml", "a=1"]) == (Path("none.yaml"), ["a=1"])  # which is then said not to be there

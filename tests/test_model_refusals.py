@@ -45,7 +45,7 @@ def test_a_config_has_to_be_there_and_be_one(tmp_path):
         ({"model_type": "sdar_moe"}, "SDAR-MoE"),
         ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "DiffusionGemma"),
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
-        ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "'LlamaForSeq"),
+        ({"architectures": ["LlamaForMultipleChoice"], "model_type": "llama"}, "LlamaForMultipleChoice"),
     ],
 )
 def test_other_families_are_refused_by_name(tmp_path, stated, called):

@@ -135,4 +135,4 @@ def test_a_method_file_imports_no_other_method_file() -> None:
 
 def test_only_the_trainers_call_backward() -> None:
     callers = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if calls_backward(path)}
-    assert callers == {"training/update.py", "sft/pretrain.py", "sft/finetune.py"}
+    assert callers == {"training/update.py", "sft/finetune.py", "sft/pretrain.py"}

@@ -19,8 +19,8 @@ from unmask.sft.pretrain import (
     PretrainTask,
     cosine,
     diffusion_loss,
-    lesson_tokens,
     masked_positions,
+    mixture_tokens,
     pretrain,
     read_pretrain_config,
     wrong_arithmetic,
@@ -106,7 +106,7 @@ def test_masks_have_every_size_and_every_place_alike():
 def test_short_answers_end_in_eos_and_prompts_are_whole():
     task, lesson = TASKS["countdown"](), PretrainTask(task="countdown", batch=1, wrong=0, noise=0)
     rows = task.rows("train", 30, 0)
-    prompt_BP, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
+    prompt_BP, completion_BC = mixture_tokens(lesson, task, rows, random.Random(0))
     tokenizer = CharacterTokenizer()
     assert completion_BC.shape == (30, task.length)
     assert (completion_BC == EOS).any()
@@ -207,7 +207,7 @@ def test_the_share_of_wrong_solutions():
     task = TASKS["sudoku"]()
     rows = task.rows("train", 600, 0)
     lesson = PretrainTask(task="sudoku", batch=1, wrong=0.5, noise=1.0)
-    _, completion_BC = lesson_tokens(lesson, task, rows, random.Random(0))
+    _, completion_BC = mixture_tokens(lesson, task, rows, random.Random(0))
     texts = [CharacterTokenizer().decode(completion) for completion in completion_BC.tolist()]
     kept = sum(text == row["solution"] for text, row in zip(texts, rows, strict=True))
     assert kept / 600 == pytest.approx(0.5, abs=0.06)
@@ -255,7 +255,7 @@ def test_the_lessons_of_the_shipped_model_never_move():
     rng, digest = random.Random(f"unmask pretrain {config.seed}"), hashlib.sha256()
     for lesson in config.lessons:
         task = TASKS[lesson.task](**lesson.options)
-        for tokens in lesson_tokens(lesson, task, task.rows("train", 300, config.seed), rng):
+        for tokens in mixture_tokens(lesson, task, task.rows("train", 300, config.seed), rng):
             digest.update(bytes(tokens.flatten().tolist()))
     assert digest.hexdigest()[:16] == "3bf1eff98da7d2e6"
 
@@ -266,7 +266,7 @@ def test_the_config_of_the_minis_can_be_used(monkeypatch):
     assert {lesson.task for lesson in config.lessons} == {"arithmetic", "json_mini", "code_mini"}
     for lesson in config.lessons:
         task = TASKS[lesson.task](**lesson.options)
-        prompt_BP, completion_BC = lesson_tokens(lesson, task, task.rows("train", 200, 0), random.Random(0))
+        prompt_BP, completion_BC = mixture_tokens(lesson, task, task.rows("train", 200, 0), random.Random(0))
         assert prompt_BP.shape[1] + completion_BC.shape[1] <= config.shape.max_length
 
 
@@ -276,7 +276,7 @@ def test_the_shipped_model_knows_its_tasks():
     for lesson in config.lessons:
         task = TASKS[lesson.task](**lesson.options)
         right = PretrainTask(task=lesson.task, batch=1, wrong=0, noise=0)
-        prompt_BP, completion_BC = lesson_tokens(right, task, task.rows("test", 64, 0), random.Random(0))
+        prompt_BP, completion_BC = mixture_tokens(right, task, task.rows("test", 64, 0), random.Random(0))
         masked_BC = masked_positions(64, task.length, torch.Generator().manual_seed(0))
         with torch.no_grad():
             assert diffusion_loss(policy, prompt_BP, completion_BC, masked_BC) < 0.8

@@ -15,8 +15,8 @@ import torch
 
 import unmask.training.batch
 import unmask.training.loop
+import unmask.training.run.base_run
 import unmask.training.run.state
-import unmask.training.run.training_run
 from helpers import SMALL, cut_at
 from unmask.config.config import Config, parse_config
 from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
@@ -25,9 +25,9 @@ from unmask.models.lora import LoraOptions, add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.loop import resume, train
 from unmask.training.optim import make_optimizer
+from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import LOGS, RunFolder, read_metrics
 from unmask.training.run.state import newest_state, restore, state_tensors, write_state
-from unmask.training.run.training_run import Hooks
 from unmask.util.signals import Paused, deaf
 from wording import mentions, naming
 
@@ -299,9 +299,9 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     Path("mine.py").write_text(source)
     config = config_for(model, method="mine.py:mine")
     with monkeypatch.context() as patch:
-        keeper = unmask.training.run.training_run
-        plain = keeper.write_state
-        patch.setattr(keeper, "write_state", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
+        base_run = unmask.training.run.base_run
+        plain = base_run.write_state
+        patch.setattr(base_run, "write_state", lambda *a: (Path("mine.py").write_text(source + "# new\n"), plain(*a)))
         with cut_at("collect", 4):
             run(config, tmp_path / "cut")
     shutil.copytree("cut", "again")

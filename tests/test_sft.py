@@ -12,15 +12,23 @@ import torch
 from torch import Tensor
 
 from helpers import EOS, MASK, SMALL, Net
+from unmask.config.sections import OptimizerConfig
 from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.sft.config import read_sft_config
-from unmask.sft.data import SftSource, load_sft_data, shaped
-from unmask.sft.diffusion_loss import Noised, bound, by_quarter, masked, named_quarters, noised, ratios, token_losses
-from unmask.sft.finetune import block_at, growing, learn
-from unmask.sft.packing import Batches, Example, PackedBatch, bucketed, coarseness, width_of
+from unmask.sft.data import SftSource, load_sft_data, sft_row
+from unmask.sft.diffusion_loss import (
+    NoisedBatch,
+    add_noise,
+    bound,
+    mask_ratios,
+    mask_tokens,
+    quarter_metrics,
+    quarter_sums,
+    token_losses,
+)
+from unmask.sft.finetune import annealed_attention, block_length, sft_update
+from unmask.sft.packing import Batches, Example, PackedBatch, width_buckets, width_of, width_step
 from unmask.tasks import TASKS
-from unmask.tasks.benchmarks import word_problems
 from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.training.optim import make_optimizer
 from unmask.util.micro_batch import MicroBatch
@@ -52,7 +60,9 @@ def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
         t = (1 + node) / 2
         for hidden in itertools.product((False, True), repeat=3):
             chance = t ** sum(hidden) * (1 - t) ** (3 - sum(hidden))
-            noise = masked(batch, torch.tensor([[False, False, *hidden]]), torch.tensor([t], dtype=torch.float64), MASK)
+            noise = mask_tokens(
+                batch, torch.tensor([[False, False, *hidden]]), torch.tensor([t], dtype=torch.float64), MASK
+            )
             with torch.no_grad():
                 expected += weight / 2 * chance * float(bound(token_losses(policy, noise, "cpu"), noise))
     assert expected == pytest.approx(any_order_bound(policy, prompt, completion) / 3, rel=1e-12)
@@ -61,7 +71,7 @@ def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
 def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> None:
     rng, rows = torch.Generator().manual_seed(0), 4000
     batch = PackedBatch(torch.full((rows, 12), 5), torch.arange(rows) % 5 + 1, rows)
-    noise = noised(batch, MASK, rng)
+    noise = add_noise(batch, MASK, rng)
     assert not (noise.masked_BW & ~batch.canvas_BW).any() and noise.length_B.tolist() == (12 - batch.given_B).tolist()
     assert torch.equal(noise.states_BW == MASK, noise.masked_BW)
     assert ((noise.ratio_B > 0) & (noise.ratio_B <= 1)).all()
@@ -69,15 +79,15 @@ def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> No
     share_B = noise.masked_BW.sum(1) / noise.length_B
     spread_B = (noise.ratio_B * (1 - noise.ratio_B) / noise.length_B).sqrt()
     assert abs(float((share_B - noise.ratio_B).sum() / spread_B.square().sum().sqrt())) < 4
-    drawn = torch.stack([ratios(2, rng) for _ in range(4000)])
+    drawn = torch.stack([mask_ratios(2, rng) for _ in range(4000)])
     assert abs(float(drawn[:, 0].mean()) - 0.5) < 4 / math.sqrt(12 * 4000)
 
 
 def test_losses_are_told_by_the_quarter_of_the_ratio() -> None:
     batch = PackedBatch(torch.full((3, 4), 5), torch.zeros(3, dtype=torch.long), 3)
     masked_BW = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    noise = masked(batch, masked_BW, torch.tensor([0.25, 0.3, 1.0]), MASK)
-    told = named_quarters(by_quarter(torch.tensor([1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 9.0]), noise))
+    noise = mask_tokens(batch, masked_BW, torch.tensor([0.25, 0.3, 1.0]), MASK)
+    told = quarter_metrics(quarter_sums(torch.tensor([1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 9.0]), noise))
     assert told == {"loss_1/4": 1.0, "loss_2/4": 3.0, "loss_4/4": 6.0}
 
 
@@ -100,7 +110,7 @@ def gradients(policy: Net) -> list[Tensor]:
 
 @pytest.mark.parametrize(("step", "widths"), [(1, [5, 6, 8, 16, 24]), (4, [8, 16, 24]), (16, [16, 24])])
 def test_a_canvas_is_its_example_and_end_tokens(step: int, widths: list[int]) -> None:
-    buckets = bucketed(EXAMPLES, EOS, 24, step)
+    buckets = width_buckets(EXAMPLES, EOS, 24, step)
     assert [bucket.width for bucket in buckets] == widths  # the last one wished for 31, and 24 is all there is
     for bucket in buckets:
         for tokens, given, number in zip(*(each.tolist() for each in bucket), strict=True):
@@ -112,16 +122,16 @@ def test_a_canvas_is_its_example_and_end_tokens(step: int, widths: list[int]) ->
 
 def test_widths_are_as_fine_as_full_batches_allow() -> None:
     alike = [Example([3] * 10, [4], 6)] * 20
-    assert coarseness(alike, 99, 320) == 1 and coarseness(alike, 99, 321) == 64
+    assert width_step(alike, 99, 320) == 1 and width_step(alike, 99, 321) == 64
     apart = [Example([3] * (10 + n), [4], 6) for n in range(16)]  # 16 to 31 wide, 376 tokens in all
-    assert [coarseness(apart, 99, tokens) for tokens in (23, 24, 80, 81, 248, 249)] == [1, 4, 4, 16, 16, 64]
+    assert [width_step(apart, 99, tokens) for tokens in (23, 24, 80, 81, 248, 249)] == [1, 4, 4, 16, 16, 64]
 
 
 def test_a_batch_is_the_mean_of_its_rows_alone_however_it_is_passed() -> None:
     policy = Net(seed=5)
-    bucket = bucketed(EXAMPLES, EOS, 24, step=16)[0]
+    bucket = width_buckets(EXAMPLES, EOS, 24, step=16)[0]
     batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
-    noise = noised(batch, MASK, torch.Generator().manual_seed(2))
+    noise = add_noise(batch, MASK, torch.Generator().manual_seed(2))
     whole = bound(token_losses(policy, noise, "cpu"), noise) / batch.full
     whole.backward()
     together, alone = gradients(policy), 0.0
@@ -137,7 +147,6 @@ def test_a_batch_is_the_mean_of_its_rows_alone_however_it_is_passed() -> None:
 
 
 def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_sft_config(model="tiny", data=["countdown"])
     batch = PackedBatch(
         torch.randint(3, 90, (6, 32), generator=torch.Generator().manual_seed(1)), torch.full((6,), 4), 6
     )
@@ -145,8 +154,8 @@ def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytes
     for tokens, piece in ((10_000, 2**27), (32, 2**27), (64, 99 * 7)):
         monkeypatch.setattr("unmask.sft.diffusion_loss.PIECE", piece)
         policy = tiny_policy(SMALL, seed=1).double()
-        noise = noised(batch, policy.mask_id, torch.Generator().manual_seed(3))
-        told = learn(policy, make_optimizer(policy, config.optimizer), batch, noise, MicroBatch(tokens), config, "cpu")
+        noise = add_noise(batch, policy.mask_id, torch.Generator().manual_seed(3))
+        told = sft_update(policy, make_optimizer(policy, OptimizerConfig()), batch, noise, MicroBatch(tokens), 1.0)
         found.append((told, [weight.detach().clone() for weight in policy.parameters()]))
     for told, weights in found[1:]:
         assert told == pytest.approx(found[0][0], rel=1e-6)
@@ -156,7 +165,7 @@ def test_smaller_passes_and_pieces_of_the_head_change_nothing(monkeypatch: pytes
 
 def test_an_epoch_has_every_example_once_and_an_update_its_batch() -> None:
     examples = [Example([3] * (1 + n % 20), [n + 10], 2) for n in range(57)]
-    batches = Batches(bucketed(examples, EOS, 64, step=16), tokens=70, seed=4)
+    batches = Batches(width_buckets(examples, EOS, 64, step=16), tokens=70, seed=4)
     seen, weight = list[int](), 0.0
     for update in range(1, batches.count + 1):
         batch = batches.batch(update)
@@ -171,12 +180,12 @@ def test_an_epoch_has_every_example_once_and_an_update_its_batch() -> None:
     assert [batches.batch(u).tokens_BW.tolist() for u in first] != [batches.batch(u).tokens_BW.tolist() for u in second]
 
 
-# --- attention that grows -----------------------------------------------------------------------------------
+# --- attention that is annealed -----------------------------------------------------------------------------------
 
 
 def test_attention_grows_from_causal_to_all() -> None:
-    assert [block_at(step, 10, 32) for step in range(1, 11)] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
-    assert block_at(1, 5, 1) == 1
+    assert [block_length(step, 10, 32) for step in range(1, 11)] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+    assert block_length(1, 5, 1) == 1
     policy = tiny_policy(SMALL, seed=1)
     tokens_SL = torch.arange(3, 19)[None]
 
@@ -192,26 +201,26 @@ def test_attention_grows_from_causal_to_all() -> None:
         return max(changed)
 
     for step, wanted in ((1, 0), (2, 1), (3, 3), (4, 7), (5, 15)):
-        with growing(policy, step, 4, 16):
+        with annealed_attention(policy, step, 4, 16):
             assert reach() == wanted
     assert reach() == 15
 
 
-# --- lessons ------------------------------------------------------------------------------------------------
+# --- data ------------------------------------------------------------------------------------------------
 
 
 def test_lines_are_prompts_and_completions_or_messages() -> None:
     plain = {"prompt": "a", "completion": "b", "system": ""}
     user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    assert shaped({"prompt": "a", "completion": "b", "more": 1}) == plain
-    assert shaped({"messages": [user, assistant]}) == plain
-    assert shaped({"messages": [{"role": "system", "content": "s"}, user, assistant]}) == {**plain, "system": "s"}
+    assert sft_row({"prompt": "a", "completion": "b", "more": 1}) == plain
+    assert sft_row({"messages": [user, assistant]}) == plain
+    assert sft_row({"messages": [{"role": "system", "content": "s"}, user, assistant]}) == {**plain, "system": "s"}
     for wrong in ([user], [user, assistant, user, assistant], "a", [user, "b"], [assistant, user]):
         with pytest.raises(ValueError, match="'messages' must be"):
-            shaped({"messages": wrong})
+            sft_row({"messages": wrong})
     for line in ({"prompt": "a"}, {"prompt": 1, "completion": "b"}, {"messages": [user, {**assistant, "content": 3}]}):
         with pytest.raises(ValueError, match="there is no text"):
-            shaped(line)
+            sft_row(line)
 
 
 def test_what_is_held_out_of_a_file_is_not_taught(tmp_path: Path) -> None:
@@ -262,7 +271,7 @@ def test_no_taught_problem_is_a_test_problem_and_every_solution_is_right(name: s
 
 def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
     signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
-    for row in word_problems.rows("train", 200, 3):
+    for row in TASKS["word_problems"]().rows("train", 200, 3):
         *steps, last = row["answer"].splitlines()
         for step in steps:
             a, sign, b, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
@@ -271,5 +280,5 @@ def test_the_steps_of_a_word_problem_are_true_and_end_in_its_answer() -> None:
 
 
 def test_rows_of_a_noised_batch_keep_together() -> None:
-    noise = Noised(*(torch.arange(6).view(3, 2) for _ in range(3)), torch.arange(3), torch.arange(3))
+    noise = NoisedBatch(*(torch.arange(6).view(3, 2) for _ in range(3)), torch.arange(3), torch.arange(3))
     assert [part.ratio_B.tolist() for part in noise.pieces(2)] == [[0, 1], [2]]

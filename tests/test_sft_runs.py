@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import unmask.sft.finetune
+import unmask.sft.sft_run
+import unmask.training.run.base_run
 from helpers import Net
 from unmask.config.config import parse_config
 from unmask.models import load_model
-from unmask.sft.config import SftConfig, read_sft_config
-from unmask.sft.diffusion_loss import Noised, token_losses
-from unmask.sft.finetune import CONFIG, finetune, learn, resume
+from unmask.sft.config import CONFIG, RENAMED, SftConfig, read_sft_config
+from unmask.sft.diffusion_loss import NoisedBatch, token_losses
+from unmask.sft.finetune import finetune, resume, sft_update
 from unmask.sft.packing import Batches, PackedBatch
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
@@ -25,7 +27,13 @@ from wording import mentions, naming
 
 
 def config_for(model: str, **more: object) -> SftConfig:
-    base = {"model": model, "data": [{"task": "countdown", "rows": 60}], "updates": 5, "tokens": 128, "save_every": 2}
+    base = {
+        "model": model,
+        "data": [{"task": "countdown", "max_examples": 60}],
+        "updates": 5,
+        "batch_tokens": 128,
+        "save_every": 2,
+    }
     optimizer = {"lr": 1e-2, "schedule": "cosine", "warmup": 1}
     return read_sft_config(**{**base, "optimizer": optimizer, "eval": {"prompts": 3, "every": 2}, **more})
 
@@ -36,7 +44,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 
 KINDS = {
-    "all weights, attention growing": {"grow": 3},
+    "all weights, attention annealed": {"attention_annealing": 3},
     "bf16": {"dtype": "bfloat16"},
     "adapter": {"full": False, "lora": {"rank": 2}},
 }
@@ -53,9 +61,9 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     def cut(*arguments: object) -> dict[str, float]:
         if next(calls) == 4:
             raise KeyboardInterrupt
-        return learn(*arguments)
+        return sft_update(*arguments)
 
-    monkeypatch.setattr(unmask.sft.finetune, "learn", cut)
+    monkeypatch.setattr(unmask.sft.finetune, "sft_update", cut)
     with pytest.raises(KeyboardInterrupt):
         finetune(config, lambda: RunFolder(tmp_path / "cut", config.dump(), CONFIG))
     monkeypatch.undo()
@@ -83,7 +91,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
         return drawn(self, update)
 
     def install(where: str, updates: set[int]) -> None:
-        def losses(policy: Net, noise: Noised, device: str) -> Tensor:
+        def losses(policy: Net, noise: NoisedBatch, device: str) -> Tensor:
             loss_Q = plain(policy, noise, device)
             if now[0] not in updates or not loss_Q.requires_grad:
                 return loss_Q
@@ -105,7 +113,7 @@ def few(model: str, tmp_path: Path) -> Callable[..., SftConfig]:
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def config(patience: int = 5, **more: object) -> SftConfig:
-        base = {"data": [str(tmp_path / "few.jsonl")], "updates": 4, "tokens": 64, "eval": {"every": 2}}
+        base = {"data": [str(tmp_path / "few.jsonl")], "updates": 4, "batch_tokens": 64, "eval": {"every": 2}}
         return config_for(model, **{**base, "optimizer": {"lr": 1e-2, "patience": patience}, **more})
 
     return config
@@ -127,13 +135,13 @@ def test_an_update_that_is_not_finite_is_skipped_and_leaves_nothing_behind(
     dtype: str | None,
 ) -> None:
     fault(where, {2})
-    states, plain = dict[int, tuple[dict[str, Tensor], Skips]](), unmask.sft.finetune.write
+    states, plain = dict[int, tuple[dict[str, Tensor], Skips]](), unmask.training.run.base_run.write_state
 
     def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict) -> None:
         states[step] = {name: tensor.clone() for name, tensor in tensors.items()}, facts["skips"]
         plain(folder, step, tensors, facts)
 
-    monkeypatch.setattr(unmask.sft.finetune, "write", write)
+    monkeypatch.setattr(unmask.training.run.base_run, "write_state", write)
     with pytest.warns(UserWarning, match=naming("update 2", "skipped", "loss", "gradient")):
         rows = run(few(save_every=1, dtype=dtype), tmp_path / "run")
     before, after = states[1][0], states[2][0]
@@ -168,7 +176,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_ends_as_if_they_had_not
 
 
 def test_rows_are_read_before_a_model_is_loaded(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("unmask.sft.finetune.load_model")
+    monkeypatch.delattr("unmask.training.setup.load_model")
     Path("rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
     code, _, err = unmask("sft", "tiny", "--data", "rows.jsonl")
     assert code == 2 and mentions(err, "rows.jsonl:2", "completion") and not Path("runs").exists()
@@ -186,7 +194,7 @@ def test_an_evaluation_that_is_refused_leaves_no_folder(
     def refused(*given: object) -> None:
         raise ValueError("too long")
 
-    monkeypatch.setattr(unmask.sft.finetune, "complete", refused)
+    monkeypatch.setattr(unmask.sft.sft_run, "sample_in_turn", refused)
     with pytest.raises(ValueError, match="too long"):
         run(few(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -195,8 +203,8 @@ def test_an_evaluation_that_is_refused_leaves_no_folder(
 def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(unmask, tmp_path: Path) -> None:
     """`unmask sft`, then `unmask eval` of the run, and the run as a model to train."""
     code, out, _ = unmask(
-        *("sft", "tiny", "--data", "countdown", "--out", "run", "updates=10", "tokens=1024", "optimizer.lr=3e-3"),
-        *("eval.prompts=8", "rows=300", "save_every=6"),
+        *("sft", "tiny", "--data", "countdown", "--out", "run", "updates=10", "batch_tokens=1024", "optimizer.lr=3e-3"),
+        *("eval.prompts=8", "max_examples=300", "save_every=6"),
     )
     assert code == 0 and "Model: run/checkpoint" in out and "update 10/10" in out
     assert "unmask train --model run --task countdown --full" in out
@@ -219,7 +227,7 @@ def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(un
         (("sft", "tiny", "--data", "none.jsonl"), ["none.jsonl"]),
         (("sft", "tiny", "--data", "sudoku", "--data", "sudoku"), ["data", "sudoku", "twice"]),
         (("sft", "tiny", "--data", "sudoku", "upates=3"), ["upates", "updates"]),
-        (("sft", "tiny", "--data", "sudoku", "updates=3", "grow=4"), ["grow", 3]),
+        (("sft", "tiny", "--data", "sudoku", "updates=3", "attention_annealing=4"), ["attention_annealing", 3]),
         (("sft", "tiny", "--data", "sudoku", "optimizer.lr=-1"), ["optimizer.lr", -1]),
         (("sft", "--resume", "nowhere"), ["nowhere"]),
         (("sft", "tiny", "--resume", "nowhere"), ["--resume"]),
@@ -229,3 +237,30 @@ def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(un
 def test_what_a_user_can_put_right_is_one_sentence(unmask, arguments: tuple[str, ...], names: list) -> None:
     code, _, err = unmask(*arguments)
     assert code == 2 and mentions(err, *names) and err.count("\n") == 1 and not Path("runs").exists()
+
+
+OLD = {"rows": 7, "tokens": 64, "pass_tokens": 32, "grow": 2, "checkpointing": True}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_a_key_of_0_1_means_the_same_under_its_old_name(old: str, tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match=naming(old, RENAMED[old])):
+        named = read_sft_config(model="tiny", data=["countdown"], **{old: OLD[old]})
+    with pytest.warns(FutureWarning, match=naming(old, RENAMED[old])):
+        overridden = read_sft_config(None, [f"{old}={OLD[old]}"], model="tiny", data=["countdown"])
+    (tmp_path / "old.yaml").write_text(f"{old}: {OLD[old]}\n")
+    with pytest.warns(FutureWarning, match=naming(old, RENAMED[old])):
+        read = read_sft_config(tmp_path / "old.yaml", model="tiny", data=["countdown"])
+    new = read_sft_config(model="tiny", data=["countdown"], **{RENAMED[old]: OLD[old]})
+    assert named == overridden == read == new and new != read_sft_config(model="tiny", data=["countdown"])
+
+
+def test_nested_keys_of_0_1_mean_the_same_under_their_old_names() -> None:
+    with pytest.warns(FutureWarning, match=naming("rows", "max_examples")):
+        old = read_sft_config(model="tiny", data=[{"task": "countdown", "rows": 7}])
+    assert old == read_sft_config(model="tiny", data=[{"task": "countdown", "max_examples": 7}])
+    with pytest.warns(FutureWarning, match=naming("optimizer.max_norm", "optimizer.max_grad_norm")):
+        old = read_sft_config(model="tiny", data=["countdown"], optimizer={"max_norm": 0.5})
+    assert old.optimizer.max_grad_norm == 0.5
+    with pytest.raises(ValueError, match=naming("tokens", "batch_tokens")), pytest.warns(FutureWarning):
+        read_sft_config(model="tiny", data=["countdown"], tokens=64, batch_tokens=64)

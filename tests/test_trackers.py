@@ -19,9 +19,9 @@ from unmask.config.config import Config, parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
+from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.trackers import TRACKERS, check_trackers
-from unmask.training.run.training_run import Hooks
 from unmask.util.signals import Paused
 
 

@@ -28,9 +28,9 @@ from unmask.tasks import TASKS
 from unmask.training.batch import Batch, Experiment
 from unmask.training.loop import resume, train
 from unmask.training.loss_terms import Scorer
+from unmask.training.run.base_run import EVAL_SEED
 from unmask.training.run.folder import RunFolder
 from unmask.training.run.records import expected_answer, short_number, short_text
-from unmask.training.run.training_run import EVAL_SEED
 from unmask.training.setup import decoding_of
 from unmask.training.update import LossTerm
 from unmask.util.micro_batch import MicroBatch

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.sft import Data, Out, Resume, Settings, read_settings, resume_sft, run_folder, train_with_display
+from unmask.cli.runs import run_folder
+from unmask.cli.sft import Data, Out, Resume, Settings, read_settings, resume_sft, train_with_display
 
 
 def adapt(
@@ -23,10 +24,11 @@ def adapt(
 ) -> None:
     """Make a masked diffusion model of an autoregressive one: attention both ways, then fine-tuning of all weights."""
     if resume is not None:
-        resume_sft(resume, model, arguments, data, mask_token, out)
+        resume_sft(resume, (model, arguments, data, mask_token, out))
         return
     from unmask.sft.adapt import adapt as write_start, source_folder
-    from unmask.sft.finetune import CONFIG, finetune
+    from unmask.sft.config import CONFIG
+    from unmask.sft.finetune import finetune
     from unmask.training.run.folder import RunFolder, check_folder
 
     if model is None:
@@ -35,9 +37,9 @@ def adapt(
     final = folder.resolve()
     if final == Path.cwd():
         raise ValueError("unmask adapt replaces its folder: choose another --out")
-    config = read_settings(arguments or [], data, model=str(folder.absolute() / "start"))
+    config = read_settings(arguments, data, model=str(folder.absolute() / "start"))
     if config.full is False:
-        raise ValueError("full: an adapter cannot train a new MASK; adapting trains all weights")
+        raise ValueError("full: an adapter cannot train a new MASK token; adapting trains all weights")
     config = config.model_copy(update={"full": True})
     # The run folder is made aside with its model in it, and renamed once training can begin: killed before that, there
     # is no folder of that name; killed afterwards, everything is there that --resume needs.
@@ -50,15 +52,15 @@ def adapt(
         (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
         origin = "new" if done["new"] else "its own"
         typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {origin}, token {done['mask_id']}")
-        for_now = config.model_copy(update={"model": str(aside / "start")})
+        start = config.model_copy(update={"model": str(aside / "start")})
 
-        def move_into_place() -> RunFolder:
+        def rename_folder() -> RunFolder:
             check_folder(folder)
             final.parent.mkdir(parents=True, exist_ok=True)
             aside.rename(final)
             run.path = folder
             return run
 
-        train_with_display(config, folder, lambda report, stop: finetune(for_now, move_into_place, report, stop=stop))
+        train_with_display(config, folder, lambda hooks: finetune(start, rename_folder, hooks))
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, of_task
-from unmask.cli.train import split_arguments
+from unmask.cli.runs import split_settings
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def compare(
             from unmask.studies.compare.cells import Settings
             from unmask.studies.compare.compare import compare as run_comparison
 
-            path, overrides = split_arguments(arguments or [])
+            path, overrides = split_settings(arguments or [])
             settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
             results = run_comparison(
                 methods.split(","),

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from unmask.config.config import Config
     from unmask.evaluation.evaluate import Evaluation
     from unmask.tasks import Task
-    from unmask.training.run.training_run import Hooks, TrainingResult
+    from unmask.training.run.base_run import Hooks
+    from unmask.training.run.training_run import TrainingResult
 
 console = Console()
 OnMetrics = Callable[[int, dict[str, float]], None]
@@ -69,7 +70,7 @@ def training_display(config: "Config", name: str, should_stop: "Callable[[], boo
         warning_counts.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
 
     try:
-        from unmask.training.run.training_run import Hooks
+        from unmask.training.run.base_run import Hooks
 
         hooks = Hooks(on_metrics=report, should_stop=should_stop)
         yield replace(hooks, on_batch=panel.on_batch) if drawn else hooks

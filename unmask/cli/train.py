@@ -1,22 +1,21 @@
 """unmask train"""
 
 import json
-import os
 import re
-import shutil
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unmask.cli.arguments import DataOption, of_task
+from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_paused, split_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from unmask.config.config import Config
-    from unmask.training.run.training_run import Hooks, TrainingResult
+    from unmask.training.run.base_run import Hooks
+    from unmask.training.run.training_run import TrainingResult
 
 
 def train(
@@ -35,7 +34,7 @@ def train(
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume a run; takes no other argument.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume a run that was cut off; takes nothing else.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
     hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
@@ -47,12 +46,14 @@ def train(
     from unmask.config.config import DEMO, read_config
 
     if resume is not None:
-        others = (task, model, method, plugins, data, full, seed, out, hardware)
-        if arguments or dry_run or as_json or any(value is not None for value in others):
-            raise ValueError("--resume uses the run's own configuration: remove the other arguments")
-        _resume(resume)
+        options = (value is not None for value in (task, model, method, plugins, data, full, seed, out, hardware))
+        if can_resume(resume, "config.yaml", (arguments, dry_run, as_json, *options)):
+            from unmask.training.loop import resume as resume_run
+
+            config = read_config(resume / "config.yaml")
+            _train_with_display(config, resume, lambda hooks: resume_run(resume, hooks))
         return
-    path, overrides = split_arguments(arguments or [])
+    path, overrides = split_settings(arguments or [])
     plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
     keys = {override.partition("=")[0] for override in overrides}
     if (method is not None or "method" in keys) and plugins is None and path is None and "with" not in keys:
@@ -71,32 +72,14 @@ def train(
     config = read_config(path or DEMO, overrides, **named)
 
     from unmask.training.loop import train as run_training
-    from unmask.training.run.folder import RunFolder, check_folder, fresh_folder
+    from unmask.training.run.folder import RunFolder
 
-    folder = out or fresh_folder(_name(config))
-    check_folder(folder)
+    folder = run_folder(_name(config), out)
 
     def make_folder() -> RunFolder:
         return RunFolder(folder, config.dump())
 
     _train_with_display(config, folder, lambda hooks: run_training(config, make_folder, hooks))
-
-
-def _resume(folder: Path) -> None:
-    from unmask.config.config import read_config
-    from unmask.training.loop import resume
-    from unmask.training.run.folder import FINISHED
-    from unmask.util.parsing import check_exists
-
-    if (folder / FINISHED).is_file():
-        shutil.rmtree(folder / "state", ignore_errors=True)  # left where a run was killed at its very end
-        typer.echo(f"{folder} is finished: there is nothing to resume")  # no error: a queue may well try again
-        return
-    path = folder / "config.yaml"
-    check_exists(folder)
-    if not path.is_file():
-        raise ValueError(f"{folder} is not a run folder: there is no config.yaml in it")
-    _train_with_display(read_config(path), folder, lambda hooks: resume(folder, hooks))
 
 
 def _name(config: "Config") -> str:
@@ -106,29 +89,17 @@ def _name(config: "Config") -> str:
 def _train_with_display(config: "Config", folder: Path, training: "Callable[[Hooks], TrainingResult]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.cli.display import show_result, training_display
-    from unmask.training.run.training_run import Hooks
-    from unmask.util.signals import Paused, stop_requests
+    from unmask.training.run.base_run import Hooks
 
-    first = os.environ.get("RANK", "0") == "0"  # of several processes the first one prints
-    try:
-        with stop_requests() as should_stop:
-            if not first:
-                training(Hooks(should_stop=should_stop))
-                return
-            with training_display(config, _name(config), should_stop) as hooks:
-                result = training(hooks)
-    except Paused as paused:
-        if first:
-            typer.echo(f"{paused}. To resume: unmask train --resume {quote(str(folder))}")
+    def train_until(should_stop: "Callable[[], bool]") -> "TrainingResult":
+        if not is_first_process():
+            return training(Hooks(should_stop=should_stop))
+        with training_display(config, _name(config), should_stop) as hooks:
+            return training(hooks)
+
+    result = run_until_paused("train", folder, train_until)
+    if result is None or not is_first_process():
         return
     show_result(config, _name(config), result)
     if (folder / "errors.jsonl").is_file():
         typer.echo(f"some rewards failed and scored 0: {folder / 'errors.jsonl'}", err=True)
-
-
-def split_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The configuration file, wherever it stands (a first argument without = is meant to be one), and the overrides."""
-    for place, word in enumerate(arguments):
-        if Path(word).is_file() or (place == 0 and "=" not in word):
-            return Path(word), arguments[:place] + arguments[place + 1 :]
-    return None, arguments

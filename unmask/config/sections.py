@@ -1,10 +1,13 @@
 """The sections of a configuration that do not depend on what is trained with what."""
 
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
 
 from unmask.util.strict_model import Strict
+
+if TYPE_CHECKING:
+    from unmask.models.lora import LoraOptions
 
 
 class RolloutConfig(Strict):
@@ -57,16 +60,6 @@ class OptimizerConfig(Strict):
     """An update that is not finite is skipped; the run stops after so many in a row."""
 
 
-class Scheduled(Protocol):
-    """What an optimiser is made from, and the learning rate of each of so many updates."""
-
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-
-    @property
-    def updates(self) -> int: ...
-
-
 class EvalConfig(Strict):
     prompts: int = Field(256, ge=1, lt=2**24)
     """Held-out problems."""
@@ -82,3 +75,35 @@ class EvalConfig(Strict):
     """Evaluations in a row without a new best after which the run ends with the best weights; 0: it goes on."""
     collapse: float = Field(0.0, ge=0, le=1)
     """How far the solve rate may lie below the best before the run ends with the best weights, as a share; 0: any."""
+
+
+class EvalSchedule(Protocol):
+    @property
+    def every(self) -> int: ...
+
+
+class RunConfig(Protocol):
+    """What reinforcement learning and fine-tuning both configure: the weights that are trained, and the run."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def dtype(self) -> str | None: ...
+    @property
+    def full(self) -> bool | None: ...
+    @property
+    def lora(self) -> "LoraOptions": ...
+    @property
+    def gradient_checkpointing(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def eval(self) -> EvalSchedule: ...
+    @property
+    def save_every(self) -> int: ...
+    @property
+    def user_files(self) -> dict[str, str]: ...

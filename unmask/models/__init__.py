@@ -1,4 +1,6 @@
-"""The models: by name, by folder, or by their id on the hub."""
+"""Models by name, by folder, or by their id on the hub: families, checkpoints, tokenizers, low-rank adapters, and the
+embedded model. Imports core and util.
+"""
 
 from unmask.core.policy import CachingPolicy, Policy, Tokenizer
 from unmask.models.checkpoint import save

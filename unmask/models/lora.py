@@ -191,7 +191,7 @@ def base_of(folder: str | Path) -> str:
     return base
 
 
-def load_adapter(policy: Adaptable, folder: str | Path, trainable_parameters: bool = False) -> None:
+def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
     """Give the policy an adapter that we or PEFT wrote, under transformers' names or the released model's own."""
     peft, folder = _peft(), Path(folder)
     stated, linears = _read_config(folder), _linears(policy)
@@ -223,7 +223,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable_parameters: bo
     for key in tensors:
         raise ValueError(f"{folder / WEIGHTS}: {key} belongs to no linear layer that {CONFIG} adapts in this model.")
     _inject(policy, factors, alphas, stated.lora_dropout, stated.use_rslora)
-    if not trainable_parameters:
+    if not trainable:
         policy.requires_grad_(False)
 
 

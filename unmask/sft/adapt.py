@@ -16,7 +16,7 @@ from unmask.models.families import Family, Stated, facts_of, family_of, network_
 from unmask.models.load import Released, _fetched
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
-from unmask.sft.fetch import PACKAGES, fetched
+from unmask.sft.fetch import PACKAGES, fetch_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -32,7 +32,7 @@ def source_folder(name: str) -> Path:
     if name == "tiny" or (Path(name) / "checkpoint").is_dir():  # a run's model
         raise ValueError(f"{name} {ALREADY}")
     if name in PACKAGES:
-        return fetched(name)
+        return fetch_once(name)
     return Path(name) if Path(name).is_dir() else _fetched(name)
 
 
@@ -47,21 +47,21 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
     if is_tiny(config) or not family.autoregressive or config.get("is_causal") is False:
         raise ValueError(f"{source} {ALREADY}")
     fast = read_tokenizer(source)
-    mask_id, is_new = _with_mask(fast, config, mask_token)
+    mask_id, is_new = _ensure_mask(fast, config, mask_token)
     lm, tied = network_of(family, stated)
     shared = {name: base for name, base in family.tied.items() if tied}
     apart = fill(lm, source, family.names, tied=shared)
-    rows = _grown(lm, mask_id, tied=tied and not apart)
+    rows = _add_rows(lm, mask_id, tied=tied and not apart)
     if is_new:
         _set_to_mean(lm, mask_id, known=min(len(fast) - 1, rows))
     config = {**config, "is_causal": False, "mask_token_id": mask_id, "vocab_size": rows}
     if apart:
         config[family.tied_field] = False
-    save(_released(lm, family, config, source, fast), folder)
+    save(_released_model(lm, family, config, source, fast), folder)
     return {"mask_token": fast.mask_token, "mask_id": mask_id, "new": is_new, "rows": rows}
 
 
-def _with_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished: str | None) -> tuple[int, bool]:
+def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished: str | None) -> tuple[int, bool]:
     """Make sure that the tokenizer has a MASK; its id, and whether the model does not know it yet."""
     if wished is not None:
         if wished not in fast.get_vocab():
@@ -75,7 +75,7 @@ def _with_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished: 
     return fast.get_vocab()[MASK], True
 
 
-def _grown(lm: "PreTrainedModel", token: int, tied: bool) -> int:
+def _add_rows(lm: "PreTrainedModel", token: int, tied: bool) -> int:
     """Rows enough for the token, in embedding and head; how many there are now."""
     rows: int = lm.config.vocab_size
     if token < rows:
@@ -98,7 +98,7 @@ def _set_to_mean(lm: "PreTrainedModel", token: int, known: int) -> None:
     weight_VD[token] = weight_VD[:known].float().mean(0).to(weight_VD.dtype)
 
 
-def _released(
+def _released_model(
     lm: "PreTrainedModel", family: Family, config: dict[str, Any], source: Path, fast: "PreTrainedTokenizerFast"
 ) -> Released:
     with TemporaryDirectory() as aside:

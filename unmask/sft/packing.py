@@ -1,9 +1,9 @@
 """Examples as canvases of few widths, and batches of them. Nothing is padded: attention needs no mask.
 
 A canvas is a prompt, its completion, and end tokens up to the end. End tokens are tokens like others: they are masked
-and learnt, and so the model learns where to stop. A batch holds canvases of one width, so no row sees another, nor
+and predicted, so the model learns where to stop. A batch holds canvases of one width, so no row sees another, nor
 anything that is not its own. Where examples have so many widths that batches would not be full, widths are multiples
-of a few tokens, which end tokens fill up.
+of a few tokens, filled up with end tokens.
 """
 
 import random
@@ -40,31 +40,31 @@ class Bucket(NamedTuple):
         return self.tokens_NW.shape[1]
 
 
-def rounded(length: int, step: int = 16) -> int:
+def next_multiple(length: int, step: int = 16) -> int:
     return -(-length // step) * step
 
 
-def width_of(example: Example, most: int, step: int = 1) -> int | None:
-    """The width of an example's canvas; None where it has no room for the completion and an end token in `most`."""
+def width_of(example: Example, max_width: int, step: int = 1) -> int | None:
+    """The width of an example's canvas; None where completion and end token do not fit into `max_width`."""
     needed = len(example.prompt) + len(example.completion) + 1
-    wished = rounded(len(example.prompt) + max(example.canvas, len(example.completion) + 1), step)
-    return None if needed > most else min(wished, most)
+    width = next_multiple(len(example.prompt) + max(example.canvas, len(example.completion) + 1), step)
+    return None if needed > max_width else min(width, max_width)
 
 
-def coarseness(examples: Sequence[Example], most: int, tokens: int) -> int:
+def width_step(examples: Sequence[Example], max_width: int, tokens: int) -> int:
     """The finest of STEPS by which a width has, on average, the tokens of a batch; the coarsest where none does."""
     for step in STEPS[:-1]:
-        widths = [width for example in examples if (width := width_of(example, most, step)) is not None]
+        widths = [width for example in examples if (width := width_of(example, max_width, step)) is not None]
         if sum(widths) >= tokens * len(set(widths)):
             return step
     return STEPS[-1]
 
 
-def bucketed(examples: Sequence[Example], eos_id: int, most: int, step: int = 1) -> list[Bucket]:
+def width_buckets(examples: Sequence[Example], eos_id: int, max_width: int, step: int = 1) -> list[Bucket]:
     """All examples that fit, by width."""
     rows: dict[int, list[int]] = {}
     for number, example in enumerate(examples):
-        if (width := width_of(example, most, step)) is not None:
+        if (width := width_of(example, max_width, step)) is not None:
             rows.setdefault(width, []).append(number)
     return [_bucket(examples, numbers, width, eos_id) for width, numbers in sorted(rows.items())]
 
@@ -86,18 +86,22 @@ class PackedBatch(NamedTuple):
     the last batch of its width as in any other."""
 
     @property
+    def width(self) -> int:
+        return self.tokens_BW.shape[1]
+
+    @property
     def canvas_BW(self) -> Tensor:
         """What may be masked: everything behind the prompt."""
-        return torch.arange(self.tokens_BW.shape[1]) >= self.given_B[:, None]
+        return torch.arange(self.width) >= self.given_B[:, None]
 
 
 class Batches:
-    """Every example once an epoch, in an order drawn from the seed; which batch an update has is its number's alone."""
+    """Every example once an epoch, in an order drawn from the seed. The number of an update decides its batch."""
 
     def __init__(self, buckets: Iterable[Bucket], tokens: int, seed: int) -> None:
         self.buckets, self.tokens, self.seed = list(buckets), tokens, seed
         self.count = sum(-(-len(bucket.given_N) // self.rows(bucket)) for bucket in self.buckets)
-        self.drawn: tuple[int, list[tuple[Bucket, Tensor]]] = (-1, [])
+        self.epoch: tuple[int, list[tuple[Bucket, Tensor]]] = (-1, [])
 
     def rows(self, bucket: Bucket) -> int:
         """Rows of a full batch: about so many tokens."""
@@ -106,17 +110,17 @@ class Batches:
     def batch(self, update: int) -> PackedBatch:
         """The batch of an update, counted from 1."""
         epoch, place = divmod(update - 1, self.count)
-        if self.drawn[0] != epoch:
-            self.drawn = epoch, self._epoch(epoch)
-        bucket, row_B = self.drawn[1][place]
+        if self.epoch[0] != epoch:
+            self.epoch = epoch, self._shuffle(epoch)
+        bucket, row_B = self.epoch[1][place]
         return PackedBatch(bucket.tokens_NW[row_B].long(), bucket.given_N[row_B], self.rows(bucket))
 
-    def _epoch(self, number: int) -> list[tuple[Bucket, Tensor]]:
+    def _shuffle(self, number: int) -> list[tuple[Bucket, Tensor]]:
         rng = random.Random(f"unmask batches {self.seed} {number}")
-        found = []
+        batches = []
         for bucket in self.buckets:
             order = list(range(len(bucket.given_N)))
             rng.shuffle(order)
-            found += [(bucket, row_B) for row_B in torch.tensor(order).split(self.rows(bucket))]
-        rng.shuffle(found)
-        return found
+            batches += [(bucket, row_B) for row_B in torch.tensor(order).split(self.rows(bucket))]
+        rng.shuffle(batches)
+        return batches

@@ -131,7 +131,7 @@ WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
 """How the solution of a row is made wrong, by task: places are drawn anew with the chance `noise`."""
 
 
-def lesson_tokens(lesson: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
+def mixture_tokens(lesson: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
     """Prompts (B, P) and completions (B, C), some of them wrong, filled up with EOS to the task's length."""
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []
@@ -206,7 +206,7 @@ def pretrain(
     for lesson in config.lessons:
         task = TASKS[lesson.task](**lesson.options)
         rows = task.rows("train", config.steps * lesson.batch, config.seed)
-        prompt_NP, completion_NC = lesson_tokens(lesson, task, rows, rng)
+        prompt_NP, completion_NC = mixture_tokens(lesson, task, rows, rng)
         data.append((lesson.task, prompt_NP.split(lesson.batch), completion_NC.split(lesson.batch)))
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)

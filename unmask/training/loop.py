@@ -15,11 +15,12 @@ from unmask.evaluation.evaluate import Evaluation
 from unmask.training.batch import Experiment, collect
 from unmask.training.loss_terms import Scorer, loss_terms
 from unmask.training.optim import learning_rate, make_optimizer, set_learning_rate
+from unmask.training.run.base_run import Hooks, MakeFolder
 from unmask.training.run.folder import RunFolder, lock_run, lock_when_made
 from unmask.training.run.resume import last_state
 from unmask.training.run.state import State
 from unmask.training.run.trackers import tracking
-from unmask.training.run.training_run import Hooks, MakeFolder, TrainingResult, TrainingRun
+from unmask.training.run.training_run import TrainingResult, TrainingRun
 from unmask.training.setup import decoding_of, set_up
 from unmask.training.update import inner_updates
 from unmask.util.metering import Meter, count_passes

@@ -1,12 +1,12 @@
 """AdamW with a learning-rate schedule; for weights in half precision on fp32 copies of them."""
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unmask.config.sections import OptimizerConfig
+from unmask.config.sections import OptimizerConfig, RunConfig
 from unmask.models.lora import trainable_parameters
 
 
@@ -59,16 +59,6 @@ def _move_gradient(weight: Tensor, master: Tensor) -> None:
         weight.grad = None
 
 
-class Scheduled(Protocol):
-    """A configuration with an optimiser and a number of updates."""
-
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-
-    @property
-    def updates(self) -> int: ...
-
-
 def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
     """AdamW over what is trained: the adapter, or all weights."""
     weights = trainable_parameters(policy)
@@ -82,7 +72,7 @@ def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
     return MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
 
 
-def learning_rate(config: Scheduled, step: int) -> float:
+def learning_rate(config: RunConfig, step: int) -> float:
     """Of each update from 1: warm-up, then constant, or falling to zero by a cosine or a line."""
     settings = config.optimizer
     if step <= settings.warmup:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from unmask.config.config import Config, device_of, rollout_shape
+from unmask.config.sections import RunConfig
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import TokenSampling
@@ -43,19 +44,11 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
     """The policy ready to be trained. With a new adapter the reference costs nothing: it is the policy without it."""
     with join_processes(device_of(config)) as (ranks, device):
         check_shares(config, ranks)
-        dtype = None if config.dtype is None else getattr(torch, config.dtype)
-        policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
-        full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
+        policy = trainable_policy(config, device)
         reference: Policy | None = None
-        if config.lora != LoraOptions() and (full or has_adapter(policy)):
-            why = "all weights are trained" if full else "the adapter that is trained further has its own"
-            raise ValueError(f"lora: has options, but {why}; leave them out")
-        if config.gradient_checkpointing:
-            decoder_of(policy, "gradient_checkpointing").gradient_checkpointing = True
-        if full:
-            if has_adapter(policy):
-                merge(policy)
-            policy.requires_grad_(True)
+        if has_adapter(policy):
+            reference = ReferencePolicy(policy, alike=config.compile) if needs_reference else None
+        else:
             # Compiled layers round differently where nothing takes a gradient, so the reference's do too.
             reference = copy.deepcopy(policy).requires_grad_(config.compile) if needs_reference else None
             if ranks.size > 1:
@@ -64,18 +57,33 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
                 ranks = shard(policy, _layers(policy), ranks)
                 if reference is not None:
                     shard(reference, _layers(reference), ranks)
-        else:
-            if has_adapter(policy):
-                unfreeze_adapter(policy)
-            else:
-                add_adapter(policy, config.lora, config.seed)
-            reference = ReferencePolicy(policy, alike=config.compile) if needs_reference else None
         if config.compile:
             for compiled in (policy, reference):
                 if compiled is not None and not isinstance(compiled, ReferencePolicy):
                     decoder_of(compiled, "compile").compile_layers()
         update_rows = MicroBatch(config.micro_batch_size or (8 if is_large(policy) else 512))
         yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
+
+
+def trainable_policy(config: RunConfig, device: str) -> Model:
+    """The model on its device with what is trained set free: all weights, or an adapter, a new one if it has none."""
+    dtype = None if config.dtype is None else getattr(torch, config.dtype)
+    policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
+    full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
+    if config.lora != LoraOptions() and (full or has_adapter(policy)):
+        why = "all weights are trained" if full else "the adapter that is trained further has its own"
+        raise ValueError(f"lora: has options, but {why}; leave them out")
+    if config.gradient_checkpointing:
+        decoder_of(policy, "gradient_checkpointing").gradient_checkpointing = True
+    if full:
+        if has_adapter(policy):
+            merge(policy)
+        policy.requires_grad_(True)
+    elif has_adapter(policy):
+        unfreeze_adapter(policy)
+    else:
+        add_adapter(policy, config.lora, config.seed)
+    return policy
 
 
 def is_large(policy: Model) -> bool:

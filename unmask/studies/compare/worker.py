@@ -74,8 +74,8 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
     from unmask.config.config import parse_config
     from unmask.training.loop import train
+    from unmask.training.run.base_run import Hooks
     from unmask.training.run.folder import RunFolder, read_metrics
-    from unmask.training.run.training_run import Hooks
     from unmask.util.versions import versions
 
     class CellRun(RunFolder):

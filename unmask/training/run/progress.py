@@ -1,4 +1,4 @@
-"""What a run remembers between updates beside tensors and logs: evaluations, the best of them, updates it skipped."""
+"""What a run remembers between updates beside tensors and logs: its best evaluation, and the updates it skipped."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,29 +33,14 @@ class Best:
             return Best(step, evaluation)
         return replace(self, since=self.since + 1)
 
-
-@dataclass
-class RunProgress:
-    before: Evaluation
-    best: Best
-    evaluated: int
-    """The update after which the last evaluation was made."""
-    skips: Skips
-    last: Evaluation | None = None
-    """The last evaluation, if it was made after an update."""
-
     def data(self) -> dict[str, Any]:
         """For JSON. The names are those of 0.1, whose states can still be resumed."""
-        best = {"step": self.best.step, "found": self.best.evaluation.data(), "since": self.best.since}
-        last = None if self.last is None else self.last.data()
-        return {"before": self.before.data(), "best": best, "looked": self.evaluated, "skips": self.skips, "last": last}
+        return {"step": self.step, "found": self.evaluation.data(), "since": self.since}
 
 
-def progress_of(data: Mapping[str, Any]) -> RunProgress:
-    """A RunProgress from what `RunProgress.data` wrote; 0.1 did not write `last`."""
-    best = Best(data["best"]["step"], evaluation_of(data["best"]["found"]), data["best"]["since"])
-    last = evaluation_of(data["last"]) if data.get("last") else None
-    return RunProgress(evaluation_of(data["before"]), best, data["looked"], Skips(*data["skips"]), last)
+def best_of(data: Mapping[str, Any]) -> Best:
+    """A Best from what `Best.data` wrote."""
+    return Best(data["step"], evaluation_of(data["found"]), data["since"])
 
 
 def keeps_best(settings: EvalConfig) -> bool:

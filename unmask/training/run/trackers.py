@@ -25,7 +25,7 @@ from unmask.training.run.folder import RunFolder, read_metrics
 
 if TYPE_CHECKING:
     from unmask.config.config import Config
-    from unmask.training.run.training_run import Hooks, MakeFolder
+    from unmask.training.run.base_run import Hooks, MakeFolder
 
 PROJECT = "unmask"
 COUNTS = "tracking.json"
