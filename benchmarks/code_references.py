@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unmask.sandbox import ProgramJob, run_many
-from unmask.sandbox.tests import parsed
+from unmask.sandbox.tests import parse
 from unmask.tasks.benchmarks import humaneval, mbpp
 from unmask.tasks.support.programs import ProgramRunner
 from unmask.tasks.task import Row
@@ -37,7 +37,7 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 
 def mutated(code: str, rng: random.Random) -> str | None:
     """The program with one constant or operator changed; None where it has neither."""
-    tree = parsed(code)
+    tree = parse(code)
     places: list[Callable[[], None]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from adapt_study import LESSONS
 
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.core.trace import Trace
 from unmask.evaluation.evaluate import Evaluator, mean_proportion
 from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant

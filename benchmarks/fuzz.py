@@ -21,10 +21,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
-    from unmask.config.config import read_config
-    from unmask.evaluation.grade import graded
-    from unmask.evaluation.prompt_variants import filled
-    from unmask.sandbox.wire import Foul, packed, unpacked
+    from unmask.config import read_config
+    from unmask.evaluation.grade import grade_lines
+    from unmask.evaluation.prompt_variants import template_text
+    from unmask.sandbox.wire import ProtocolError, pack, unpack
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
     from unmask.tasks.support.data import read_rows
@@ -76,7 +76,7 @@ def completion(data: bytes) -> None:
         assert task.reward_range[0] <= outcome.reward <= task.reward_range[1], (name, outcome)
     math500.answer(written), math500.normal(written), math500.words(written)
     program_of(written, "add"), one_block(written), continuation(written)
-    refusing(filled, written, {"puzzle": "1", "own_prompt": "2"})
+    refusing(template_text, written, {"puzzle": "1", "own_prompt": "2"})
 
 
 def stored(data: bytes) -> None:
@@ -84,7 +84,7 @@ def stored(data: bytes) -> None:
     name = sorted(GRADERS.keys(), key=str)[data[0] % len(GRADERS)]
 
     def read() -> None:
-        graded(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
+        grade_lines(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
 
     refusing(read)
 
@@ -92,10 +92,10 @@ def stored(data: bytes) -> None:
 def wire(data: bytes) -> None:
     """What a sandboxed program answers: a value, which packs again, or a foul."""
     try:
-        value = unpacked(data, lambda number, name: (number, name))
-    except Foul:
+        value = unpack(data, lambda number, name: (number, name))
+    except ProtocolError:
         return
-    packed(value, lambda other: (0, ""))
+    pack(value, lambda other: (0, ""))
 
 
 TARGETS = {"config": config, "rows": rows, "completion": completion, "stored": stored, "wire": wire}
@@ -115,7 +115,7 @@ def seeds(folder: Path) -> None:
             (folder / f"{number:04}").write_bytes(data)
             number += 1
     for value in ([1, "a", None], {"a": (1.5, b"x")}, {1, 2}, 10**30, complex(1, 2), range(3)):
-        (folder / f"{number:04}").write_bytes(bytes([4]) + packed(value, lambda other: (0, "")))
+        (folder / f"{number:04}").write_bytes(bytes([4]) + pack(value, lambda other: (0, "")))
         number += 1
 
 

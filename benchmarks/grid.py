@@ -34,7 +34,7 @@ def run_cell(data: dict[str, Any]) -> dict[str, Any]:
     """One training run: its evaluations in order, and its time."""
     import torch
 
-    from unmask.config.config import parse_config
+    from unmask.config import parse_config
     from unmask.training.loop import train
     from unmask.training.run.folder import RunFolder, read_metrics
 

@@ -27,7 +27,7 @@ def recipe(size: str, board: str, steps: int) -> dict[str, Any]:
     width, layers = SHAPES[size]
     shape = {"width": width, "layers": layers, "heads": width // 16, "hidden": 2 * width, "max_length": 128}
     common = {"seed": 0, "threads": 1, "steps": steps, "learning_rate": RATES[size], "warmup": 50}
-    return {**common, "weight_decay": 0.01, "shape": shape, "lessons": [{**BOARDS[board], "batch": 128}]}
+    return {**common, "weight_decay": 0.01, "shape": shape, "mixture": [{**BOARDS[board], "batch": 128}]}
 
 
 def unmask(*words: str) -> "subprocess.Popen[bytes]":

@@ -63,7 +63,7 @@ def train(updates: int) -> dict[str, float]:
     """One run; a reading every hundredth of it."""
     import torch
 
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train as run_training
     from unmask.training.run.folder import RunFolder
 
@@ -130,7 +130,7 @@ def queue(programs: int) -> dict[str, float]:
     kinds = [list(PROGRAMS)[number % len(PROGRAMS)] for number in range(programs)]
     # each text once: nothing is remembered, but nothing could be either
     jobs = [
-        sandbox.Job(f"{text}\nnumber = {number}", ["assert answer(3) == 3"], timeout=1.0)
+        sandbox.ProgramJob(f"{text}\nnumber = {number}", ["assert answer(3) == 3"], timeout=1.0)
         for number, text in enumerate(kinds)
     ]
     half, begun = programs // 2, time.monotonic()
@@ -160,7 +160,7 @@ def queue(programs: int) -> dict[str, float]:
 
 def viewed(lines: int) -> dict[str, float]:
     """The log of the demo's first updates over and over, and the page that shows it."""
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train as run_training
     from unmask.training.run.folder import RunFolder
     from unmask.view.page import export

@@ -98,7 +98,7 @@ def matrix(most: int, seed: int) -> dict[str, float]:
     """Every method with every set of plug-ins, killed in every place; `most` of them, drawn, if not all."""
     import torch
 
-    from unmask.config.config import Config, parse_config
+    from unmask.config import Config, parse_config
     from unmask.methods import BASES
     from unmask.models import save, tiny_policy
     from unmask.models.tiny import TinyShape

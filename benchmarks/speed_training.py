@@ -7,9 +7,10 @@ from speed_bench import SpeedBench
 from speed_rollout import plain_seconds
 from torch import Tensor
 
+from unmask.core.options import LoraOptions
 from unmask.core.probes import ask
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
-from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
+from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms

@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from unmask.studies.compare.report import summary
-from unmask.util.statistics import paired, t_interval
+from unmask.util.statistics import paired_differences, t_interval
 
 Table = Iterator[list[str]]
 
@@ -117,7 +117,7 @@ def difference(row: Mapping[str, Any], base: Mapping[str, Any], kind: str) -> st
     """In the mean over the seeds that both have."""
     both = [seed for seed in row["runs"] if seed in base["runs"]]
     values, partners = ([of["runs"][seed]["curve"][-1][kind] for seed in both] for of in (row, base))
-    middle, low, high = t_interval(paired(values, partners))
+    middle, low, high = t_interval(paired_differences(values, partners))
     return apart({"mean": middle, "t_low": low, "t_high": high})
 
 

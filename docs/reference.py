@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 
 import unmask
 from unmask.cli.main import app
-from unmask.config.config import CHOICES, Config, option_help
+from unmask.config import Config
+from unmask.config.options import CHOICES, option_defaults
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
@@ -27,7 +28,7 @@ HERE = Path(__file__).parent / "reference"
 NOTE = "<!-- written by docs/reference.py: change the code, then `make reference` -->"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 DOORS = {
-    "unmask.config.config": ["read_config", "parse_config"],
+    "unmask.config.parse": ["read_config", "parse_config"],
     "unmask.training.loop": ["train", "resume"],
     "unmask.evaluation.evaluate": ["Evaluator"],
     "unmask.view.page": ["export"],
@@ -118,7 +119,7 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str], str]) -> Iterator[str]:
     yield from ("| section | option | default |", "|---|---|---|")
     for name, factory in catalogue.items():
-        for number, (option, default) in enumerate(option_help(factory).items()):
+        for number, (option, default) in enumerate(option_defaults(factory).items()):
             yield f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
 
 

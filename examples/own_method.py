@@ -57,7 +57,7 @@ def early(base: Method, strength: float = 0.3) -> Method:
 
 
 def main() -> None:
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train
     from unmask.training.run.folder import RunFolder, fresh_folder
 

@@ -25,7 +25,7 @@ def reward(completion):
 
 
 def main():
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.training.loop import train
     from unmask.training.run.folder import RunFolder, fresh_folder
 

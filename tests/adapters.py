@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from unmask.core.options import LoraOptions
 from unmask.models.decoder import Decoder, Facts
-from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.lora import add_adapter
 from unmask.models.names import LLADA, Names
 
 FACTS = Facts(mask_id=38, eos_id=2, pad_id=0, max_length=64)

@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from checkpoints import DREAM, LLADA_SPECIALS, LLADA_TEXT, QWEN_SPECIALS, QWEN_TEXT, bert, llada, qwen, with_tokenizer
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 
 LLADA = "GSAI-ML/LLaDA-8B-Instruct"
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from task_variants import task_of
 
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.models import Tiny, tiny_policy
 from unmask.models.tiny import EOS, TinyShape
 from unmask.tasks import Task

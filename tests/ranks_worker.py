@@ -27,7 +27,7 @@ import unmask.training.loop
 import unmask.training.setup
 import unmask.training.update
 from helpers import sample
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, empty, fully_masked
 from unmask.core.specs import Record

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 import unmask.sft.finetune as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.models import load_model
-from unmask.models.checkpoint import opened
+from unmask.models.checkpoint import open_safetensors
 from unmask.sft.adapt import EVEN, MASK, adapt
 from unmask.sft.config import read_sft_config
 from unmask.sft.finetune import sft_update
@@ -43,7 +43,7 @@ def source(
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    with opened(folder / "model.safetensors") as file:
+    with open_safetensors(folder / "model.safetensors") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
 
 

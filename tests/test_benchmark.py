@@ -14,7 +14,7 @@ from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, llada, with_
 from helpers import MASK, Net, sample
 from naive import by_hand
 from unmask import sandbox
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import TokenSampling
 from unmask.evaluation.benchmark import (

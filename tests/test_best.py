@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks_cases import toy_model, toy_task
 
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.config.sections import EvalConfig
 from unmask.evaluation.evaluate import Evaluation, Evaluator, Proportion
 from unmask.models import load_model, save

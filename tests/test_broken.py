@@ -14,7 +14,7 @@ import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.update
 from helpers import SMALL, cut_at, sample
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.core.probes import fully_masked
 from unmask.models import load_model, tiny_policy
 from unmask.models.tiny import Tiny

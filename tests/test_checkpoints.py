@@ -168,7 +168,8 @@ def test_names_go_both_ways_for_modules_and_tensors():
 
 def test_an_adapter_is_read_with_its_base(tmp_path):
     pytest.importorskip("peft")
-    from unmask.models.lora import LoraOptions, add_adapter, save_adapter
+    from unmask.core.options import LoraOptions
+    from unmask.models.lora import add_adapter, save_adapter
 
     folder = with_tokenizer(llada(tmp_path / "base", **LLADA_TEXT)[0], LLADA_SPECIALS)
     policy = load_model(folder)

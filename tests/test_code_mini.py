@@ -154,9 +154,9 @@ def test_hostile_answers_are_contained_and_earn_nothing():
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[sandbox.Job]]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[sandbox.ProgramJob]]:
     """What is sent to the sandbox, which here finds every expression wrong."""
-    sent: list[list[sandbox.Job]] = []
+    sent: list[list[sandbox.ProgramJob]] = []
 
     def run_many(jobs):
         sent.append(list(jobs))
@@ -166,7 +166,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[sandbox.Job]]:
     return sent
 
 
-def test_an_answer_is_run_once_for_a_function_and_many_at_a_time(jobs: list[list[sandbox.Job]]):
+def test_an_answer_is_run_once_for_a_function_and_many_at_a_time(jobs: list[list[sandbox.ProgramJob]]):
     task = code_mini.CodeMini()
     other = {**ROW, "shown": [0, 1, 4]}  # the same function, asked otherwise
     third = {**ROW, "values": [3 * x for x in code_mini.INPUTS]}
@@ -193,7 +193,7 @@ def test_only_short_expressions_in_x_reach_the_sandbox(text: str):
 
 def test_without_a_sandbox_there_are_no_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox, "problem", lambda: "bubblewrap is not installed")
-    with pytest.raises(sandbox.Unavailable, match="code_mini: bubblewrap is not installed"):
+    with pytest.raises(sandbox.SandboxUnavailable, match="code_mini: bubblewrap is not installed"):
         code_mini.CodeMini().rows("train", 1, 0)
 
 

@@ -205,11 +205,11 @@ def test_many_completions_are_judged_together_and_once(monkeypatch):
 
 def test_without_a_sandbox_there_are_no_rows_and_no_rewards(tmp_path, monkeypatch):
     path = written(tmp_path / "own.jsonl", SUM)
-    monkeypatch.setattr("unmask.sandbox.verdicts._probed", lambda: (None, "bubblewrap is not here"))
+    monkeypatch.setattr("unmask.sandbox.verdicts._probe", lambda: (None, "bubblewrap is not here"))
     task = mbpp.Mbpp(test_data=path)
-    with pytest.raises(sandbox.Unavailable, match="mbpp: bubblewrap is not here"):
+    with pytest.raises(sandbox.SandboxUnavailable, match="mbpp: bubblewrap is not here"):
         task.rows("test", 1, 0)
-    with pytest.raises(sandbox.Unavailable, match="bubblewrap is not here"):
+    with pytest.raises(sandbox.SandboxUnavailable, match="bubblewrap is not here"):
         task.reward(SUM, SUM["code"])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.evaluation.evaluate import Evaluator
 from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
 from unmask.studies.compare.cells import (

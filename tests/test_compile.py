@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from unmask.core.options import LoraOptions
 from unmask.models import load_model
-from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
+from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 
 compilable = shutil.which("c++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 pytestmark = [

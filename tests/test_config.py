@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from unmask.cli.runs import split_settings
-from unmask.config.config import DEMO, parse_config, read_config
+from unmask.config import DEMO, parse_config, read_config
 from unmask.methods.daca import strided_strata
 
 BAD = {

@@ -113,7 +113,7 @@ def test_a_model_is_refused(case: Case, here: Path, models: Path) -> None:
 def test_a_completion_earns_what_it_is_worth(case: Case) -> None:
     try:
         earned = points(case)
-    except sandbox.Unavailable as missing:
+    except sandbox.SandboxUnavailable as missing:
         pytest.skip(str(missing))
     assert earned == case["points"]
 

@@ -12,9 +12,10 @@ import torch
 from test_resume import config_for, run
 
 from helpers import SMALL, cut_at
+from unmask.core.options import LoraOptions
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.checkpoint import SUMS
-from unmask.models.lora import LoraOptions, add_adapter, save_adapter
+from unmask.models.lora import add_adapter, save_adapter
 from unmask.training.loop import resume
 from unmask.training.run.folder import RunFolder
 from unmask.training.run.state import newest_state, write_state

@@ -19,7 +19,7 @@ import unmask.cli.display
 from helpers import sample
 from unmask.cli.display import canvases, live, play, training_display
 from unmask.cli.panel import STOPS, Completion, Panel, canvas, clean, completion_of, sparkline, step_style
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, state_before
 from unmask.models import save, tiny_policy

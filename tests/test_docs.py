@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from unmask.config.config import Config, option_help
+from unmask.config import Config
+from unmask.config.options import option_defaults
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
@@ -58,7 +59,7 @@ def test_links_and_figures_lead_somewhere_and_nothing_is_left_to_fill_in(page: P
 def test_a_method_page_names_every_option_with_its_default(name: str) -> None:
     text = (DOCS / "methods" / f"{name}.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith("|")]
-    for option, default in option_help({**BASES, **PLUGINS}[name]).items():
+    for option, default in option_defaults({**BASES, **PLUGINS}[name]).items():
         cells = [row[2].replace("`", " ").replace(",", " ").split() for row in rows if f"`{option}`" in row[1]]
         words = {word for cell in cells for word in cell}
         numbers = {float(word) for word in words if re.fullmatch(r"[\d.e-]+", word)}
@@ -99,7 +100,7 @@ def settings() -> set[str]:
         for name, field in model.model_fields.items():
             found |= {field.alias or name, *(f"{name}.{key}" for key in getattr(field.annotation, "model_fields", ()))}
     for name, factory in {**BASES, **PLUGINS, **TASKS}.items():
-        found |= {f"{name}.{option}" for option in option_help(factory)}
+        found |= {f"{name}.{option}" for option in option_defaults(factory)}
     return found | {key.partition(".")[2] for key in found}
 
 

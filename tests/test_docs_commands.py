@@ -23,7 +23,7 @@ import pytest
 import typer
 
 from unmask.cli.main import UsageError, app, main
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.training.run.folder import RunFolder
 
 UNMASK: Any = typer.main.get_command(app)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from estimates import LLADA, llada
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.models.load import KNOWN
 from unmask.studies.cost.estimate import estimate
 from wording import mentions, naming

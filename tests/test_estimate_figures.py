@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from estimates import LLADA, llada
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
+from unmask.core.options import LoraOptions
 from unmask.models import tiny_policy
 from unmask.models.load import outline
-from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.lora import add_adapter
 from unmask.models.tiny import TinyShape
 from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds

@@ -11,7 +11,7 @@ import torch
 
 import unmask
 from helpers import assert_identical
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.core.probes import ask
 from unmask.models import TinyShape, tiny_policy
 from unmask.training.update import LossTerm, term_loss

@@ -14,7 +14,7 @@ import torch
 from ranks_cases import toy_model, toy_task
 
 import unmask
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import train

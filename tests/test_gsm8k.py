@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import gsm8k
-from unmask.tasks.support.answers import LONGEST, closing_braces, in_form, last_boxed, last_number, spoken
+from unmask.tasks.support.answers import LONGEST, closing_braces, in_form, last_box, last_number, text_before_end
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 ROW = {"question": "How many?", "answer": "She has 1 + 1 = <<1+1=2>>2.\n#### 2"}
@@ -201,8 +201,8 @@ def test_the_boxes_of_d1_are_those_of_one_pattern(text: str) -> None:
 
 
 def test_pieces_of_a_text() -> None:
-    assert last_boxed("\\boxed{\\frac{1}{2}} \\boxed{ }") == "\\frac{1}{2}"
-    assert spoken("said<|eot_id|>not said") == "said"
+    assert last_box("\\boxed{\\frac{1}{2}} \\boxed{ }") == "\\frac{1}{2}"
+    assert text_before_end("said<|eot_id|>not said") == "said"
     assert in_form("<reasoning>a</reasoning><answer>b</answer>")
     assert not in_form("<answer>b</answer><reasoning>a</reasoning>")
     assert not in_form("<reasoning>a</reasoning><answer>b</answer><answer>")

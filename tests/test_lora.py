@@ -11,14 +11,14 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from adapters import FACTS, NATIVE, OPTIONS, OWN, Small, adapted, canvas, dense, layers_of, move, small
+from unmask.core.options import LoraOptions
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import Origin
 from unmask.models.encoder import Bert
 from unmask.models.lora import (
-    LoraOptions,
     ReferencePolicy,
-    adapter_disabled,
     add_adapter,
+    disable_adapter,
     merge,
     save_adapter,
     trainable_parameters,
@@ -131,7 +131,7 @@ def test_an_encoder_takes_an_adapter_on_its_blocks_and_not_on_its_head() -> None
     move(policy)
     moved_QV = policy(*canvas())
     assert not torch.allclose(moved_QV, base_QV, atol=1e-3)
-    with adapter_disabled(policy):
+    with disable_adapter(policy):
         assert torch.equal(policy(*canvas()), base_QV)
     merge(policy)
     torch.testing.assert_close(policy(*canvas()), moved_QV, rtol=0, atol=1e-5)
@@ -144,7 +144,7 @@ def test_a_copy_of_an_adapted_policy_is_one_of_its_own() -> None:
     assert torch.equal(other(*canvas()), before_QV)
     move(other, seed=8)
     assert torch.equal(policy(*canvas()), before_QV) and not torch.equal(other(*canvas()), before_QV)
-    with adapter_disabled(other):
+    with disable_adapter(other):
         assert torch.equal(policy(*canvas()), before_QV)
     merge(other)
     assert torch.equal(policy(*canvas()), before_QV)
@@ -189,12 +189,12 @@ def test_switching_off_nests_survives_an_error_and_leaves_gradients_as_they_were
     frozen = policy.lm.model.layers[1].mlp.up_proj.lora_A["default"].weight.requires_grad_(False)
     on_QV, off_QV = policy(*canvas()), base(*canvas())
     count = len(trainable_parameters(policy))
-    with adapter_disabled(policy):
-        with adapter_disabled(policy):
+    with disable_adapter(policy):
+        with disable_adapter(policy):
             assert torch.equal(policy(*canvas()), off_QV)
         assert torch.equal(policy(*canvas()), off_QV)
     assert torch.equal(policy(*canvas()), on_QV)
-    with pytest.raises(RuntimeError, match="inside"), adapter_disabled(policy):
+    with pytest.raises(RuntimeError, match="inside"), disable_adapter(policy):
         raise RuntimeError("inside")
     assert torch.equal(policy(*canvas()), on_QV)
     assert len(trainable_parameters(policy)) == count and not frozen.requires_grad
@@ -306,7 +306,7 @@ def test_one_adapter_at_a_time_and_none_where_there_is_none() -> None:
         ReferencePolicy,
         merge,
         lambda p: save_adapter(p, "x", "y"),
-        lambda p: adapter_disabled(p).__enter__(),
+        lambda p: disable_adapter(p).__enter__(),
     ):
         with pytest.raises(ValueError, match="This policy has no adapter"):
             asks(policy)

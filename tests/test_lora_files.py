@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from adapters import NATIVE, OWN, Small, adapted, canvas, layers_of, move, small
+from unmask.core.options import LoraOptions
 from unmask.models import lora
 from unmask.models.lora import (
-    LoraOptions,
-    adapter_disabled,
     base_of,
+    disable_adapter,
     load_adapter,
     merge,
     save_adapter,
@@ -78,7 +78,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(names: Names, tmp_path: Path) -> No
     still = small(names=names)
     load_adapter(still, tmp_path / "a")
     assert not trainable_parameters(still) and torch.equal(policy(*canvas()), still(*canvas()))
-    with adapter_disabled(still):
+    with disable_adapter(still):
         assert torch.equal(still(*canvas()), small()(*canvas()))
     assert not trainable_parameters(still)
 
@@ -183,7 +183,7 @@ def test_an_adapter_of_peft_on_the_released_names_is_read(case: str, tmp_path: P
     same_function(policy, theirs.base_model.model, policy.names.own)
     base_QV = small()(*canvas())
     assert not torch.allclose(policy(*canvas()), base_QV, atol=1e-3)
-    with adapter_disabled(policy):
+    with disable_adapter(policy):
         assert torch.equal(policy(*canvas()), base_QV)
 
     save_adapter(policy, tmp_path / "ours", base="b")  # and written by us it is the same adapter still

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.models import tiny_policy
 from unmask.training.optim import MasterAdamW, make_optimizer
 

@@ -11,7 +11,7 @@ import torch
 from task_variants import task_of
 
 from checkpoints import A2D, DREAM, TOKENS, bert, loaded, modernbert, qwen
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.distributed.processes import Ranks
 from unmask.evaluation.evaluate import Evaluator
 from unmask.methods import BASES

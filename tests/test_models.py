@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checkpoints import A2D, DREAM, SDAR, TOKENS, bert, llada, loaded, logits, modernbert, qwen, reference
 from unmask.models import CachingPolicy, Policy, load_model, save
-from unmask.models.check import check
+from unmask.models.load import check_attention
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ class Saying(torch.nn.Module):
 def test_attention_is_checked_as_it_is_declared():
     causal, full = Saying(lambda i, j: j <= i), Saying(lambda i, j: True)
     blocks = Saying(lambda i, j: j // 4 <= i // 4)
-    check(full, "cpu")
-    check(full, "cpu", first=1)
-    check(blocks, "cpu", causal_block=4)
-    check(blocks, "cpu", first=1, causal_block=4)
-    check(causal, "cpu", causal_block=1)
+    check_attention(full, "cpu")
+    check_attention(full, "cpu", first=1)
+    check_attention(blocks, "cpu", causal_block=4)
+    check_attention(blocks, "cpu", first=1, causal_block=4)
+    check_attention(causal, "cpu", causal_block=1)
     with pytest.raises(ValueError, match="later token"):
-        check(causal, "cpu")
+        check_attention(causal, "cpu")
     with pytest.raises(ValueError, match="later token"):
-        check(causal, "cpu", causal_block=4)
+        check_attention(causal, "cpu", causal_block=4)
     with pytest.raises(ValueError, match="later block"):
-        check(full, "cpu", causal_block=4)
+        check_attention(full, "cpu", causal_block=4)

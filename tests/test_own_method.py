@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import unmask as library
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.config.method_names import candidate
 from unmask.methods.own import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy

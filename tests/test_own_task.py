@@ -9,7 +9,7 @@ import pytest
 
 from unmask.cli.display import next_commands
 from unmask.cli.main import main
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.tasks import Task, own
 from unmask.tasks.scoring import score
 from wording import mentions, naming

@@ -43,7 +43,7 @@ MICRO = PretrainConfig(
     warmup=2,
     weight_decay=0.01,
     shape=SMALL,
-    lessons=[
+    mixture=[
         PretrainTask(task="sudoku", batch=6, wrong=0.5, noise=0.3),
         PretrainTask(task="countdown", batch=4, wrong=0.5, noise=0.3),
     ],
@@ -68,7 +68,7 @@ def test_the_same_config_gives_the_same_bits(tmp_path):
 
 def test_it_learns(tmp_path):
     losses = []
-    config = MICRO.model_copy(update={"steps": 30, "learning_rate": 1e-2, "lessons": MICRO.lessons[:1]})
+    config = MICRO.model_copy(update={"steps": 30, "learning_rate": 1e-2, "mixture": MICRO.mixture[:1]})
     pretrain(config, tmp_path, progress=lambda step, metrics: losses.append(metrics["loss/sudoku"]))
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
 
@@ -104,9 +104,9 @@ def test_masks_have_every_size_and_every_place_alike():
 
 
 def test_short_answers_end_in_eos_and_prompts_are_whole():
-    task, lesson = TASKS["countdown"](), PretrainTask(task="countdown", batch=1, wrong=0, noise=0)
+    task, part = TASKS["countdown"](), PretrainTask(task="countdown", batch=1, wrong=0, noise=0)
     rows = task.rows("train", 30, 0)
-    prompt_BP, completion_BC = mixture_tokens(lesson, task, rows, random.Random(0))
+    prompt_BP, completion_BC = mixture_tokens(part, task, rows, random.Random(0))
     tokenizer = CharacterTokenizer()
     assert completion_BC.shape == (30, task.length)
     assert (completion_BC == EOS).any()
@@ -206,8 +206,8 @@ def test_without_noise_a_wrong_solution_is_the_solution_and_with_all_of_it_it_fi
 def test_the_share_of_wrong_solutions():
     task = TASKS["sudoku"]()
     rows = task.rows("train", 600, 0)
-    lesson = PretrainTask(task="sudoku", batch=1, wrong=0.5, noise=1.0)
-    _, completion_BC = mixture_tokens(lesson, task, rows, random.Random(0))
+    part = PretrainTask(task="sudoku", batch=1, wrong=0.5, noise=1.0)
+    _, completion_BC = mixture_tokens(part, task, rows, random.Random(0))
     texts = [CharacterTokenizer().decode(completion) for completion in completion_BC.tolist()]
     kept = sum(text == row["solution"] for text, row in zip(texts, rows, strict=True))
     assert kept / 600 == pytest.approx(0.5, abs=0.06)
@@ -236,9 +236,9 @@ def test_unknown_keys_and_tasks_are_refused(tmp_path):
     path.write_text("")
     with pytest.raises(ValueError, match="the file"):
         read_pretrain_config(path)
-    lesson = PretrainTask(task="chess", batch=1, wrong=0, noise=0)
+    part = PretrainTask(task="chess", batch=1, wrong=0, noise=0)
     with pytest.raises(ValueError, match="chess"):
-        pretrain(MICRO.model_copy(update={"lessons": [lesson]}), tmp_path)
+        pretrain(MICRO.model_copy(update={"mixture": [part]}), tmp_path)
 
 
 def test_the_shipped_model_is_the_one_of_the_config():
@@ -253,9 +253,9 @@ def test_the_lessons_of_the_shipped_model_never_move():
     # Else the same config would no longer give the same model.
     config = read_pretrain_config(CONFIG)
     rng, digest = random.Random(f"unmask pretrain {config.seed}"), hashlib.sha256()
-    for lesson in config.lessons:
-        task = TASKS[lesson.task](**lesson.options)
-        for tokens in mixture_tokens(lesson, task, task.rows("train", 300, config.seed), rng):
+    for part in config.mixture:
+        task = TASKS[part.task](**part.options)
+        for tokens in mixture_tokens(part, task, task.rows("train", 300, config.seed), rng):
             digest.update(bytes(tokens.flatten().tolist()))
     assert digest.hexdigest()[:16] == "3bf1eff98da7d2e6"
 
@@ -263,19 +263,19 @@ def test_the_lessons_of_the_shipped_model_never_move():
 def test_the_config_of_the_minis_can_be_used(monkeypatch):
     monkeypatch.setattr(sandbox, "problem", lambda: "")
     config = read_pretrain_config(MINIS)
-    assert {lesson.task for lesson in config.lessons} == {"arithmetic", "json_mini", "code_mini"}
-    for lesson in config.lessons:
-        task = TASKS[lesson.task](**lesson.options)
-        prompt_BP, completion_BC = mixture_tokens(lesson, task, task.rows("train", 200, 0), random.Random(0))
+    assert {part.task for part in config.mixture} == {"arithmetic", "json_mini", "code_mini"}
+    for part in config.mixture:
+        task = TASKS[part.task](**part.options)
+        prompt_BP, completion_BC = mixture_tokens(part, task, task.rows("train", 200, 0), random.Random(0))
         assert prompt_BP.shape[1] + completion_BC.shape[1] <= config.shape.max_length
 
 
 def test_the_shipped_model_knows_its_tasks():
     policy = load_model("tiny")
     config = PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text())
-    for lesson in config.lessons:
-        task = TASKS[lesson.task](**lesson.options)
-        right = PretrainTask(task=lesson.task, batch=1, wrong=0, noise=0)
+    for part in config.mixture:
+        task = TASKS[part.task](**part.options)
+        right = PretrainTask(task=part.task, batch=1, wrong=0, noise=0)
         prompt_BP, completion_BC = mixture_tokens(right, task, task.rows("test", 64, 0), random.Random(0))
         masked_BC = masked_positions(64, task.length, torch.Generator().manual_seed(0))
         with torch.no_grad():

@@ -15,9 +15,11 @@ from helpers import EOS, MASK, Net
 from naive import PAD, assert_by_hand, by_hand, decoder
 from unmask.core.token_sampling import TokenSampling
 from unmask.models import load_model
-from unmask.rollout.decoding import Decoding, completions
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions
+from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k, math500, mbpp, text_countdown, text_sudoku
-from unmask.tasks.support.answers import spoken
+from unmask.tasks.support.answers import text_before_end
 from unmask.tasks.support.protocol import JUSTGRPO_DECODING
 from unmask.util.micro_batch import MicroBatch
 
@@ -77,15 +79,15 @@ def test_what_nothing_ends_is_read_whole_with_its_special_tokens() -> None:
 @pytest.mark.skipif(not STORED.is_file(), reason="needs the shared data folder beside the checkout")
 def test_special_tokens_change_verdicts_of_d1() -> None:
     """Of its stored Sudoku answers, five; of the others none. As docs/benchmarks.md says."""
-    names = {"gsm8k": gsm8k, "math500": math500, "countdown": text_countdown, "sudoku": text_sudoku}
+    names = {"gsm8k": "gsm8k", "math500": "math500", "countdown": "countdown_text", "sudoku": "sudoku_text"}
+    tasks = {name: TASKS[task](protocol="d1") for name, task in names.items()}
     with gzip.open(STORED, "rt") as file:
         lines = [json.loads(line) for line in file]
     changed = Counter()
     for line in lines:
-        module = names[line["task"]]
-        row, whole = module.stored_row(line), line["generation"]
-        cut = spoken(whole)
-        if module.d1_grade(row, whole)[:2] != module.d1_grade(row, cut)[:2]:
+        task, whole = tasks[line["task"]], line["generation"]
+        row, cut = task.stored_row(line), text_before_end(whole)
+        if task.grade(row, whole)[:2] != task.grade(row, cut)[:2]:
             changed[line["task"]] += 1
     assert changed == {"sudoku": 5} and sum(line["task"] == "sudoku" for line in lines) == 372
 

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import unmask.training.setup
 from helpers import sample
 from unmask.cli.main import app
-from unmask.config.config import Config, parse_config, read_config
+from unmask.config import Config, parse_config, read_config
+from unmask.core.options import LoraOptions
 from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER
 from unmask.distributed.processes import ALONE, Ranks, timeout_seconds
@@ -28,7 +29,7 @@ from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.encoder import Bert
 from unmask.models.load import Released
-from unmask.models.lora import LoraOptions, add_adapter, base_of, has_adapter, save_adapter, trainable_parameters
+from unmask.models.lora import add_adapter, base_of, has_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS

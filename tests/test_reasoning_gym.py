@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.tasks.benchmarks import reasoning_gym as gym
 from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION, makes
 from unmask.tasks.support.split import in_test

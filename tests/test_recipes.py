@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.models.load import Outline, outline
 from unmask.sft.pretrain import read_pretrain_config
 from unmask.studies.cost import estimate as estimate_module

@@ -18,17 +18,18 @@ import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.run.state
 from helpers import SMALL, cut_at
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
+from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
 from unmask.models import load_model, tiny_policy
-from unmask.models.lora import LoraOptions, add_adapter
+from unmask.models.lora import add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.loop import resume, train
 from unmask.training.optim import make_optimizer
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import LOGS, RunFolder, read_metrics
 from unmask.training.run.state import newest_state, restore, state_tensors, write_state
-from unmask.util.signals import Paused, deaf
+from unmask.util.signals import Paused, block_signals
 from wording import mentions, naming
 
 METHODS = {
@@ -217,7 +218,7 @@ def test_a_file_is_a_wish_too(model: str, tmp_path: Path) -> None:
 
 
 def test_a_judge_does_not_hear_what_ends_a_job() -> None:
-    with deaf():
+    with block_signals():
         script = "import time; print('up', flush=True); time.sleep(60)"
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"up\n"

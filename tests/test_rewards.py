@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unmask.config.config import parse_config
+from unmask.config import parse_config
+from unmask.core.options import RewardConfig
 from unmask.distributed.processes import Ranks
 from unmask.tasks import TASKS, Task, own
-from unmask.tasks.scoring import RewardConfig, RewardError, RewardFailure, grades, score
+from unmask.tasks.scoring import RewardError, RewardFailure, grades, score
 from unmask.tasks.support.protocol import brevity
 
 GSM = TASKS["gsm8k"]().about.example

@@ -16,9 +16,9 @@ from hypothesis import given, strategies as st
 from unmask import sandbox
 from unmask.sandbox import jail
 from unmask.sandbox.filter import MACHINES, seccomp_program
-from unmask.sandbox.tests import names_wanted, prepared
-from unmask.sandbox.verdicts import _probed
-from unmask.sandbox.wire import DEEPEST, LARGEST, Foul, packed, unpacked
+from unmask.sandbox.tests import free_names, with_guards
+from unmask.sandbox.verdicts import _probe
+from unmask.sandbox.wire import DEEPEST, LARGEST, ProtocolError, pack, unpack
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
 
@@ -60,34 +60,34 @@ plain = st.recursive(
 
 @given(plain)
 def test_a_plain_value_comes_back_as_it_went(value):
-    again = unpacked(packed(value, opaque), opaque)
+    again = unpack(pack(value, opaque), opaque)
     assert again == value and type(again) is type(value)
 
 
 def test_numbers_that_are_easily_lost():
     for value in (float("inf"), -0.0, 2**5000, -(2**5000), True, 1, 1.0, Decimal("1e-30"), Fraction(1, 3), 1j):
-        again = unpacked(packed(value, opaque), opaque)
+        again = unpack(pack(value, opaque), opaque)
         assert again == value and type(again) is type(value)
-    assert str(unpacked(packed(-0.0, opaque), opaque)) == "-0.0"
-    nan = unpacked(packed(float("nan"), opaque), opaque)
+    assert str(unpack(pack(-0.0, opaque), opaque)) == "-0.0"
+    nan = unpack(pack(float("nan"), opaque), opaque)
     assert nan != nan and type(nan) is float
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_foul(data):
-    with contextlib.suppress(Foul):
-        unpacked(data, lambda number, name: None)
+    with contextlib.suppress(ProtocolError):
+        unpack(data, lambda number, name: None)
 
 
 def test_values_without_end_are_refused():
     endless: list = []
     endless.append(endless)
     with pytest.raises(ValueError, match="deep"):
-        packed(endless, opaque)
+        pack(endless, opaque)
     with pytest.raises(ValueError, match="large"):
-        packed(["x" * LARGEST, 1], opaque)
-    with pytest.raises(Foul):
-        unpacked(b"l\0\0\0\1" * (DEEPEST + 1) + b"N", opaque)
+        pack(["x" * LARGEST, 1], opaque)
+    with pytest.raises(ProtocolError):
+        unpack(b"l\0\0\0\1" * (DEEPEST + 1) + b"N", opaque)
 
 
 # Tests as text
@@ -95,10 +95,10 @@ def test_values_without_end_are_refused():
 
 def test_what_a_test_takes_from_the_program():
     tests = ("import math\nfor i in range(3):\n    assert math.isclose(f(i), g[i])", "assert sorted(f(1)) == h(x=1)")
-    assert names_wanted("def h(x): return x", tests) == ("f", "g")
-    assert "with __held__:" in prepared("if x:\n    assert f(x)")
+    assert free_names("def h(x): return x", tests) == ("f", "g")
+    assert "with __held__:" in with_guards("if x:\n    assert f(x)")
     with pytest.raises(ValueError, match="not Python"):
-        prepared("assert assert")
+        with_guards("assert assert")
 
 
 # Honest programs
@@ -244,7 +244,7 @@ def test_a_signal_to_all_of_a_job_is_no_verdict():
 
 @needs_sandbox
 def test_many_programs_keep_their_order():
-    jobs = [sandbox.Job(f"def f(): return {i}", [f"assert f() == {i}", "assert f() == 3"]) for i in range(6)]
+    jobs = [sandbox.ProgramJob(f"def f(): return {i}", [f"assert f() == {i}", "assert f() == 3"]) for i in range(6)]
     assert [[v.passed for v in each] for each in sandbox.run_many(jobs, 3)] == [[True, i == 3] for i in range(6)]
 
 
@@ -264,14 +264,14 @@ def test_threads_are_allowed_and_modules_are_there():
 
 def test_it_refuses_where_bubblewrap_is_missing_or_does_not_work(monkeypatch, tmp_path):
     try:
-        _probed.cache_clear()
+        _probe.cache_clear()
         monkeypatch.setattr(jail.shutil, "which", lambda name: None)
         assert "apt-get install bubblewrap" in sandbox.problem() == sandbox.description()
-        with pytest.raises(sandbox.Unavailable, match="bubblewrap"):
+        with pytest.raises(sandbox.SandboxUnavailable, match="bubblewrap"):
             sandbox.run("x = 1", ["assert x == 1"])
-        with pytest.raises(sandbox.Unavailable, match="bubblewrap"):
+        with pytest.raises(sandbox.SandboxUnavailable, match="bubblewrap"):
             sandbox.run_many([])
-        _probed.cache_clear()
+        _probe.cache_clear()
         broken = tmp_path / "bwrap"
         broken.write_text("#!/bin/sh\necho 'bwrap: no namespaces for you' >&2\nexit 1\n")
         broken.chmod(0o755)
@@ -281,7 +281,7 @@ def test_it_refuses_where_bubblewrap_is_missing_or_does_not_work(monkeypatch, tm
         assert "does not work here" in sandbox.problem()
     finally:
         monkeypatch.undo()
-        _probed.cache_clear()
+        _probe.cache_clear()
 
 
 def test_the_filter_is_made_for_known_machines_only():

@@ -36,7 +36,7 @@ FORGERIES = {
     ),
     "replaces the codec": (
         "import sys\nwire = sys.modules['unmask.sandbox.wire']\nrole = sys.modules['unmask.sandbox.role']\n"
-        "for module in (wire, role):\n    module.packed = lambda value, opaque: b'T'\n"
+        "for module in (wire, role):\n    module.pack = lambda value, opaque: b'T'\n"
         "role.Worker.do_call = lambda *_: True\ndef answer(x): return True"
     ),
     "says that it is equal": (

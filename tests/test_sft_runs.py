@@ -14,7 +14,7 @@ import unmask.sft.finetune
 import unmask.sft.sft_run
 import unmask.training.run.base_run
 from helpers import Net
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.models import load_model
 from unmask.sft.config import CONFIG, RENAMED, SftConfig, read_sft_config
 from unmask.sft.diffusion_loss import NoisedBatch, token_losses

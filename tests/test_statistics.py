@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from unmask.util.statistics import EXACT, Interval, bootstrap, paired, t_interval, t_quantile, t_within
+from unmask.util.statistics import EXACT, Interval, bootstrap, paired_differences, t_interval, t_quantile, t_within
 
 
 @pytest.mark.parametrize("t", [0.1, 0.7, 1.0, 2.5, 40.0])
@@ -98,7 +98,7 @@ def test_t_covers_as_promised_and_a_bootstrap_of_few_seeds_does_not() -> None:
 
 
 def test_pairs_and_zero() -> None:
-    assert paired([3.0, 5.0], [1.0, 6.0]) == [2.0, -1.0]
+    assert paired_differences([3.0, 5.0], [1.0, 6.0]) == [2.0, -1.0]
     with pytest.raises(ValueError, match="no values"):
         t_interval([])
     assert Interval(1.0, 0.5, 2.0).excludes_zero and Interval(-1.0, -2.0, -0.5).excludes_zero

@@ -15,7 +15,7 @@ import yaml
 from ranks_cases import toy_model, toy_task
 
 import unmask.training.run.trackers
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train

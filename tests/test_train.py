@@ -11,7 +11,7 @@ import torch
 from task_variants import task_of
 
 import unmask
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.distributed.processes import ALONE
 from unmask.models import Tiny, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape

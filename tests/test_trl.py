@@ -16,11 +16,12 @@ from trl import GRPOConfig
 import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import assert_close
+from unmask.core.options import LoraOptions
 from unmask.core.probes import ask, at_states
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, prompt_ids, rows_loss
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
-from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, trainable_parameters
+from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.decoding import Decoding
 from unmask.training.update import LossTerm, term_loss, update
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unmask.config.config import parse_config
+from unmask.config import parse_config
 from unmask.tasks import TASKS
 from unmask.tasks.support.split import in_validation, with_validation_split
 

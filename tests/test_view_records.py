@@ -14,7 +14,7 @@ from torch import Tensor
 import unmask
 import unmask.training.loop
 from unmask import sandbox
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.probes import ask

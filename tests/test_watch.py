@@ -13,7 +13,7 @@ from task_variants import task_of
 
 import unmask.training.loop
 from helpers import cut_at, sample
-from unmask.config.config import Config, parse_config
+from unmask.config import Config, parse_config
 from unmask.models import save
 from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds

@@ -31,7 +31,8 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
     own without any Python file it names. A run folder may come from anywhere and must not decide what code is run: a
     method is not needed, and the file of a task must be named by the user too.
     """
-    from unmask.config.config import DEMO, without_method
+    from unmask.config import DEMO
+    from unmask.config.parse import without_method
     from unmask.util.parsing import read_keys, short_repr
 
     folder = Path(run_or_model)
@@ -54,7 +55,8 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
     """The configuration of a run (or the demo's, for a plain model) and its policy."""
     import torch
 
-    from unmask.config.config import DEMO, device_of, read_config
+    from unmask.config import DEMO, read_config
+    from unmask.config.defaults import device_of
     from unmask.models import load_model
     from unmask.training.run.folder import checkpoint_of
 

@@ -15,7 +15,7 @@ import typer
 from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
 
 if TYPE_CHECKING:
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.config.method_names import Candidate
     from unmask.studies.audit.audit import Report
 
@@ -74,7 +74,7 @@ def _measure(
 ) -> dict[str, Any]:
     import torch
 
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
     from unmask.config.method_names import candidates, every_estimator, split_overrides
     from unmask.core.trace import all_tokens
     from unmask.studies.audit.audit import audit as measure, scores_choice

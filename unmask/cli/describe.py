@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from unmask.config.config import option_help
+from unmask.config.options import option_defaults
 from unmask.evaluation.benchmark import prompt_hash
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.support.split import SPLITS
@@ -50,7 +50,7 @@ def description(name: str, factory: Factory) -> dict[str, Any]:
         "prompt": {"system": task.system, "prefill": task.prefill, **shown},
         "reward": {"low": low, "high": high, "parts": dict(task.weights)},
         "protocols": {name: _protocol_hash(factory, name) for name in about.protocols},
-        "options": option_help(factory),
+        "options": option_defaults(factory),
         "needs": list(about.needs),
     }
 

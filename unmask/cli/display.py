@@ -18,7 +18,7 @@ from unmask.cli.panel import Completion, Panel, canvas
 from unmask.training.run.health import warning_messages
 
 if TYPE_CHECKING:
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.evaluation.evaluate import Evaluation
     from unmask.tasks import Task
     from unmask.training.run.base_run import Hooks

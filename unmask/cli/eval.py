@@ -12,7 +12,7 @@ import typer
 from unmask.cli.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
 
 if TYPE_CHECKING:
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.evaluation.benchmark import Benchmark, BenchmarkCase
     from unmask.tasks.task import Row, Task
 
@@ -59,16 +59,17 @@ def eval(
     With --lengths, --steps or --paraphrase: a table of greedy scores, and with --samples pass@k beside them.
     """
     from unmask.cli.display import show_evaluation
-    from unmask.config.config import device_of
+    from unmask.config.defaults import device_of
     from unmask.evaluation.evaluate import Evaluator
     from unmask.tasks.scoring import failure_summary
-    from unmask.training.setup import decoding_of, rollout_rows
+    from unmask.training.setup import decoding_of, micro_batches
 
     table = _table(lengths, steps, paraphrase, out, plot)
     _check_keys(overrides or [])
     about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
     config, policy = load(run_or_model, about, task)
-    built, device, micro_batch = config.build_task(), device_of(config), rollout_rows(config, policy)
+    built, device = config.build_task(), device_of(config)
+    micro_batch, _ = micro_batches(config, policy)
     rows, decoding = _held_out(config, built, problems, table), decoding_of(config, built)
     if table:
         from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, cases_by_length, parse_numbers

@@ -20,7 +20,7 @@ def grade(
     as_json: AsJson = False,
 ) -> None:
     """Grade stored generations, without a model: the score with its 95 % interval."""
-    from unmask.config.config import read_config
+    from unmask.config import read_config
     from unmask.evaluation.grade import grade_file
     from unmask.tasks.scoring import failure_summary
 

@@ -10,12 +10,14 @@ from unmask.cli.arguments import AsJson
 
 def methods(as_json: AsJson = False) -> None:
     """List the base methods and the plug-ins."""
-    from unmask.config.config import option_help
+    from unmask.config.options import option_defaults
     from unmask.methods import BASES, PLUGINS
 
     catalogue = [("base", name, f) for name, f in BASES.items()] + [("plug-in", n, f) for n, f in PLUGINS.items()]
     if as_json:
-        rows = [{"name": n, "kind": kind, "summary": _line(f), "options": option_help(f)} for kind, n, f in catalogue]
+        rows = [
+            {"name": n, "kind": kind, "summary": _line(f), "options": option_defaults(f)} for kind, n, f in catalogue
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
     for kind, name, factory in catalogue:

@@ -23,7 +23,7 @@ from rich.text import Text
 from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
 
 if TYPE_CHECKING:
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.core.policy import Tokenizer
     from unmask.core.trace import Trace
     from unmask.training.batch import Batch, Experiment

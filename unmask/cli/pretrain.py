@@ -13,7 +13,7 @@ def pretrain(
 ) -> None:
     """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
     from unmask.cli.display import training_bar
-    from unmask.config.config import check_device
+    from unmask.config.defaults import check_device
     from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config
 
     settings = read_pretrain_config(config)

@@ -42,12 +42,13 @@ def sample(
 def decoding_settings(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
 ) -> "tuple[Decoding, Model, str, MicroBatch]":
-    from unmask.config.config import device_of
-    from unmask.training.setup import decoding_of, rollout_rows
+    from unmask.config.defaults import device_of
+    from unmask.training.setup import decoding_of, micro_batches
 
     config, policy = load(run_or_model, overrides, task)
     decoding = decoding_of(config, config.build_task())
-    return (decoding.greedy() if greedy else decoding), policy, device_of(config), rollout_rows(config, policy)
+    batch, _ = micro_batches(config, policy)
+    return (decoding.greedy() if greedy else decoding), policy, device_of(config), batch
 
 
 def sample_traces(

@@ -13,7 +13,7 @@ from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.training.run.base_run import Hooks
     from unmask.training.run.training_run import TrainingResult
 
@@ -43,7 +43,7 @@ def train(
 
     Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
     """
-    from unmask.config.config import DEMO, read_config
+    from unmask.config import DEMO, read_config
 
     if resume is not None:
         options = (value is not None for value in (task, model, method, plugins, data, full, seed, out, hardware))

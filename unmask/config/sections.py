@@ -1,13 +1,11 @@
 """The sections of a configuration that do not depend on what is trained with what."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from unmask.core.options import LoraOptions
 from unmask.util.strict_model import Strict
-
-if TYPE_CHECKING:
-    from unmask.models.lora import LoraOptions
 
 
 class RolloutConfig(Strict):
@@ -92,7 +90,7 @@ class RunConfig(Protocol):
     @property
     def full(self) -> bool | None: ...
     @property
-    def lora(self) -> "LoraOptions": ...
+    def lora(self) -> LoraOptions: ...
     @property
     def gradient_checkpointing(self) -> bool: ...
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unmask.core.options import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
@@ -23,7 +24,7 @@ from unmask.models import Model
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
-from unmask.tasks.scoring import RewardConfig, RewardFailure, failure_summary, grades, score
+from unmask.tasks.scoring import RewardFailure, failure_summary, grades, score
 from unmask.tasks.task import ProtocolDecoding, Row, Task
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.versions import versions

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unmask.core.options import RewardConfig
 from unmask.core.policy import Policy
 from unmask.core.trace import Trace, concat_traces
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.tasks import Task
-from unmask.tasks.scoring import RewardConfig, RewardFailure, Scores, score
+from unmask.tasks.scoring import RewardFailure, Scores, score
 from unmask.tasks.task import Row
 from unmask.util.micro_batch import MicroBatch
 

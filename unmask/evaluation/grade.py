@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from unmask.core.options import RewardConfig
 from unmask.evaluation.evaluate import Z_95, Proportion, mean_proportion, wilson_interval
 from unmask.tasks import TASKS
-from unmask.tasks.scoring import RewardConfig, RewardFailure, grade
+from unmask.tasks.scoring import RewardFailure, grade
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 

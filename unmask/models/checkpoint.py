@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUMS = "SHA256SUMS"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# What else belongs to a checkpoint. Python files are the authors': they are handed on for their own tools, never run.
+# What else belongs to a checkpoint. Python files are copied for the authors' own tools, never run.
 BESIDE = (
     "generation_config.json",
     "tokenizer*.*",
@@ -36,13 +36,13 @@ BESIDE = (
     "chat_template.*",
     "*.py",
 )
-STORED = ("F64", "F32", "F16", "BF16")  # others are codes that only make sense with a scale
+STORED = ("F64", "F32", "F16", "BF16")  # others are quantised and need a scale
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass
 class Origin:
-    """What a checkpoint holds besides its weights, kept so that it can be written back."""
+    """What a checkpoint holds besides its weights, so that it can be written back."""
 
     config: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Origin:
 
 
 class StoredTensors:
-    """A policy that knows which checkpoint it is: `save` writes it."""
+    """A policy that remembers its checkpoint, so that `save` can write it."""
 
     lm: Any
     origin: Origin
@@ -58,7 +58,7 @@ class StoredTensors:
     home: str = ""
     """The name, folder or hub id it was loaded from; of a model with an adapter, its base's."""
 
-    def keep(self, origin: Origin) -> None:
+    def set_origin(self, origin: Origin) -> None:
         self.origin, self.names = origin, origin.names
 
 
@@ -112,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_safetensors(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -122,7 +122,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again.") from error
 
 
-def fill(
+def load_weights(
     lm: "PreTrainedModel",
     folder: Path,
     names: Names = SAME,
@@ -132,28 +132,30 @@ def fill(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> set[str]:
-    """Give a network without storage its weights, one tensor at a time, straight to their type and place.
+    """Give a network without storage its weights, one tensor at a time, in their final type and on their device.
 
     tied     tensors that may be missing, each with the one it then is
     unused   beginnings of names that a checkpoint may hold and this network has no use for
     dtype    None: as they are stored
-    returns  the tied tensors that a file held nevertheless, and that differ from the one they should be
+    returns  the tied tensors that a file holds all the same and that differ from the one they are tied to
     """
     tied = tied or {}
     check_sums(folder)
-    where = _located(lm, weight_files(folder), names, tied, unused)
+    where = _tensor_places(lm, weight_files(folder), names, tied, unused)
     files: dict[Path, list[tuple[str, str]]] = {}
     for name, (path, own) in where.items():
         files.setdefault(path, []).append((name, own))
     for path, wanted in files.items():
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             for name, own in wanted:
                 stored = file.get_tensor(own)
                 # Memory of its own: what the file is mapped to changes with the file.
                 weight = torch.empty(stored.shape, dtype=dtype or stored.dtype, device=device)
                 _set(lm, name, nn.Parameter(weight.copy_(stored)))
     apart = {
-        name for name, base in tied.items() if name in where and not torch.equal(*map(lm.get_parameter, (name, base)))
+        name
+        for name, base in tied.items()
+        if name in where and not torch.equal(lm.get_parameter(name), lm.get_parameter(base))
     }
     for name in tied.keys() - apart:
         _set(lm, name, lm.get_parameter(tied[name]))
@@ -161,16 +163,16 @@ def fill(
     return apart
 
 
-def _located(
+def _tensor_places(
     lm: "PreTrainedModel", paths: list[Path], names: Names, tied: Mapping[str, str], unused: tuple[str, ...]
 ) -> dict[str, tuple[Path, str]]:
     """For every tensor of the network, the file that holds it and its name there. From headers alone."""
     shapes = {name: list(weight.shape) for name, weight in lm.state_dict().items()}
     where: dict[str, tuple[Path, str]] = {}
     for path in paths:
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             for own in file.keys():  # noqa: SIM118 (no mapping)
-                name = _today(names.native(own))
+                name = _current_name(names.native(own))
                 if name.startswith(unused) or name.endswith("rotary_emb.inv_freq"):  # tables, which are computed
                     continue
                 if name not in shapes:
@@ -188,8 +190,8 @@ def _located(
     return where
 
 
-def _today(name: str) -> str:
-    """Norms were once named otherwise, and BERT's first checkpoints still are."""
+def _current_name(name: str) -> str:
+    """The current name of a norm; the first BERT checkpoints have an older one."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -199,7 +201,7 @@ def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:
 
 
 def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
-    """Tables that no checkpoint holds and that a network built without storage does not have either."""
+    """Compute the tables that no checkpoint holds and that a network without storage lacks."""
     for name, module in list(lm.named_modules()):
         if name.endswith("rotary_emb"):
             lm.set_submodule(name, type(module)(module.config).to(device))
@@ -216,15 +218,15 @@ def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
 def save(policy: StoredTensors, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
     """Write a checkpoint that the family's own tools read: its field names, its tensor names, its tokenizer.
 
-    The folder appears whole or not at all, and takes the place of a checkpoint that was there; other files stay.
+    The folder appears whole or not at all, and replaces a checkpoint that was there; other files stay.
     """
     if "peft_config" in vars(policy.lm):
         raise ValueError("This model has an adapter: merge it first, or write it alone with save_adapter.")
-    with replacing(folder, _holds_weights) as new:
+    with replace_folder(folder, _holds_weights) as new:
         weights = dict(policy.lm.named_parameters())  # each once, also where it has two names
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-        stated = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
-        (new / "config.json").write_text(json.dumps({**policy.origin.config, **stated}, indent=2) + "\n")
+        types = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
+        (new / "config.json").write_text(json.dumps({**policy.origin.config, **types}, indent=2) + "\n")
         for name, content in policy.origin.files.items():
             (new / name).write_bytes(content)
         _write_weights(new, {policy.names.own(name): weight for name, weight in weights.items()}, max_shard_bytes)
@@ -251,9 +253,9 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
 
 
 @contextmanager
-def replacing(folder: str | Path, gone: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
-    """A new folder, which takes its name when it is finished: with checksums, and on the disk. What else lay under that
-    name moves into it, but for what is `gone`."""
+def replace_folder(folder: str | Path, obsolete: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
+    """A new folder, which replaces the old one when it is finished: with checksums, and synced to disk. Other files of
+    the old folder move into it, except those that are `obsolete`."""
     folder = Path(folder).absolute()
     if folder == Path.cwd():
         raise ValueError("A checkpoint takes the place of its folder: give one other than the current folder.")
@@ -262,12 +264,12 @@ def replacing(folder: str | Path, gone: Callable[[str], bool] = lambda name: Fal
     new.mkdir(parents=True)
     try:
         yield new
-        _put(new, folder, gone)
+        _put(new, folder, obsolete)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _put(new: Path, folder: Path, gone: Callable[[str], bool]) -> None:
+def _put(new: Path, folder: Path, obsolete: Callable[[str], bool]) -> None:
     sums = "".join(f"{digest(path)}  {path.name}\n" for path in sorted(new.glob("*.safetensors")))
     (new / SUMS).write_text(sums)
     for path in (*new.iterdir(), new):
@@ -280,7 +282,7 @@ def _put(new: Path, folder: Path, gone: Callable[[str], bool]) -> None:
     folder.rename(old)
     new.rename(folder)
     for path in old.iterdir():
-        if not gone(path.name) and not (folder / path.name).exists():
+        if not obsolete(path.name) and not (folder / path.name).exists():
             path.rename(folder / path.name)
     fsync(folder.parent)
     shutil.rmtree(old)

@@ -3,14 +3,14 @@
 Weights and modules are transformers' own classes, so they load, save, shard and take adapters as usual. The pass
 through them is written out here, because it must do what theirs cannot: attend in both directions or by blocks, rotate
 in the precision each family was trained with, compute a window of columns against remembered keys and values, and stop
-at the positions asked about.
+at the positions that are needed.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a checkpoint's authors know of it and its tensors do not say."""
+    """What a checkpoint's authors know of it and its tensors do not show."""
 
     mask_id: int
     eos_id: int
@@ -38,6 +38,14 @@ class Facts:
     """Attention is block-causal with this block length, counted from the first real token; None: full."""
     rotary_fp32: bool = False
     """Queries and keys are rotated in fp32 (LLaDA), not in the type of the activations."""
+
+
+class Window(NamedTuple):
+    """Columns that a layer computes against remembered keys and values, which it updates there."""
+
+    key_SHLD: Tensor
+    value_SHLD: Tensor
+    column_W: Tensor
 
 
 class Decoder(Metered, nn.Module):
@@ -65,7 +73,7 @@ class Decoder(Metered, nn.Module):
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Under it compiled passes are those without gradient. What enters a ratio is not asked here."""
+        """Under it compiled passes run without gradient. No pass that enters a ratio may run here."""
         before, self.rolling = self.rolling, True
         try:
             yield
@@ -74,7 +82,7 @@ class Decoder(Metered, nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the layers: faster on a large GPU, seconds to begin with."""
-        # One code object serves all layers; it is compiled anew for what a batch may be: padded or not, with memory or
+        # One code object serves all layers. It is compiled for every kind of batch: padded or not, with memory or
         # without, of one row, with the adapter on or off.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
         self.layers = [torch.compile(layer.forward) for layer in self.lm.model.layers]
@@ -114,18 +122,20 @@ class Decoder(Metered, nn.Module):
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)
         column_W = torch.arange(first, last, device=tokens_SL.device) if memory is not None else None
-        # Compiled, a layer rounds differently with and without gradient, so what may enter a ratio is asked with.
-        asked = self.compiled and not self.rolling and memory is None
-        with torch.set_grad_enabled(torch.is_grad_enabled() or asked):
+        # A compiled layer rounds differently with and without gradient: a pass that may enter a ratio runs with it.
+        with_gradient = self.compiled and not self.rolling and memory is None
+        with torch.set_grad_enabled(torch.is_grad_enabled() or with_gradient):
             for number, layer in enumerate(self.layers):
-                kept = (memory.keys[number], memory.values[number], column_W) if memory is not None else (None,) * 3
+                window = None
+                if memory is not None and column_W is not None:
+                    window = Window(memory.keys[number], memory.values[number], column_W)
                 if self.gradient_checkpointing and torch.is_grad_enabled():
-                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, *kept, use_reentrant=False)
+                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, use_reentrant=False)
                 else:
-                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, *kept)
+                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window)
         row_Q, column_Q = at_Q // width, at_Q % width
         if self.facts.shift:
-            column_Q = (column_Q - 1).clamp(min=0)  # no model says the first token: it is always given
+            column_Q = (column_Q - 1).clamp(min=0)  # no model predicts the first token: it is always given
         picked_QD = x_SWD.flatten(0, 1)[row_Q * (last - first) + column_Q - first]
         return self.lm.model.norm(picked_QD)
 
@@ -157,38 +167,32 @@ class Decoder(Metered, nn.Module):
 
 
 def _layer(
-    layer: Any,
-    x_SWD: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor | None,
-    key_SHLD: Tensor | None = None,
-    value_SHLD: Tensor | None = None,
-    column_W: Tensor | None = None,
+    layer: Any, x_SWD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, window: Window | None = None
 ) -> Tensor:
-    """One pre-norm decoder layer. It takes the place of the module's own forward, so that hooks (sharding) run."""
+    """One pre-norm decoder layer. It replaces the forward of the module, so that hooks (sharding) run."""
     attention = layer.self_attn
     y_SWD = layer.input_layernorm(x_SWD)
     heads = (*y_SWD.shape[:2], -1, attention.head_dim)
     q = attention.q_norm(attention.q_proj(y_SWD).view(heads))
     k = attention.k_norm(attention.k_proj(y_SWD).view(heads))
     v = attention.v_proj(y_SWD).view(heads).transpose(1, 2)
-    q, k = (rotated(part.transpose(1, 2), cos, sin) for part in (q, k))
-    if key_SHLD is not None and value_SHLD is not None and column_W is not None:
-        k, v = key_SHLD.index_copy_(2, column_W, k), value_SHLD.index_copy_(2, column_W, v)
-    seen = attended(q, k, v, mask, attention.num_key_value_groups)
+    q, k = (rotary(part.transpose(1, 2), cos, sin) for part in (q, k))
+    if window is not None:
+        k = window.key_SHLD.index_copy_(2, window.column_W, k)
+        v = window.value_SHLD.index_copy_(2, window.column_W, v)
+    seen = scaled_attention(q, k, v, mask, attention.num_key_value_groups)
     x_SWD = x_SWD + attention.o_proj(seen.transpose(1, 2).flatten(2))
     return x_SWD + layer.mlp(layer.post_attention_layernorm(x_SWD))
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, the first half of the channels against the second, in the type of cos and sin."""
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:
+def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:
     """Scaled dot-product attention; each key head serves `groups` query heads in order."""
     if groups > 1 and mask is not None:  # with a mask the grouped kernel is a slow one
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

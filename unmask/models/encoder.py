@@ -28,7 +28,7 @@ class MaskedLM(Metered, StoredTensors, nn.Module):
         self.mask_id, self.eos_id, self.pad_id = facts.mask_id, facts.eos_id, facts.pad_id
         self.max_length = facts.max_length
         self.vocabulary: int = lm.config.vocab_size
-        self.keep(origin)
+        self.set_origin(origin)
 
     def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self.head(self.hidden(tokens_SL, attended_SL, at_Q))

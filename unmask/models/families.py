@@ -1,6 +1,6 @@
-"""The families of models that are read: how to tell them by config.json, what they are made of, what they expect.
+"""The supported families of models: how config.json identifies them, their networks, what they expect.
 
-Every fact that a family's tensors do not say is in the table FAMILIES. What a checkpoint states itself comes first.
+FAMILIES holds every fact that the tensors of a family do not show. What a checkpoint states itself comes first.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unmask.models.config_file import SIZES, ConfigFile
 from unmask.models.decoder import Facts
 from unmask.models.names import LLADA, SAME, Names
-from unmask.models.stated import SIZES, Stated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -22,7 +22,7 @@ class Family:
     name: str
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    network: Callable[[Stated], tuple[str, dict[str, Any]]]
+    network: Callable[[ConfigFile], tuple[str, dict[str, Any]]]
     """The class that runs it, by the beginning of its name, and that class's configuration."""
     names: Names = SAME
     mask_id: int | None = None
@@ -32,13 +32,13 @@ class Family:
     block_field: str = "causal_block"
     rotary_fp32: bool = False
     max_length: int | None = None
-    """The usable length, where the stated one is longer."""
+    """The usable length, where config.json states a longer one."""
     ends: tuple[str, ...] = ()
     """Tokens that end an answer, besides EOS."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """What the authors always pass to the chat template."""
     autoregressive: bool = False
-    """The architecture is one of autoregressive models: a checkpoint has to say that it was made bidirectional."""
+    """The architecture is autoregressive: a checkpoint has to state that it is bidirectional."""
     encoder: bool = False
     tied: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"})
     tied_field: str = "tie_word_embeddings"
@@ -76,74 +76,74 @@ LLADA_PLAIN = {
 }
 
 
-def _llada(stated: Stated) -> tuple[str, dict[str, Any]]:
+def _llada(file: ConfigFile) -> tuple[str, dict[str, Any]]:
     for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # the original class has other defaults
-        stated.need(name)
-    stated.only(LLADA_PLAIN)
-    width, heads = stated.size("d_model"), stated.size("n_heads")
+        file.need(name)
+    file.only(LLADA_PLAIN)
+    width, heads = file.size("d_model"), file.size("n_heads")
     config = {
         "hidden_size": width,
-        "num_hidden_layers": stated.size("n_layers"),
+        "num_hidden_layers": file.size("n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": stated.size("n_kv_heads", 1 if stated.get("multi_query_attention") else heads),
-        "intermediate_size": stated.size("mlp_hidden_size")
-        if stated.get("mlp_hidden_size")
-        else int(stated.need("mlp_ratio") * width),
-        "vocab_size": stated.size("embedding_size" if stated.get("embedding_size") else "vocab_size"),
-        "rms_norm_eps": stated.need("rms_norm_eps"),
-        "max_position_embeddings": stated.size("max_sequence_length"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": stated.number("rope_theta")},
-        "tie_word_embeddings": stated.need("weight_tying"),
+        "num_key_value_heads": file.size("n_kv_heads", 1 if file.get("multi_query_attention") else heads),
+        "intermediate_size": file.size("mlp_hidden_size")
+        if file.get("mlp_hidden_size")
+        else int(file.need("mlp_ratio") * width),
+        "vocab_size": file.size("embedding_size" if file.get("embedding_size") else "vocab_size"),
+        "rms_norm_eps": file.need("rms_norm_eps"),
+        "max_position_embeddings": file.size("max_sequence_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.number("rope_theta")},
+        "tie_word_embeddings": file.need("weight_tying"),
         "bos_token_id": None,
         "eos_token_id": None,
     }
     # A Qwen2 is a Llama with a bias on queries, keys and values and nowhere else.
-    return ("Qwen2" if stated.get("include_qkv_bias") else "Llama"), config
+    return ("Qwen2" if file.get("include_qkv_bias") else "Llama"), config
 
 
-def _decoder(kind: str) -> Callable[[Stated], tuple[str, dict[str, Any]]]:
-    def network(stated: Stated) -> tuple[str, dict[str, Any]]:
-        stated.only(PLAIN)
-        if set(stated.kind("layer_types", list, [])) - {"full_attention"}:
-            raise ValueError(f"{stated.path} asks for layers with a sliding window, which is not supported.")
-        config: dict[str, Any] = {name: stated.size(name) for name in SIZES}
-        config["rms_norm_eps"] = stated.need("rms_norm_eps")
-        config["num_key_value_heads"] = stated.size("num_key_value_heads", config["num_attention_heads"])
-        if stated.get("head_dim") is not None:
-            stated.size("head_dim")
+def _decoder(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+    def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
+        file.only(PLAIN)
+        if set(file.kind("layer_types", list, [])) - {"full_attention"}:
+            raise ValueError(f"{file.path} asks for layers with a sliding window, which is not supported.")
+        config: dict[str, Any] = {name: file.size(name) for name in SIZES}
+        config["rms_norm_eps"] = file.need("rms_norm_eps")
+        config["num_key_value_heads"] = file.size("num_key_value_heads", config["num_attention_heads"])
+        if file.get("head_dim") is not None:
+            file.size("head_dim")
         for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
-            if stated.get(name) is not None:
-                config[name] = stated.get(name)
-        rotary = stated.kind("rope_parameters", dict, stated.kind("rope_scaling", dict, {}))
-        theta = rotary.get("rope_theta", stated.get("rope_theta", 1e4) if kind == "Llama" else None)
-        kept = {name: value for name, value in rotary.items() if name != "type"}
+            if file.get(name) is not None:
+                config[name] = file.get(name)
+        rotary = file.kind("rope_parameters", dict, file.kind("rope_scaling", dict, {}))
+        theta = rotary.get("rope_theta", file.get("rope_theta", 1e4) if kind == "Llama" else None)
+        rest = {name: value for name, value in rotary.items() if name != "type"}
         config["rope_parameters"] = {
-            **kept,
+            **rest,
             "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
-            "rope_theta": stated.number("rope_theta", theta),
+            "rope_theta": file.number("rope_theta", theta),
         }
         if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
             raise ValueError(
-                f"{stated.path} asks for rotary frequencies that depend on the length, which is not supported."
+                f"{file.path} asks for rotary frequencies that depend on the length, which is not supported."
             )
         return kind, {**config, "bos_token_id": None, "eos_token_id": None}
 
     return network
 
 
-def _encoder(kind: str, **off: Any) -> Callable[[Stated], tuple[str, dict[str, Any]]]:
-    def network(stated: Stated) -> tuple[str, dict[str, Any]]:
-        stated.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
+def _encoder(kind: str, **off: Any) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+    def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
+        file.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
         for name in SIZES:
-            stated.size(name)
+            file.size(name)
         outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")
-        config = {name: value for name, value in stated.fields.items() if name not in outer}
+        config = {name: value for name, value in file.fields.items() if name not in outer}
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
         # Dropout would make two passes over one canvas differ, and every ratio of them with it.
         return kind, {
             **config,
             **tokens,
-            "pad_token_id": stated.get("pad_token_id"),
+            "pad_token_id": file.get("pad_token_id"),
             "attn_implementation": "sdpa",
             **off,
         }
@@ -262,30 +262,30 @@ SUPPORTED = (
 )
 
 
-def family_of(stated: Stated) -> Family:
+def family_of(file: ConfigFile) -> Family:
     """`architectures` decides; where it is missing, `model_type` does."""
-    kinds = stated.get("architectures") or [stated.get("model_type")]
+    kinds = file.get("architectures") or [file.get("model_type")]
     if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
-        raise ValueError(f"{stated.path}: architectures must be a list of names, and model_type a name.")
+        raise ValueError(f"{file.path}: architectures must be a list of names, and model_type a name.")
     kind = kinds[0]
-    if kind == "llada" and "num_experts" in stated.fields:  # which two families call themselves
+    if kind == "llada" and "num_experts" in file.fields:  # which two families call themselves
         kind = "lladamoe"
     if kind is None:
-        raise ValueError(f"{stated.path} states neither architectures nor model_type.")
+        raise ValueError(f"{file.path} states neither architectures nor model_type.")
     for family in FAMILIES:
         if kind in (*family.architectures, *family.model_types):
             return family
     for name, kinds in REFUSED.items():
         if kind in kinds:
-            raise ValueError(f"{stated.path} is of the {name} family, which is not supported. Supported: {SUPPORTED}.")
-    raise ValueError(f"{stated.path} is of the kind {kind!r}, which is not supported. Supported: {SUPPORTED}.")
+            raise ValueError(f"{file.path} is of the {name} family, which is not supported. Supported: {SUPPORTED}.")
+    raise ValueError(f"{file.path} is of the kind {kind!r}, which is not supported. Supported: {SUPPORTED}.")
 
 
-def network_of(family: Family, stated: Stated) -> tuple["PreTrainedModel", bool]:
+def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", bool]:
     """The network without storage, head and embedding apart; and whether they are one matrix."""
     import transformers
 
-    kind, fields = family.network(stated)
+    kind, fields = family.network(file)
     try:
         config = getattr(transformers, f"{kind}Config")(**fields)
         tied = bool(config.tie_word_embeddings)
@@ -295,32 +295,32 @@ def network_of(family: Family, stated: Stated) -> tuple["PreTrainedModel", bool]
         with torch.device("meta"):
             return model(config).eval(), tied
     except Exception as error:  # whatever settings that do not go together make of it
-        raise stated.unbuilt(error) from error
+        raise file.unbuilt(error) from error
 
 
 # --- the facts ----------------------------------------------------------------------------------------------
 
 
-def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokenizerFast | None", name: str) -> Facts:
+def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedTokenizerFast | None", name: str) -> Facts:
     """What config.json says, then the family, then the tokenizer.
 
     rows   of the embedding
-    name   as the model was asked for
+    name   the name that the model is loaded by
     """
-    mask = stated.get("mask_token_id", family.mask_id)
+    mask = file.get("mask_token_id", family.mask_id)
     if mask is None and fast is not None:
         mask = fast.mask_token_id if fast.mask_token_id is not None else fast.get_vocab().get("<|mask|>")
     if mask is None:
         raise ValueError(
-            f"{stated.path.parent} has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
+            f"{file.path.parent} has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
             "An autoregressive model has to be made into a masked diffusion model first: unmask adapt."
         )
-    if family.autoregressive and stated.fields.get("is_causal") is not False:
+    if family.autoregressive and file.fields.get("is_causal") is not False:
         raise ValueError(
-            f"{stated.path} does not say that this {family.name} attends in both directions. If it was trained to, "
+            f"{file.path} does not say that this {family.name} attends in both directions. If it was trained to, "
             'add "is_causal": false to the file; an autoregressive model has to be adapted first: unmask adapt.'
         )
-    end, pad = stated.get("eos_token_id"), stated.get("pad_token_id")
+    end, pad = file.get("eos_token_id"), file.get("pad_token_id")
     end = (end[0] if end else None) if isinstance(end, list) else end
     if family.encoder:
         end = None  # what they call so is the separator
@@ -329,38 +329,38 @@ def facts_of(family: Family, stated: Stated, rows: int, fast: "PreTrainedTokeniz
         end = fast.eos_token_id if end is None else end
     end = pad if end is None else end
     if end is None:
-        raise ValueError(f"{stated.path} does not state eos_token_id, and the tokenizer has none.")
+        raise ValueError(f"{file.path} does not state eos_token_id, and the tokenizer has none.")
     pad = end if pad is None else pad
-    listed = stated.get("eos_token_id") if isinstance(stated.get("eos_token_id"), list) else []
-    for token, called in ((mask, "mask"), (end, "end"), (pad, "padding"), *((token, "end") for token in listed)):
+    listed = file.get("eos_token_id") if isinstance(file.get("eos_token_id"), list) else []
+    for token, role in ((mask, "mask"), (end, "end"), (pad, "padding"), *((token, "end") for token in listed)):
         if type(token) is not int or not 0 <= token < rows:
-            raise ValueError(f"{stated.path}: the {called} token {token} is outside the vocabulary of {rows}.")
+            raise ValueError(f"{file.path}: the {role} token {token} is outside the vocabulary of {rows}.")
     return Facts(
         mask_id=mask,
         eos_id=end,
         pad_id=pad,
-        max_length=length_of(family, stated),
+        max_length=length_of(family, file),
         shift=family.shift,
-        causal_block=None if family.encoder else block_of(family, stated, name),
-        rotary_fp32=family.rotary_fp32 and stated.get("rope_full_precision", True),
+        causal_block=None if family.encoder else block_of(family, file, name),
+        rotary_fp32=family.rotary_fp32 and file.get("rope_full_precision", True),
     )
 
 
-def length_of(family: Family, stated: Stated) -> int:
-    length = stated.size("max_sequence_length" if stated.get("max_sequence_length") else "max_position_embeddings")
+def length_of(family: Family, file: ConfigFile) -> int:
+    length = file.size("max_sequence_length" if file.get("max_sequence_length") else "max_position_embeddings")
     return length if family.max_length is None else min(length, family.max_length)
 
 
-def block_of(family: Family, stated: Stated, name: str) -> int | None:
-    declared = [key for key in ("causal_block", family.block_field) if key in stated.fields]
+def block_of(family: Family, file: ConfigFile, name: str) -> int | None:
+    declared = [key for key in ("causal_block", family.block_field) if key in file.fields]
     if not declared:
         if family.name == "A2D" and "bd3lm" in name.lower():
             raise ValueError(
-                f'{stated.path} does not state the block length of this block-causal model: add "causal_block": 32 '
+                f'{file.path} does not state the block length of this block-causal model: add "causal_block": 32 '
                 "(or what it was trained with; null for full attention) to a copy of the folder."
             )
         return family.causal_block
-    block = stated.fields[declared[0]]
+    block = file.fields[declared[0]]
     if block is not None and (type(block) is not int or block < 1):
-        raise ValueError(f"{stated.path} sets {declared[0]} to {block!r}; it is a number of tokens, or null.")
+        raise ValueError(f"{file.path} sets {declared[0]} to {block!r}; it is a number of tokens, or null.")
     return block

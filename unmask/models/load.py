@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from unmask.core.policy import Tokenizer
-from unmask.models.check import check
-from unmask.models.checkpoint import Origin, StoredTensors, files_beside, fill, read_json, stated_dtype
+from unmask.core.policy import Policy, Tokenizer
+from unmask.models.checkpoint import Origin, StoredTensors, files_beside, load_weights, read_json, stated_dtype
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
-from unmask.models.families import Family, Stated, block_of, facts_of, family_of, length_of, network_of
+from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 from unmask.util.parsing import missing_folder_message
@@ -32,11 +32,10 @@ class Released(StoredTensors, Decoder):
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
         super().__init__(lm, facts, tokenizer)
-        self.keep(origin)
+        self.set_origin(origin)
 
 
 Model = Tiny | Released | MaskedLM
-Checked = TypeVar("Checked", Tiny, Released | MaskedLM)
 
 
 def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
@@ -51,7 +50,7 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
     folder, hub = Path(name_or_path), None
     if not folder.is_dir():
         hub = str(name_or_path)
-        folder = _fetched(hub)
+        folder = fetch_snapshot(hub)
     if (folder / "adapter_config.json").is_file():
         from unmask.models.lora import base_of, load_adapter
 
@@ -71,25 +70,27 @@ def load_checkpoint(
     tokenizer: Tokenizer | None = None,
     hub: str | None = None,
 ) -> Model:
-    """A checkpoint in a folder. A tokenizer that is given takes the place of the folder's; hub: the id it came from."""
+    """A checkpoint in a folder. `tokenizer` replaces the folder's own; `hub` is the id the folder came from."""
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if is_tiny(config):
-        return _checked(load_tiny(folder, dtype=dtype or torch.float32, device=device), folder, device)
-    stated = Stated(folder / "config.json", config)
-    family = family_of(stated)
-    lm, tied = network_of(family, stated)
+        tiny = load_tiny(folder, dtype=dtype or torch.float32, device=device)
+        _check(tiny, folder, device)
+        return tiny
+    file = ConfigFile(folder / "config.json", config)
+    family = family_of(file)
+    lm, tied = network_of(family, file)
     rows: int = lm.config.vocab_size
     fast = read_tokenizer(folder) if tokenizer is None else None
-    facts = facts_of(family, stated, rows, fast, hub or folder.name)
+    facts = facts_of(family, file, rows, fast, hub or folder.name)
     if fast is not None:
-        tokenizer = HubTokenizer(fast, facts.mask_id, _ends(family.ends, config, facts, fast), family.template)
+        tokenizer = HubTokenizer(fast, facts.mask_id, _end_ids(family.ends, config, facts, fast), family.template)
         if tokenizer.size > rows:
             raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, the model only {rows}.")
     assert tokenizer is not None
     shared = {name: base for name, base in family.tied.items() if tied or name.endswith(".bias")}
-    dtype = dtype or stated_dtype(config, stated.path)
-    apart = fill(lm, folder, family.names, tied=shared, unused=family.unused, dtype=dtype, device=device)
+    dtype = dtype or stated_dtype(config, file.path)
+    apart = load_weights(lm, folder, family.names, tied=shared, unused=family.unused, dtype=dtype, device=device)
     lm.config.tie_word_embeddings = tied and not apart
     if any(name.endswith(".weight") for name in apart):
         config[family.tied_field] = False
@@ -101,21 +102,54 @@ def load_checkpoint(
         policy = (Bert if family.name == "BERT" else ModernBert)(lm, facts, tokenizer, origin)
     else:
         policy = Released(lm, facts, tokenizer, origin)
-    return _checked(policy.eval(), folder, device)
-
-
-def _checked(policy: Checked, folder: Path, device: str | torch.device) -> Checked:
-    try:
-        check(policy, device, first=int(policy.facts.shift), causal_block=policy.facts.causal_block)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+    _check(policy.eval(), folder, device)
     return policy
 
 
-def _ends(called: tuple[str, ...], config: Mapping[str, Any], facts: Facts, fast: Any) -> frozenset[int]:
-    vocabulary, stated = fast.get_vocab(), config.get("eos_token_id")
-    several = stated if isinstance(stated, list) else []
-    return frozenset([facts.eos_id, *several, *(vocabulary[token] for token in called if token in vocabulary)])
+def _check(policy: Model, folder: Path, device: str | torch.device) -> None:
+    try:
+        check_attention(policy, device, first=int(policy.facts.shift), causal_block=policy.facts.causal_block)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+@torch.no_grad()
+def check_attention(
+    policy: Policy, device: str | torch.device, first: int = 0, causal_block: int | None = None
+) -> None:
+    """ValueError unless the logits are finite and attention is bidirectional, or block-causal with this block length.
+
+    One short canvas, three passes. It checks what the network does, not what its weights were trained for: nothing in
+    the tensors of an autoregressive checkpoint says that it is one. first: the first position with a prediction.
+    """
+    block = causal_block or min(8, policy.max_length)
+    length = min(block if causal_block is None else 2 * block, policy.max_length)
+    rows = policy.vocabulary
+    tokens_L = torch.arange(length, device=device) % rows
+
+    def logits(changed: int | None = None) -> Tensor:
+        """The logits at `first`, with another token at the position `changed`."""
+        canvas_L = tokens_L.clone()
+        if changed is not None:
+            canvas_L[changed] = (tokens_L[changed] + rows // 2) % rows
+        return policy(canvas_L[None], None, torch.tensor([first], device=device))[0]
+
+    before_V = logits()
+    if not before_V.isfinite().all():
+        raise ValueError("The logits of this model are not all finite numbers: its weights are damaged.")
+    if first < block - 1 < length and torch.equal(before_V, logits(block - 1)):
+        raise ValueError(
+            "A later token does not change the logits of an earlier one: "
+            "the model is causal, or its weights are damaged."
+        )
+    if length > block and not torch.equal(before_V, logits(length - 1)):
+        raise ValueError("A later block changes the logits of an earlier one: the model is not block-causal.")
+
+
+def _end_ids(names: tuple[str, ...], config: Mapping[str, Any], facts: Facts, fast: Any) -> frozenset[int]:
+    vocabulary, listed = fast.get_vocab(), config.get("eos_token_id")
+    listed = listed if isinstance(listed, list) else []
+    return frozenset([facts.eos_id, *listed, *(vocabulary[token] for token in names if token in vocabulary)])
 
 
 # --- without weights ----------------------------------------------------------------------------------------
@@ -184,7 +218,7 @@ class Outline:
     parameters: int
     """A matrix that is head and embedding at once counts once."""
     dtype: torch.dtype
-    """As stated; float32 where nothing is."""
+    """As config.json states; float32 where it states none."""
     max_length: int
     causal_block: int | None
     tokenizer: Tokenizer | None
@@ -202,29 +236,29 @@ def outline(name_or_path: str | Path) -> Outline:
 
         return replace(outline(base_of(folder)), adapter=folder)
     if folder.is_dir():
-        stated = Stated(folder / "config.json", read_json(folder / "config.json"))
+        file = ConfigFile(folder / "config.json", read_json(folder / "config.json"))
     elif name in KNOWN:
-        stated = Stated(folder / "config.json", KNOWN[name])
+        file = ConfigFile(folder / "config.json", KNOWN[name])
     else:
-        path = _fetched(name, only="config.json")
-        stated = Stated(path, read_json(path))
-    family = family_of(stated)
-    lm, tied = network_of(family, stated)
+        path = fetch_snapshot(name, only="config.json")
+        file = ConfigFile(path, read_json(path))
+    family = family_of(file)
+    lm, tied = network_of(family, file)
     tokenizer: Tokenizer | None = None
-    if is_tiny(stated.fields):
+    if is_tiny(file.fields):
         tokenizer = CharacterTokenizer()
     elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
         fast = read_tokenizer(folder)
-        facts = facts_of(family, stated, lm.config.vocab_size, fast, name)
-        tokenizer = HubTokenizer(fast, facts.mask_id, _ends(family.ends, stated.fields, facts, fast), family.template)
+        facts = facts_of(family, file, lm.config.vocab_size, fast, name)
+        tokenizer = HubTokenizer(fast, facts.mask_id, _end_ids(family.ends, file.fields, facts, fast), family.template)
     shared = [lm.get_parameter(name).numel() for name in family.tied if tied or name.endswith(".bias")]
     return Outline(
         family=family,
         lm=lm,
         parameters=sum(weight.numel() for weight in lm.parameters()) - sum(shared),
-        dtype=stated_dtype(stated.fields, stated.path) or torch.float32,
-        max_length=length_of(family, stated),
-        causal_block=None if family.encoder else block_of(family, stated, name),
+        dtype=stated_dtype(file.fields, file.path) or torch.float32,
+        max_length=length_of(family, file),
+        causal_block=None if family.encoder else block_of(family, file, name),
         tokenizer=tokenizer,
     )
 
@@ -232,8 +266,8 @@ def outline(name_or_path: str | Path) -> Outline:
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
-def _meant_here(name: str) -> bool:
-    """Whether a name that is no folder was meant to be one, and not an id on the hub."""
+def _looks_like_path(name: str) -> bool:
+    """Whether a name that is no folder is a mistyped path rather than an id on the hub."""
     first, slash, _ = name.partition("/")
     if not slash or name in KNOWN:
         return False
@@ -241,12 +275,12 @@ def _meant_here(name: str) -> bool:
     return first in ("", ".", "..", "runs") or mistyped or (len(Path(name).parts) > 1 and Path(name).parent.is_dir())
 
 
-def _fetched(name: str, only: str | None = None) -> Path:
-    """The folder of a model on the hub, fetched unless it is there already; or the path of one file of it."""
+def fetch_snapshot(name: str, only: str | None = None) -> Path:
+    """The folder of a model on the hub, downloaded unless it is in the cache; or the path of one of its files."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    if _meant_here(name):
+    if _looks_like_path(name):
         raise ValueError(missing_folder_message(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
@@ -267,21 +301,21 @@ def _fetched(name: str, only: str | None = None) -> Path:
 
 
 def _from_hub(origin: Origin, hub: str) -> Origin:
-    """The authors' code is not fetched, so what names it has to say where it is, as transformers' own files do."""
+    """The authors' code is not fetched, so its names get the id of its repository, as in transformers' own files."""
     files = dict(origin.files)
     if "tokenizer_config.json" in files:
         content = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = (json.dumps(_located(content, hub), indent=2) + "\n").encode()
-    return Origin(_located(origin.config, hub), files, origin.names)
+        files["tokenizer_config.json"] = (json.dumps(_with_hub_code(content, hub), indent=2) + "\n").encode()
+    return Origin(_with_hub_code(origin.config, hub), files, origin.names)
 
 
-def _located(config: dict[str, Any], hub: str) -> dict[str, Any]:
+def _with_hub_code(config: dict[str, Any], hub: str) -> dict[str, Any]:
     if "auto_map" not in config:
         return config
 
-    def at(value: Any) -> Any:
+    def with_id(value: Any) -> Any:
         if isinstance(value, list):
-            return [at(each) for each in value]
+            return [with_id(each) for each in value]
         return value if value is None or "--" in value else f"{hub}--{value}"
 
-    return {**config, "auto_map": {name: at(value) for name, value in config["auto_map"].items()}}
+    return {**config, "auto_map": {name: with_id(value) for name, value in config["auto_map"].items()}}

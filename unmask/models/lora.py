@@ -14,29 +14,18 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor, nn
 
+from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import Policy
-from unmask.models.checkpoint import check_sums, opened, read_json, replacing
+from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder
 from unmask.util.files import save_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # what peft's wrapper puts before a model's own module names
 ADAPTER = "default"  # peft's name for an only adapter
-Targets = Literal["all"] | tuple[str, ...]
 Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
-
-
-class LoraOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rank: PositiveInt = 128
-    """Columns of A and B."""
-    alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
-    """B A x is multiplied by alpha / rank."""
-    targets: Targets = Field("all", min_length=1)
-    """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head."""
 
 
 class Adaptable(Policy, Protocol):
@@ -60,10 +49,10 @@ class Factor(nn.Module):
 
 
 def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
-    """Freeze the policy and give it a trainable adapter that does nothing yet: B is zero, A is drawn from the seed."""
+    """Freeze the policy and give it a trainable adapter without effect yet: B is zero, A is drawn from the seed."""
     rng = torch.Generator().manual_seed(seed)  # on the CPU: the same weights on every device
-    linears, factors = _linears(policy), {}
-    for path in _targeted(policy, options.targets):
+    linears, factors = linear_layers(policy), {}
+    for path in target_paths(policy, options.targets):
         wide, deep = linears[path].weight.shape
         a = torch.empty(options.rank, deep).uniform_(-(deep**-0.5), deep**-0.5, generator=rng)  # peft's default
         factors[path] = a, torch.zeros(wide, options.rank)
@@ -77,7 +66,7 @@ def has_adapter(policy: nn.Module) -> bool:
 
 def unfreeze_adapter(policy: Adaptable) -> None:
     """Make the adapter trainable, one that was loaded as it is included."""
-    for layer in _adapted(policy).values():
+    for layer in _adapter_layers(policy).values():
         for factor in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
             factor.requires_grad_(True)
 
@@ -88,9 +77,9 @@ def trainable_parameters(policy: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def adapter_disabled(policy: Adaptable) -> Iterator[None]:
+def disable_adapter(policy: Adaptable) -> Iterator[None]:
     """Under it the policy is its base."""
-    enabled = [layer for layer in _adapted(policy).values() if not layer._disable_adapters]
+    enabled = [layer for layer in _adapter_layers(policy).values() if not layer._disable_adapters]
     try:
         for layer in enabled:
             layer._disable_adapters = True  # peft's public switch also resets which weights take gradients
@@ -101,7 +90,7 @@ def adapter_disabled(policy: Adaptable) -> Iterator[None]:
 
 
 @contextmanager
-def swapped(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
+def swap_weights(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
     """Under it these weights are `other`, which meanwhile holds their own."""
 
     def swap() -> None:
@@ -116,31 +105,31 @@ def swapped(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
 
 
 class ReferencePolicy:
-    """Implements Policy: an adapted policy as it was when this was made, without gradient, with the base's weights.
+    """Implements Policy: an adapted policy as it was when this object was created, without gradient.
 
-    With a fresh adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
+    With a new adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
     `alike`: the adapter stays on, with B zero if it is fresh: compiled layers round differently with it switched off.
     """
 
     def __init__(self, policy: Adaptable, alike: bool = False) -> None:
-        layers = _adapted(policy).values()
+        layers = _adapter_layers(policy).values()
         a, b = ([getattr(layer, name)[ADAPTER].weight for layer in layers] for name in ("lora_A", "lora_B"))
         fresh = not any(weight.any() for weight in b)
         self.weights = b if fresh else a + b
-        self.kept = None if fresh and not alike else [weight.detach().clone() for weight in self.weights]
+        self.copies = None if fresh and not alike else [weight.detach().clone() for weight in self.weights]
         self.policy = policy
         self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
         self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
 
-    def _then(self) -> AbstractContextManager[None]:
-        return adapter_disabled(self.policy) if self.kept is None else swapped(self.weights, self.kept)
+    def _as_it_was(self) -> AbstractContextManager[None]:
+        return disable_adapter(self.policy) if self.copies is None else swap_weights(self.weights, self.copies)
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        with torch.no_grad(), self._then():
+        with torch.no_grad(), self._as_it_was():
             return self.policy.hidden(tokens_SL, attended_SL, at_Q)
 
     def head(self, hidden_QD: Tensor) -> Tensor:
-        with torch.no_grad(), self._then():
+        with torch.no_grad(), self._as_it_was():
             return self.policy.head(hidden_QD)
 
     def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
@@ -150,7 +139,7 @@ class ReferencePolicy:
 @torch.no_grad()
 def merge(policy: Adaptable) -> None:
     """Make the adapter part of the weights: W + scale * B A in fp32, rounded once. All weights are trainable again."""
-    for path, layer in _adapted(policy).items():
+    for path, layer in _adapter_layers(policy).items():
         weight = layer.base_layer.weight
         kind = torch.promote_types(weight.dtype, torch.float32)
         a, b = layer.lora_A[ADAPTER].weight.to(kind), layer.lora_B[ADAPTER].weight.to(kind)
@@ -162,28 +151,28 @@ def merge(policy: Adaptable) -> None:
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
     """Write the adapter in PEFT's layout. `base` is the name or path of the model it belongs to."""
-    layers = {policy.names.own(path): layer for path, layer in _adapted(policy).items()}
-    others = {policy.names.own(path) for path in _linears(policy)} - layers.keys()
+    layers = {policy.names.own(path): layer for path, layer in _adapter_layers(policy).items()}
+    others = {policy.names.own(path) for path in linear_layers(policy)} - layers.keys()
     config = policy.lm.peft_config[ADAPTER]
     # Few keys: the versions of peft that released models still need refuse the ones they do not know.
-    kept = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
-    stated = {"peft_type": "LORA", "base_model_name_or_path": base, "inference_mode": True}
-    stated |= {key: getattr(config, key) for key in kept}
+    keys = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
+    settings = {"peft_type": "LORA", "base_model_name_or_path": base, "inference_mode": True}
+    settings |= {key: getattr(config, key) for key in keys}
     for key in ("rank_pattern", "alpha_pattern"):
-        stated[key] = {policy.names.own(path): value for path, value in getattr(config, key).items()}
-    stated["target_modules"] = _pattern(layers, others)
+        settings[key] = {policy.names.own(path): value for path, value in getattr(config, key).items()}
+    settings["target_modules"] = _pattern(layers, others)
     tensors = {}
     for name, layer in layers.items():
         for letter, factor in zip("AB", (layer.lora_A, layer.lora_B), strict=True):
             tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = factor[ADAPTER].weight.detach().cpu().contiguous()
-    with replacing(folder) as new:
+    with replace_folder(folder) as new:
         save_tensors(tensors, new / WEIGHTS)
-        (new / CONFIG).write_text(json.dumps(stated, indent=2) + "\n")
+        (new / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def base_of(folder: str | Path) -> str:
     """The name or path of the model an adapter belongs to."""
-    base = _read_config(Path(folder)).base_model_name_or_path
+    base = read_adapter_config(Path(folder)).base_model_name_or_path
     if not base:
         raise ValueError(f"{Path(folder) / CONFIG} does not name its base model (base_model_name_or_path).")
     if (Path(base) / CONFIG).is_file():
@@ -192,37 +181,37 @@ def base_of(folder: str | Path) -> str:
 
 
 def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
-    """Give the policy an adapter that we or PEFT wrote, under transformers' names or the released model's own."""
+    """Give the policy an adapter from a folder in PEFT's layout, under transformers' names or the released model's."""
     peft, folder = _peft(), Path(folder)
-    stated, linears = _read_config(folder), _linears(policy)
+    settings, linears = read_adapter_config(folder), linear_layers(policy)
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"There is no {folder / WEIGHTS}; a pickle (.bin) can run code and is not read.")
     check_sums(folder)
-    with opened(folder / WEIGHTS) as file:
+    with open_safetensors(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     path_of = {policy.names.own(path): path for path in linears}
     if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
         path_of = {path: path for path in linears}
-    config = peft.LoraConfig(**stated.model_dump(exclude=set(stated.model_extra or ())))
+    config = peft.LoraConfig(**settings.model_dump(exclude=set(settings.model_extra or ())))
     key_of = peft.utils.other.get_pattern_key
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
     if not names:
-        raise ValueError(f"{folder / CONFIG}: {stated.target_modules!r} names no linear layer of this model.")
+        raise ValueError(f"{folder / CONFIG}: {settings.target_modules!r} names no linear layer of this model.")
     factors, alphas = {}, {}
     for name in names:
         linear = linears[path_of[name]]
-        rank = stated.rank_pattern.get(key_of(stated.rank_pattern, name), stated.r)
-        alphas[path_of[name]] = stated.alpha_pattern.get(key_of(stated.alpha_pattern, name), stated.lora_alpha)
+        rank = settings.rank_pattern.get(key_of(settings.rank_pattern, name), settings.r)
+        alphas[path_of[name]] = settings.alpha_pattern.get(key_of(settings.alpha_pattern, name), settings.lora_alpha)
         keys = [f"{PREFIX}{name}.lora_{letter}.weight" for letter in "AB"]
         for key, shape in zip(keys, ((rank, linear.in_features), (linear.out_features, rank)), strict=True):
-            found = tensors.get(key)
-            if found is None or found.shape != shape or not found.is_floating_point():
-                what = "missing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+            tensor = tensors.get(key)
+            if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
+                what = "missing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model want floats {shape}.")
         factors[path_of[name]] = tensors.pop(keys[0]), tensors.pop(keys[1])
     for key in tensors:
         raise ValueError(f"{folder / WEIGHTS}: {key} belongs to no linear layer that {CONFIG} adapts in this model.")
-    _inject(policy, factors, alphas, stated.lora_dropout, stated.use_rslora)
+    _inject(policy, factors, alphas, settings.lora_dropout, settings.use_rslora)
     if not trainable:
         policy.requires_grad_(False)
 
@@ -240,7 +229,7 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
     config = peft.LoraConfig(**shape, target_modules=target, lora_dropout=dropout, use_rslora=rslora)
     # On the meta device: weights of peft's own would cost memory and draw from the global random state.
     peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
-    for path, layer in _adapted(policy).items():
+    for path, layer in _adapter_layers(policy).items():
         weight = layer.base_layer.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         for module, factor in zip((layer.lora_A, layer.lora_B), factors[path], strict=True):
@@ -249,14 +238,14 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
         layer.train(layer.base_layer.training)  # a new module is in training mode, whatever is around it
 
 
-def _linears(policy: Adaptable) -> dict[str, nn.Linear]:
+def linear_layers(policy: Adaptable) -> dict[str, nn.Linear]:
     """Every linear layer by its path, adapted or not; but not a head that is the embedding too."""
     shared, modules = policy.lm.get_input_embeddings().weight, policy.lm.named_modules()
     linears = {path.removesuffix(".base_layer"): module for path, module in modules if isinstance(module, nn.Linear)}
     return {path: linear for path, linear in linears.items() if linear.weight is not shared}
 
 
-def _adapted(policy: Adaptable) -> dict[str, Any]:
+def _adapter_layers(policy: Adaptable) -> dict[str, Any]:
     """peft's layers by their path."""
     kind = _peft().tuners.lora.LoraLayer
     layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kind)}
@@ -265,9 +254,9 @@ def _adapted(policy: Adaptable) -> dict[str, Any]:
     return layers
 
 
-def _targeted(policy: Adaptable, targets: Targets) -> list[str]:
+def target_paths(policy: Adaptable, targets: Targets) -> list[str]:
     """Paths of the linear layers in numbered blocks whose last name, of either kind, is one of the targets."""
-    blocks = [path for path in _linears(policy) if re.search(r"\.\d+\.", path)]
+    blocks = [path for path in linear_layers(policy) if re.search(r"\.\d+\.", path)]
     last = {path: {name.rpartition(".")[2] for name in (path, policy.names.own(path))} for path in blocks}
     there = dict.fromkeys(name for path in blocks for name in sorted(last[path]))
     for target in targets if targets != "all" else ():
@@ -288,8 +277,8 @@ def _pattern(names: Iterable[str], others: Iterable[str]) -> str | list[str]:
     return sorted(names) if any(re.fullmatch(pattern, other) for other in others) else pattern
 
 
-class _Stated(BaseModel):
-    """What we honour of an adapter_config.json."""
+class _AdapterConfig(BaseModel):
+    """The fields of adapter_config.json that are supported."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     peft_type: Literal["LORA"]
@@ -312,17 +301,17 @@ INERT = {"auto_mapping", "revision", "task_type", "inference_mode", "peft_versio
 INERT |= {"qalora_group_size", "eva_config", "runtime_config"}
 
 
-def _read_config(folder: Path) -> _Stated:
+def read_adapter_config(folder: Path) -> _AdapterConfig:
     file = folder / CONFIG
     try:
-        stated = _Stated.model_validate(read_json(file))
+        settings = _AdapterConfig.model_validate(read_json(file))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{file}: {first['loc'][0]}: {first['msg']}, got {first['input']!r}.") from None
-    for key, value in (stated.model_extra or {}).items():
+    for key, value in (settings.model_extra or {}).items():
         if key not in INERT and value not in (None, False, "none", [], {}):
             raise ValueError(f"{file}: {key} is {value!r}, but only plain LoRA on linear layers is supported.")
-    return stated
+    return settings
 
 
 def _peft() -> Any:

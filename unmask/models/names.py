@@ -21,23 +21,23 @@ class Names:
     """The list of layers, native and own."""
 
     def own(self, native: str) -> str:
-        return _renamed(native, self.whole, self.layer, *self.layers)
+        return _translation(native, self.whole, self.layer, *self.layers)
 
     def native(self, own: str) -> str:
         whole, layer = ({v: k for k, v in table.items()} for table in (self.whole, self.layer))
-        return _renamed(own, whole, layer, *reversed(self.layers))
+        return _translation(own, whole, layer, *reversed(self.layers))
 
 
-def _renamed(name: str, whole: Mapping[str, str], layer: Mapping[str, str], source: str, target: str) -> str:
+def _translation(name: str, whole: Mapping[str, str], layer: Mapping[str, str], source: str, target: str) -> str:
     inside = re.fullmatch(rf"{re.escape(source)}\.(\d+)(?:\.(.+))?", name)
     if inside:
         number, rest = inside.groups()
         if rest is None:
             return f"{target}.{number}"
-        found = _prefix(rest, layer)
-        return name if found is None else f"{target}.{number}.{layer[found]}{rest.removeprefix(found)}"
-    found = _prefix(name, whole)
-    return name if found is None else whole[found] + name.removeprefix(found)
+        prefix = _prefix(rest, layer)
+        return name if prefix is None else f"{target}.{number}.{layer[prefix]}{rest.removeprefix(prefix)}"
+    prefix = _prefix(name, whole)
+    return name if prefix is None else whole[prefix] + name.removeprefix(prefix)
 
 
 def _prefix(name: str, table: Mapping[str, str]) -> str | None:

@@ -13,9 +13,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from unmask.models.checkpoint import Origin, StoredTensors, fill, read_json, save as save
+from unmask.models.checkpoint import Origin, StoredTensors, load_weights, read_json, save as save
+from unmask.models.config_file import SIZES, ConfigFile
 from unmask.models.decoder import Decoder, Facts
-from unmask.models.stated import SIZES, Stated
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -84,7 +84,7 @@ class Tiny(StoredTensors, Decoder):
     def __init__(self, lm: "LlamaForCausalLM") -> None:
         facts = Facts(mask_id=MASK, eos_id=EOS, pad_id=PAD, max_length=lm.config.max_position_embeddings)
         super().__init__(lm, facts, CharacterTokenizer())
-        self.keep(Origin(json.loads(lm.config.to_json_string())))
+        self.set_origin(Origin(json.loads(lm.config.to_json_string())))
 
     def _trunk(self, tokens_SL: Tensor, *rest: Any) -> Tensor:
         if tokens_SL.shape[1] > self.max_length:
@@ -138,16 +138,16 @@ def load_tiny(
     from transformers import LlamaConfig
 
     folder = Path(path) if path is not None else SHIPPED
-    stated = read_json(folder / "config.json")
-    if not is_tiny(stated):
+    config_data = read_json(folder / "config.json")
+    if not is_tiny(config_data):
         raise ValueError(f"{folder} holds no tiny model: that is a llama with {CharacterTokenizer.size} tokens.")
-    fields = Stated(folder / "config.json", stated)
+    file = ConfigFile(folder / "config.json", config_data)
     for name in SIZES:
-        fields.size(name, 1)
+        file.size(name, 1)
     try:
         with torch.device("meta"):
-            lm = _bidirectional(LlamaConfig.from_dict(stated))
+            lm = _bidirectional(LlamaConfig.from_dict(config_data))
     except Exception as error:  # whatever settings that do not go together make of it
-        raise fields.unbuilt(error) from error
-    fill(lm, folder, dtype=dtype, device=device)
+        raise file.unbuilt(error) from error
+    load_weights(lm, folder, dtype=dtype, device=device)
     return Tiny(lm)

@@ -27,7 +27,7 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
                 fast = kind.from_pretrained(folder, local_files_only=True)
                 fast.encode("a")
                 return fast
-            except Exception as error:  # whatever a damaged file makes of it, also from Rust
+            except Exception as error:  # of any kind: damaged files also fail in Rust
                 raise ValueError(f"The tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
     raise ValueError(
         f"There is no tokenizer in {folder}: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt."
@@ -60,8 +60,8 @@ class HubTokenizer:
         try:
             return self.encode(self.fast.apply_chat_template(turns, **settings))
         except Exception as error:  # of whatever kind: a template is a program, in jinja2's sandbox
-            told = " ".join(str(error).split()).rstrip(".")
-            raise ValueError(f"The chat template of this tokenizer fails: {told}; mend chat_template.") from error
+            message = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"The chat template of this tokenizer fails: {message}; correct chat_template.") from error
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first token that ends a turn; a MASK in it is a replacement character."""

@@ -5,9 +5,9 @@
 
 Two sandboxes for each program: one executes it, the other executes the tests and only ever sees plain data of it
 (judge.py says how). The verdict is read here, outside, from a pipe that the program's sandbox does not have. There is
-no other way to run a program: where the sandbox cannot be made, this raises and says what to install.
+no other way to run a program: where there is no sandbox, this raises and says what to install.
 """
 
-from unmask.sandbox.verdicts import ProgramJob, Unavailable, Verdict, description, problem, run, run_many
+from unmask.sandbox.verdicts import ProgramJob, SandboxUnavailable, Verdict, description, problem, run, run_many
 
-__all__ = ["ProgramJob", "Unavailable", "Verdict", "description", "problem", "run", "run_many"]
+__all__ = ["ProgramJob", "SandboxUnavailable", "Verdict", "description", "problem", "run", "run_many"]

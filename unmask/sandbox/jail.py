@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from unmask.sandbox.filter import seccomp_program
-from unmask.util.signals import deaf
+from unmask.util.signals import block_signals
 
 MEMORY = 1 << 30  # bytes of address space
 THREADS = 16  # of one sandbox, bubblewrap's own process included
@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 def interpreters() -> Iterator[Path]:
     """The Pythons that may run programs: this one, without its packages, or the system's where nobody cannot see it."""
     own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for found in dict.fromkeys([own, Path("/usr/bin/python3")]):
-        if found.exists():
-            yield found.resolve()
+    for path in dict.fromkeys([own, Path("/usr/bin/python3")]):
+        if path.exists():
+            yield path.resolve()
 
 
 @cache
@@ -65,12 +65,12 @@ def confinement(interpreter: Path) -> tuple[str, ...]:
     )
 
 
-COMPILES = """
+COMPILE_SCRIPT = """
 import binascii, marshal, sys
 texts = [marshal.dumps(compile(text, "sandbox", "exec")) for text in sys.argv[1:]]
 print(*(binascii.b2a_base64(text, newline=False).decode() for text in texts))
 """
-BEGINS = """
+START_SCRIPT = """
 import binascii, marshal, sys
 exec(marshal.loads(binascii.a2b_base64(sys.argv[1])))
 """
@@ -78,12 +78,12 @@ exec(marshal.loads(binascii.a2b_base64(sys.argv[1])))
 
 @cache
 def inner_code(interpreter: Path, role: str) -> list[str]:
-    """The files that run inside, compiled by the interpreter that runs them: a third of the time to start is saved,
-    and in there they cannot be seen as files."""
+    """The files that run inside, compiled by the interpreter that runs them: this saves a third of the starting time,
+    and they are not visible as files in there."""
     texts = [(HERE / f"{name}.py").read_text() for name in ("start", "wire", role)]
-    command = [*AS_NOBODY, str(interpreter), "-S", "-s", "-c", COMPILES, *texts]
-    told = subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT)
-    return told.stdout.split()
+    command = [*AS_NOBODY, str(interpreter), "-S", "-s", "-c", COMPILE_SCRIPT, *texts]
+    result = subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT)
+    return result.stdout.split()
 
 
 def start(
@@ -95,7 +95,7 @@ def start(
     fds: Sequence[int] = (),
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> "subprocess.Popen[bytes]":
-    """A sandbox with a role in it. Killing it kills all that is in it; so does the end of the thread that began it."""
+    """A sandbox with a role in it. Killing it kills everything in it; so does the end of the thread that started it."""
     rules = os.memfd_create("seccomp")
     try:
         os.write(rules, seccomp_program(platform.machine()))
@@ -103,10 +103,10 @@ def start(
         command = [
             *AS_NOBODY,
             *("bwrap", *confinement(interpreter), "--seccomp", str(rules), "--"),
-            *(str(interpreter), "-S", "-s", "-c", BEGINS, *inner_code(interpreter, role)),
+            *(str(interpreter), "-S", "-s", "-c", START_SCRIPT, *inner_code(interpreter, role)),
             *map(str, (MEMORY, THREADS, FILES, cpu, *fds)),
         ]
-        with deaf():
+        with block_signals():
             return subprocess.Popen(
                 command,
                 stdin=stdin,
@@ -114,19 +114,19 @@ def start(
                 stderr=stderr,
                 pass_fds=(rules, *fds),
                 start_new_session=True,
-                env={"PATH": os.environ.get("PATH", os.defpath)},  # what is secret stays out of bubblewrap too
+                env={"PATH": os.environ.get("PATH", os.defpath)},  # the user's secrets stay out of bubblewrap too
             )
     finally:
         os.close(rules)
 
 
-def missing() -> str:
-    """What has to be installed first, in a sentence; empty where nothing has."""
+def missing_requirement() -> str:
+    """What has to be installed first, in a sentence; empty where nothing is missing."""
     if sys.platform != "linux":
-        return f"the sandbox is made by bubblewrap, which there is for Linux only, not for {sys.platform}"
+        return f"the sandbox needs bubblewrap, which runs on Linux only, not on {sys.platform}"
     if shutil.which("bwrap") is None:
         return (
-            "programs are run in a sandbox made by bubblewrap, and bwrap is not installed: "
+            "programs run in a sandbox of bubblewrap, and bwrap is not installed: "
             "apt-get install bubblewrap, or dnf install bubblewrap"
         )
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
@@ -139,5 +139,5 @@ def missing() -> str:
 
 
 @cache
-def release() -> str:
+def bwrap_version() -> str:
     return subprocess.run(["bwrap", "--version"], capture_output=True, text=True).stdout.strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 
-from unmask.sandbox.wire import MUTABLE, TOLD, Foul, packed, receive, send, unpacked
+from unmask.sandbox.wire import LONGEST_ERROR, MUTABLE, ProtocolError, pack, receive, send, unpack
 
 TYPE_CHECKING = False  # loading `typing` takes longer than most programs
 if TYPE_CHECKING:
@@ -18,37 +18,38 @@ if TYPE_CHECKING:
 
 
 class ProgramError(Exception):
-    """The program did what a test cannot name."""
+    """The program failed in a way for which there is no built-in exception."""
 
 
 class Link:
-    """The judge's end of the pipes to the worker. Once it is foul it stays so, whatever a test catches."""
+    """The judge's end of the pipes to the worker. Once the protocol is broken it stays so, whatever a test catches."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink = source, sink
-        self.foul = ""
+        self.broken = ""
         self.holding = 0
         self.waiting: list[tuple[Any, Any]] = []
 
     def ask(self, *request: Any) -> Any:
-        if self.foul:
-            raise Foul(self.foul)
-        data = packed(request, _number)
+        if self.broken:
+            raise ProtocolError(self.broken)
+        data = pack(request, _number)
         try:
             send(self.sink, data)
             answer = receive(self.source)
             if answer[:1] == b"=":
-                return unpacked(answer[1:], lambda number, name: Remote(self, number, name))
-            told = unpacked(answer[1:], lambda number, name: None)
-            if answer[:1] != b"!" or type(told) is not tuple or [type(part) for part in told] != [str, str]:
-                raise Foul("the program's answer is not of the protocol")
+                return unpack(answer[1:], lambda number, name: Remote(self, number, name))
+            error = unpack(answer[1:], lambda number, name: None)
+            if answer[:1] != b"!" or type(error) is not tuple or [type(part) for part in error] != [str, str]:
+                raise ProtocolError("the program's answer is not of the protocol")
         except OSError:
-            self.foul = "the program ended its process"
-            raise Foul(self.foul) from None
-        except Foul as foul:
-            self.foul = str(foul)
+            self.broken = "the program ended its process"
+            raise ProtocolError(self.broken) from None
+        except ProtocolError as error:
+            self.broken = str(error)
             raise
-        raise _raised(*told)
+        name, message = error
+        raise _exception(name, message)
 
     def exactly(self, kind: type, *request: Any) -> Any:
         answer = self.ask(*request)
@@ -92,23 +93,23 @@ def _number(value: Any) -> tuple[int, str]:
     return value._number, ""
 
 
-def _raised(name: str, told: str) -> Exception:
+def _exception(name: str, message: str) -> Exception:
     """The program's exception, as the built-in type that a test may expect. An end of iteration would make
-    `all(map(...))` stop early and be true, and a failed assertion is the test's to declare: neither is passed on."""
+    `all(map(...))` stop early and be true, and only the test fails an assertion: neither is passed on."""
     kind = getattr(builtins, name, None)
     error: Exception
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, KEPT_BACK):
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_PASSED_ON):
         try:
-            error = kind(told)
+            error = kind(message)
         except TypeError:
-            error = ProgramError(told)  # some kinds want more to be made
+            error = ProgramError(message)  # some kinds need more arguments
     else:
-        error = ProgramError(told)
+        error = ProgramError(message)
     error.by_program = name  # type: ignore[attr-defined]
     return error
 
 
-KEPT_BACK = (StopIteration, StopAsyncIteration, AssertionError)
+NOT_PASSED_ON = (StopIteration, StopAsyncIteration, AssertionError)
 
 
 class Remote:
@@ -161,22 +162,22 @@ class Remote:
     __hash__ = None  # type: ignore[assignment]
 
 
-def begin(jobs: int, verdicts: int, source: int, sink: int) -> None:
-    """Tell `begin N`, then `end N passed`, `end N failed` or `end N over` with the reason, for every test until the
+def serve(jobs: int, verdicts: int, source: int, sink: int) -> None:
+    """Report `begin N`, then `end N passed`, `end N failed` or `end N over` with the reason, for every test until the
     link is over; N is -1 for loading the program."""
 
-    def tell(*words: object) -> None:
+    def report(*words: object) -> None:
         send(verdicts, " ".join(map(str, words)).encode("ascii", "backslashreplace"))
 
-    program, setup, tests = unpacked(receive(jobs), lambda number, name: None)
+    program, setup, tests = unpack(receive(jobs), lambda number, name: None)
     link = Link(source, sink)
     link.ask("truth", 1)  # the worker is there: what ends it from here on is the program
-    tell("begin", -1)
-    tell("end", -1, _verdict(link, link.ask, "load", program))
+    report("begin", -1)
+    report("end", -1, _verdict(link, link.ask, "load", program))
     for index, (test, names) in enumerate(tests):
-        if not link.foul:
-            tell("begin", index)
-            tell("end", index, _verdict(link, _execute, link, setup, names, test))
+        if not link.broken:
+            report("begin", index)
+            report("end", index, _verdict(link, _execute, link, setup, names, test))
 
 
 def _execute(link: Link, setup: str, names: dict[str, str], test: str) -> None:
@@ -190,12 +191,12 @@ def _execute(link: Link, setup: str, names: dict[str, str], test: str) -> None:
 
 
 def _verdict(link: Link, act: Callable[..., object], *args: Any) -> str:
-    """A foul is a failure, whatever the test made of it."""
-    told = "passed"
+    """A broken protocol is a failure, also where the test caught the exception."""
+    verdict = "passed"
     try:
         act(*args)
     except BaseException as error:
         by = getattr(error, "by_program", None)
         named = f"the program raised {by}" if by else type(error).__name__
-        told = f"failed {named}: {str(error)[:TOLD]}".rstrip(": ")
-    return f"over {link.foul}" if link.foul else told
+        verdict = f"failed {named}: {str(error)[:LONGEST_ERROR]}".rstrip(": ")
+    return f"over {link.broken}" if link.broken else verdict

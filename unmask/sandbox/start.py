@@ -1,6 +1,6 @@
-"""The first lines inside a sandbox: give the standard streams away, take the limits, begin the role.
+"""The first lines inside a sandbox: hand over the standard streams, set the limits, start the role.
 
-Its first arguments are the files that run in there, compiled and as text, itself included: none of ours can be seen.
+Its first arguments are the compiled files that run in there, itself included: none of our files is visible.
 """
 
 import binascii
@@ -24,7 +24,7 @@ def main(wire: str, role: str, memory: int, threads: int, files: int, cpu: int, 
     for name, code in (("unmask.sandbox.wire", wire), ("unmask.sandbox.role", role)):
         sys.modules[name] = module = type(sys)(name)
         exec(marshal.loads(binascii.a2b_base64(code)), module.__dict__)
-    module.begin(*pipes, *fds)
+    module.serve(*pipes, *fds)
 
 
 if __name__ == "__main__":

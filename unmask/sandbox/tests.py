@@ -1,4 +1,4 @@
-"""Tests as text, made ready for the judge: which names they take from the program, and their assertions guarded."""
+"""Tests as text, prepared for the judge: the names they take from the program, and guards around assertions."""
 
 import ast
 import builtins
@@ -11,19 +11,19 @@ WARNING = Lock()  # whether warnings are shown is one setting for all threads
 
 
 @lru_cache(maxsize=4096)
-def prepared(test: str) -> str:
-    """The test with every assertion under the judge's hold, which keeps arguments as given until it is decided."""
-    return ast.unparse(ast.fix_missing_locations(_Holding().visit(parsed(test))))
+def with_guards(test: str) -> str:
+    """The test with a guard around every assertion: the judge keeps arguments unchanged until it is evaluated."""
+    return ast.unparse(ast.fix_missing_locations(_Guarding().visit(parse(test))))
 
 
-class _Holding(ast.NodeTransformer):
+class _Guarding(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         hold = ast.withitem(ast.Name("__held__", ast.Load()))
         return ast.With(items=[hold], body=[node])
 
 
-def parsed(test: str) -> ast.Module:
-    """Its syntax; warnings about it, such as of "\\w", are not its reader's concern."""
+def parse(test: str) -> ast.Module:
+    """The syntax tree, without warnings such as that about "\\w"."""
     try:
         with WARNING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -33,16 +33,16 @@ def parsed(test: str) -> ast.Module:
 
 
 @lru_cache(maxsize=4096)
-def names_read(*texts: str) -> tuple[str, ...]:
+def names_in(*texts: str) -> tuple[str, ...]:
     """All names that occur in texts, in their order."""
-    nodes = [node for text in texts for node in ast.walk(parsed(text))]
+    nodes = [node for text in texts for node in ast.walk(parse(text))]
     return tuple(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
 
 
 @lru_cache(maxsize=4096)
-def names_wanted(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
-    """The names that tests read and nothing but the program can give them: not bound in them, and not built in."""
-    nodes = [node for text in (setup, *tests) for node in ast.walk(parsed(text))]
+def free_names(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
+    """The names that only the program can define: tests read them, do not bind them, and they are not built in."""
+    nodes = [node for text in (setup, *tests) for node in ast.walk(parse(text))]
     bound = set(dir(builtins))
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -55,4 +55,4 @@ def names_wanted(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
             bound.add(node.name)
         elif isinstance(node, ast.alias):
             bound.add((node.asname or node.name).split(".")[0])
-    return tuple(name for name in names_read(setup, *tests) if name not in bound)
+    return tuple(name for name in names_in(setup, *tests) if name not in bound)

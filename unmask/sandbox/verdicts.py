@@ -1,4 +1,4 @@
-"""Programs in, verdicts out: starts the two sandboxes, keeps the time, and reads what the judge says."""
+"""Programs in, verdicts out: starts the two sandboxes, limits their time, and reads what the judge sends."""
 
 import math
 import os
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from unmask.sandbox import jail
-from unmask.sandbox.tests import names_read, names_wanted, prepared
-from unmask.sandbox.wire import Foul, packed, receive, send
+from unmask.sandbox.tests import free_names, names_in, with_guards
+from unmask.sandbox.wire import ProtocolError, pack, receive, send
 
-LIVES = 3  # times that a program may hang or end its process before its other tests are failed unseen
+RESTARTS = 3  # times that a program may hang or end its process before its other tests are failed unseen
 LONGEST = 1 << 20  # characters of a program
 STARTING = 20.0  # seconds that a sandbox may take to start on a busy machine
 
 
-class Unavailable(ValueError):
-    """Programs cannot be run here; the sentence says what to do about it."""
+class SandboxUnavailable(ValueError):
+    """Programs cannot be run here; the message says what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class ProgramJob:
     """Seconds for a test, and as many for loading the program."""
 
     def message(self, first: int) -> bytes:
-        """What the judge is told: the tests from `first` on."""
+        """The message to the judge: the tests from `first` on."""
         names = self.names
         if names is None:
-            names = {name: name for name in names_wanted(self.setup, tuple(self.tests))}
+            names = {name: name for name in free_names(self.setup, tuple(self.tests))}
         tests = [
-            (prepared(test), {name: names[name] for name in names_read(self.setup, test) if name in names})
+            (with_guards(test), {name: names[name] for name in names_in(self.setup, test) if name in names})
             for test in self.tests[first:]
         ]
-        return packed((self.program, self.setup, tests), _not_plain)
+        return pack((self.program, self.setup, tests), _not_plain)
 
 
 def _not_plain(value: Any) -> tuple[int, str]:
@@ -74,40 +74,40 @@ def run(
     setup: str = "",
     timeout: float = 5.0,
 ) -> list[Verdict]:
-    """A verdict for every test; see Job for the arguments. Raises Unavailable where there is no sandbox."""
-    return _judged(_interpreter(), ProgramJob(program, tests, names, setup, timeout))
+    """A verdict for every test; see ProgramJob for the arguments. SandboxUnavailable where there is no sandbox."""
+    return _judge(_interpreter(), ProgramJob(program, tests, names, setup, timeout))
 
 
 def run_many(jobs: Iterable[ProgramJob], workers: int | None = None) -> list[list[Verdict]]:
-    """The verdicts of many programs, as many at a time as there are processors if not said otherwise."""
+    """The verdicts of many programs, by default as many at a time as there are processors."""
     interpreter = _interpreter()
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda job: _judged(interpreter, job), jobs))
+        return list(pool.map(lambda job: _judge(interpreter, job), jobs))
 
 
 def problem() -> str:
     """Why programs cannot be run here, in a sentence; empty where they can."""
-    return _probed()[1]
+    return _probe()[1]
 
 
 def description() -> str:
     """What runs programs here, for `unmask doctor`."""
-    interpreter, told = _probed()
-    return told or f"{jail.release()}, programs run by {interpreter}"
+    interpreter, problem = _probe()
+    return problem or f"{jail.bwrap_version()}, programs run by {interpreter}"
 
 
 def _interpreter() -> Path:
-    interpreter, told = _probed()
+    interpreter, problem = _probe()
     if interpreter is None:
-        raise Unavailable(told)
+        raise SandboxUnavailable(problem)
     return interpreter
 
 
 @cache
-def _probed() -> tuple[Path | None, str]:
+def _probe() -> tuple[Path | None, str]:
     """The interpreter with which a sandbox gives the verdicts that it should, or why there is none."""
-    if told := jail.missing():
-        return None, told
+    if problem := jail.missing_requirement():
+        return None, problem
     probe = ProgramJob(
         "def grow(x):\n    x.append(1)\n    return len(x)",
         ["assert grow([1]) == 2", "assert grow([1]) == 3"],
@@ -116,38 +116,38 @@ def _probed() -> tuple[Path | None, str]:
     for interpreter in jail.interpreters():
         with tempfile.TemporaryFile() as errors:
             try:
-                verdicts = _judged(interpreter, probe, errors.fileno())
+                verdicts = _judge(interpreter, probe, errors.fileno())
                 if [verdict.passed for verdict in verdicts] == [True, False]:
                     return interpreter, ""
-                told = verdicts[0].reason
-            except Unavailable as error:
+                problem = verdicts[0].reason
+            except SandboxUnavailable as error:
                 errors.seek(0)
-                told = errors.read(1000).decode(errors="replace").strip().partition("\n")[0] or str(error)
+                problem = errors.read(1000).decode(errors="replace").strip().partition("\n")[0] or str(error)
     return None, (
-        f"bubblewrap is installed, but a sandbox does not work here ({told}); bwrap 0.8 or newer and leave to make "
-        "user namespaces are needed: see docs/sandbox.md"
+        f"bubblewrap is installed, but a sandbox does not work here ({problem}); it needs bwrap 0.8 or newer and the "
+        "permission to create user namespaces: see docs/sandbox.md"
     )
 
 
-def _judged(interpreter: Path, job: ProgramJob, errors: int = subprocess.DEVNULL) -> list[Verdict]:
+def _judge(interpreter: Path, job: ProgramJob, errors: int = subprocess.DEVNULL) -> list[Verdict]:
     if not 0 < job.timeout < math.inf:
         raise ValueError(f"timeout: must be a number of seconds above 0, not {job.timeout}")
     if len(job.program) > LONGEST:
         return [Verdict(False, f"the program is longer than {LONGEST} characters")] * len(job.tests)
     verdicts: list[Verdict] = []
-    lives = tries = LIVES
-    while len(verdicts) < len(job.tests) and lives:
+    restarts = tries = RESTARTS
+    while len(verdicts) < len(job.tests) and restarts:
         message = job.message(len(verdicts))
         try:
-            with _Court(interpreter, job.timeout, len(job.tests) + 1, errors) as court:
-                verdicts += court.verdicts(message, len(job.tests) - len(verdicts))
-                lives -= 1
+            with _SandboxPair(interpreter, job.timeout, len(job.tests) + 1, errors) as pair:
+                verdicts += pair.verdicts(message, len(job.tests) - len(verdicts))
+                restarts -= 1
         except _NotStarted as error:
             tries -= 1
             if not tries:
-                raise Unavailable(f"a sandbox could not be started, {LIVES} times: {error}") from None
+                raise SandboxUnavailable(f"a sandbox could not be started, {RESTARTS} times: {error}") from None
     rest = len(job.tests) - len(verdicts)
-    return verdicts + [Verdict(False, f"not run: the program hung or ended {LIVES} times")] * rest
+    return verdicts + [Verdict(False, f"not run: the program hung or ended {RESTARTS} times")] * rest
 
 
 class _NotStarted(Exception):
@@ -155,8 +155,8 @@ class _NotStarted(Exception):
 
 
 @dataclass
-class _Court:
-    """A judge and a worker, each in its sandbox, joined by two pipes; both are gone when it closes."""
+class _SandboxPair:
+    """A judge and a worker, each in its sandbox, joined by two pipes; both are killed when it closes."""
 
     interpreter: Path
     timeout: float
@@ -164,7 +164,7 @@ class _Court:
     errors: int
     closing: ExitStack = field(default_factory=ExitStack)
 
-    def __enter__(self) -> "_Court":
+    def __enter__(self) -> "_SandboxPair":
         cpu = math.ceil(self.timeout * self.turns) + 1
         with ExitStack() as ours:  # the ends that only the sandboxes keep: what is left open here never ends
 
@@ -174,15 +174,15 @@ class _Court:
                     ours.callback(os.close, end)
                 return ends
 
-            asks, answers, jobs, told = pipe(), pipe(), pipe(), pipe()
-            self.jobs, self.told = os.dup(jobs[1]), os.dup(told[0])
+            requests, answers, jobs, verdicts = pipe(), pipe(), pipe(), pipe()
+            self.jobs, self.verdict_pipe = os.dup(jobs[1]), os.dup(verdicts[0])
             self.closing.callback(os.close, self.jobs)
-            self.closing.callback(os.close, self.told)
-            self._begin("worker", cpu, asks[0], answers[1])
-            self._begin("judge", cpu, jobs[0], told[1], (answers[0], asks[1]))
+            self.closing.callback(os.close, self.verdict_pipe)
+            self._start("worker", cpu, requests[0], answers[1])
+            self._start("judge", cpu, jobs[0], verdicts[1], (answers[0], requests[1]))
         return self
 
-    def _begin(self, role: str, cpu: int, stdin: int, stdout: int, fds: tuple[int, ...] = ()) -> None:
+    def _start(self, role: str, cpu: int, stdin: int, stdout: int, fds: tuple[int, ...] = ()) -> None:
         process = jail.start(self.interpreter, role, cpu, stdin, stdout, fds, self.errors)
         self.closing.callback(process.wait)
         self.closing.callback(process.kill)
@@ -195,21 +195,21 @@ class _Court:
         try:
             send(self.jobs, message)
             self._listen("begin -1", STARTING)
-        except (Foul, OSError) as error:  # a TimeoutError is an OSError
+        except (ProtocolError, OSError) as error:  # a TimeoutError is an OSError
             raise _NotStarted(str(error) or f"no answer within {STARTING:g} s") from None
         ending, reason = self._ending(-1)
         if ending != "passed":
             return [Verdict(False, reason)] * count
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for index in range(count):
             ending, reason = self._ending(index)
-            found.append(Verdict(ending == "passed", reason or ending))
+            verdicts.append(Verdict(ending == "passed", reason or ending))
             if ending == "over":
                 break
-        return found
+        return verdicts
 
     def _ending(self, index: int) -> tuple[str, str]:
-        """How a test ended, and why: passed, failed, or over, after which there is nothing more to hear."""
+        """How a test ended, and why: passed, failed, or over, after which there is nothing more to read."""
         try:
             if index >= 0:
                 self._listen(f"begin {index}", STARTING)
@@ -217,21 +217,21 @@ class _Court:
             return ending, reason
         except TimeoutError:
             return "over", f"no answer within {self.timeout:g} s"
-        except (Foul, OSError):
+        except (ProtocolError, OSError):
             return "over", "the judge ended without a verdict"
 
     def _listen(self, expected: str, seconds: float) -> str:
         """What follows the expected words in the judge's next message."""
         self._wait(seconds)
-        told = receive(self.told).decode("ascii")
-        if not told.startswith(expected):
-            raise Foul(f"the judge said {told!r} and not {expected!r}")
-        return told[len(expected) + 1 :]
+        message = receive(self.verdict_pipe).decode("ascii")
+        if not message.startswith(expected):
+            raise ProtocolError(f"the judge sent {message!r} and not {expected!r}")
+        return message[len(expected) + 1 :]
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self.told, selectors.EVENT_READ)
+            selector.register(self.verdict_pipe, selectors.EVENT_READ)
             while not selector.select(end - time.monotonic()):
                 if time.monotonic() >= end:
                     raise TimeoutError

@@ -1,9 +1,9 @@
-"""How the judge and the worker talk: plain values as bytes, and bytes in frames.
+"""How the judge and the worker communicate: plain values as bytes, and bytes in frames.
 
-What comes from a worker is a program's word: it is rebuilt here as exact built-in types, bounded in size and depth, or
-refused as foul. A codec of our own, because `pickle` and `marshal` are not safe to read from a program and loading
-`json` would cost more time than most programs take. This file runs inside the sandboxes too, where there is nothing
-but the standard library of a Python that may be another release than ours.
+What comes from a worker is controlled by the program: it is rebuilt here as exact built-in types, bounded in size and
+depth, or refused with a ProtocolError. The codec is our own, because `pickle` and `marshal` are not safe to read from a
+program, and loading `json` takes longer than most programs. This file runs inside the sandboxes too, where there is
+nothing but the standard library of a Python that may be another release than ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST = 8 << 20  # bytes of one message
 DEEPEST = 100  # levels of nesting of a value
-TOLD = 200  # characters of an error that are passed on
+LONGEST_ERROR = 200  # characters of an error message
 
 SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"l": list, "t": tuple, "S": set, "Z": frozenset, "q": deque}
 MUTABLE = (list, dict, set, bytearray, deque)
@@ -28,17 +28,17 @@ NAMED = (int, float, complex, bool, str, bytes, list, tuple, dict, set, frozense
 TYPES: dict[str, type] = {kind.__name__: kind for kind in NAMED}
 
 
-class Foul(BaseException):
-    """The other side ended, or said what no honest one says. Not an Exception, so that no test swallows it."""
+class ProtocolError(BaseException):
+    """The other side ended, or broke the protocol. Not an Exception, so that no test swallows it."""
 
 
-def packed(value: Any, opaque: Callable[[Any], tuple[int, str]]) -> bytes:
+def pack(value: Any, opaque: Callable[[Any], tuple[int, str]]) -> bytes:
     """A value as bytes; `opaque(value)` gives the number and the type name of what is not plain data.
 
     A letter for the type, then the length or count in four bytes where there is one, then the content.
     """
     out = bytearray()
-    _pack(value, out, opaque, DEEPEST)
+    _pack_into(value, out, opaque, DEEPEST)
     return bytes(out)
 
 
@@ -46,7 +46,7 @@ def _part(out: bytearray, letter: bytes, content: bytes) -> None:
     out += letter + len(content).to_bytes(4, "big") + content
 
 
-def _pack(value: Any, out: bytearray, opaque: Callable[[Any], tuple[int, str]], depth: int) -> None:
+def _pack_into(value: Any, out: bytearray, opaque: Callable[[Any], tuple[int, str]], depth: int) -> None:
     if depth == 0 or len(out) > LARGEST:
         raise ValueError("the value is nested too deeply or is too large")
     if value is None or value is True or value is False:
@@ -63,14 +63,14 @@ def _pack(value: Any, out: bytearray, opaque: Callable[[Any], tuple[int, str]], 
         out += b"d" + len(value).to_bytes(4, "big")
         for pair in value.items():
             for item in pair:
-                _pack(item, out, opaque, depth - 1)
+                _pack_into(item, out, opaque, depth - 1)
     else:
         letter, items = _shape(value)
         if letter == "h":
             items = opaque(value)
         out += letter.encode() if letter in COUNTS else letter.encode() + len(items).to_bytes(4, "big")
         for item in items:
-            _pack(item, out, opaque, depth - 1)
+            _pack_into(item, out, opaque, depth - 1)
 
 
 def _shape(value: Any) -> tuple[str, Any]:
@@ -92,26 +92,26 @@ def _shape(value: Any) -> tuple[str, Any]:
     return "h", ()
 
 
-def unpacked(data: bytes, opaque: Callable[[int, str], Any]) -> Any:
-    """The value of some bytes; `opaque(number, name)` stands for what is not plain data. Foul if they are none."""
+def unpack(data: bytes, opaque: Callable[[int, str], Any]) -> Any:
+    """The value of some bytes; `opaque(number, name)` stands for what is not plain data. ProtocolError if not one."""
     try:
-        value, end = _unpack(data, 0, opaque, DEEPEST)
+        value, end = _unpack_at(data, 0, opaque, DEEPEST)
     except Exception as error:
-        raise Foul(f"the program's answer is not a value: {type(error).__name__}") from None
+        raise ProtocolError(f"the program's answer is not a value: {type(error).__name__}") from None
     if end != len(data):
-        raise Foul("the program's answer is followed by something else")
+        raise ProtocolError("the program's answer is followed by something else")
     return value
 
 
-def _unpack(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int) -> tuple[Any, int]:
+def _unpack_at(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int) -> tuple[Any, int]:
     letter, at = data[at : at + 1].decode(), at + 1
     if depth == 0 or not letter:
         raise ValueError("nested too deeply, or cut off")
     if letter in "NTF":
         return {"N": None, "T": True, "F": False}[letter], at
     if letter in COUNTS:
-        items, at = _several(data, at, opaque, depth, COUNTS[letter])
-        return _rebuilt(letter, items, opaque), at
+        items, at = _unpack_items(data, at, opaque, depth, COUNTS[letter])
+        return _rebuild(letter, items, opaque), at
     size, at = int.from_bytes(data[at : at + 4], "big"), at + 4
     if letter in "ifsbB":
         content = data[at : at + size]
@@ -119,16 +119,18 @@ def _unpack(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int)
             raise ValueError("cut off")
         return _scalar(letter, content), at + size
     if letter == "d":
-        items, at = _several(data, at, opaque, depth, 2 * size)
+        items, at = _unpack_items(data, at, opaque, depth, 2 * size)
         return dict(zip(items[::2], items[1::2], strict=True)), at
-    items, at = _several(data, at, opaque, depth, size)
+    items, at = _unpack_items(data, at, opaque, depth, size)
     return SEQUENCES[letter](items), at
 
 
-def _several(data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int, count: int) -> tuple[list[Any], int]:
+def _unpack_items(
+    data: bytes, at: int, opaque: Callable[[int, str], Any], depth: int, count: int
+) -> tuple[list[Any], int]:
     items = []
     for _ in range(count):
-        item, at = _unpack(data, at, opaque, depth - 1)
+        item, at = _unpack_at(data, at, opaque, depth - 1)
         items.append(item)
     return items, at
 
@@ -143,7 +145,7 @@ def _scalar(letter: str, content: bytes) -> Any:
     return content if letter == "b" else bytearray(content)
 
 
-def _rebuilt(letter: str, items: list[Any], opaque: Callable[[int, str], Any]) -> Any:
+def _rebuild(letter: str, items: list[Any], opaque: Callable[[int, str], Any]) -> Any:
     if letter == "h":
         number, name = items
         if type(number) is not int or type(name) is not str:
@@ -173,15 +175,15 @@ def send(fd: int, data: bytes) -> None:
 def receive(fd: int) -> bytes:
     size = int.from_bytes(_exactly(fd, 4), "big")
     if size > LARGEST:
-        raise Foul("the program's answer is too large")
+        raise ProtocolError("the program's answer is too large")
     return _exactly(fd, size)
 
 
 def _exactly(fd: int, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        got = os.read(fd, min(size - len(data), 1 << 16))
-        if not got:
-            raise Foul("the program ended its process")
-        data += got
+        piece = os.read(fd, min(size - len(data), 1 << 16))
+        if not piece:
+            raise ProtocolError("the program ended its process")
+        data += piece
     return bytes(data)

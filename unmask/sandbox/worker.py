@@ -1,7 +1,7 @@
-"""The worker: executes the program and does to its objects what the judge asks.
+"""The worker: executes the program and applies the judge's requests to its objects.
 
 Runs in a sandbox of its own. It holds no test, no expected value and no way to a verdict, so there is nothing in it to
-protect from the program: all a program can do here is to give one value or another.
+protect from the program: all a program can do here is to return one value or another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from unmask.sandbox.wire import LARGEST, MUTABLE, TOLD, Foul, packed, receive, send, unpacked
+from unmask.sandbox.wire import LARGEST, LONGEST_ERROR, MUTABLE, ProtocolError, pack, receive, send, unpack
 
 TYPE_CHECKING = False  # loading `typing` takes longer than most programs
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """The program, and its objects that are not plain data by the numbers under which the judge knows them."""
+    """The program, and its objects that are not plain data, under the numbers by which the judge names them."""
 
     def __init__(self) -> None:
         self.module = type(sys)("program")
@@ -26,8 +26,8 @@ class Worker:
         self.held: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
 
-    def packed(self, value: Any) -> bytes:
-        return packed(value, self._number)
+    def pack(self, value: Any) -> bytes:
+        return pack(value, self._number)
 
     def _number(self, value: Any) -> tuple[int, str]:
         number = self.numbers.setdefault(id(value), len(self.numbers))
@@ -35,7 +35,7 @@ class Worker:
         return number, type(value).__name__[:80]
 
     def answer(self, request: bytes) -> Any:
-        operation, *arguments = unpacked(request, lambda number, _: self.held[number])
+        operation, *arguments = unpack(request, lambda number, _: self.held[number])
         return getattr(self, "do_" + operation)(*arguments)
 
     def do_load(self, text: str) -> None:
@@ -55,9 +55,9 @@ class Worker:
         """The result, and the arguments that the call changed: position and new content."""
         given = [*args, *kwargs.values()]
         mutable = [i for i, value in enumerate(given) if isinstance(value, MUTABLE)]
-        before = [self.packed(given[i]) for i in mutable]
+        before = [self.pack(given[i]) for i in mutable]
         result = function(*args, **kwargs)
-        changed = [(i, given[i]) for i, old in zip(mutable, before, strict=True) if self.packed(given[i]) != old]
+        changed = [(i, given[i]) for i, old in zip(mutable, before, strict=True) if self.pack(given[i]) != old]
         return result, changed
 
     def do_attribute(self, value: Any, name: str) -> Any:
@@ -88,27 +88,27 @@ class Worker:
         return bool(value)
 
 
-def begin(source: int, sink: int) -> None:
-    """Answer until the judge is gone."""
+def serve(source: int, sink: int) -> None:
+    """Answer requests until the judge ends."""
     worker = Worker()
     while True:
         try:
             request = receive(source)
-        except Foul:
+        except ProtocolError:
             os._exit(0)
         try:
-            answer = b"=" + worker.packed(worker.answer(request))
+            answer = b"=" + worker.pack(worker.answer(request))
             if len(answer) > LARGEST:
                 raise ValueError("the value is too large")
-        except BaseException as error:  # SystemExit too: a program does not say when it is over
-            answer = b"!" + worker.packed(_told(error))
+        except BaseException as error:  # SystemExit too: the program does not end the worker
+            answer = b"!" + worker.pack(_error_text(error))
         send(sink, answer)
 
 
-def _told(error: BaseException) -> tuple[str, str]:
-    """The nearest built-in type of an exception, and what it says."""
+def _error_text(error: BaseException) -> tuple[str, str]:
+    """The nearest built-in type of an exception, and its message."""
     name = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"), "Exception")
     try:
-        return name, str(error)[:TOLD]
+        return name, str(error)[:LONGEST_ERROR]
     except BaseException:
         return name, ""

@@ -1,7 +1,7 @@
-"""An autoregressive checkpoint as the beginning of a masked diffusion model: the same weights, read both ways.
+"""An autoregressive checkpoint as the start of a masked diffusion model: the same weights with bidirectional attention.
 
-What is written is a checkpoint like any other: a MASK token, `is_causal` false, and weights that have not learnt
-either yet. `unmask adapt` writes it and goes on with `unmask.sft.finetune`.
+The result is a checkpoint like any other, with a MASK token and `is_causal` false; its weights are not trained for
+either yet. `unmask adapt` writes it and trains it with `unmask.sft.finetune`.
 """
 
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from unmask.models.checkpoint import Origin, files_beside, fill, read_json, save
-from unmask.models.families import Family, Stated, facts_of, family_of, network_of
-from unmask.models.load import Released, _fetched
+from unmask.models.checkpoint import Origin, files_beside, load_weights, read_json, save
+from unmask.models.families import ConfigFile, Family, facts_of, family_of, network_of
+from unmask.models.load import Released, fetch_snapshot
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 from unmask.sft.fetch import PACKAGES, fetch_once
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MASK = "<|mask|>"
 ALREADY = "is a masked diffusion model already: train it further with unmask sft"
 EVEN = 64
-"""Rows that are added to the embedding come up to a multiple of it: odd matrices are slow."""
+"""The embedding is extended to a multiple of this many rows: odd matrices are slow."""
 
 
 def source_folder(name: str) -> Path:
@@ -33,24 +33,24 @@ def source_folder(name: str) -> Path:
         raise ValueError(f"{name} {ALREADY}")
     if name in PACKAGES:
         return fetch_once(name)
-    return Path(name) if Path(name).is_dir() else _fetched(name)
+    return Path(name) if Path(name).is_dir() else fetch_snapshot(name)
 
 
 def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str, Any]:
-    """Write the checkpoint in `source` as one that attends both ways and has a MASK token; says what was done.
+    """Write the checkpoint in `source` as one that attends both ways and has a MASK token; returns what was done.
 
     mask_token   a token of the tokenizer that no text holds, to be MASK from now on; None: the one it has, or a new one
     """
     config = read_json(source / "config.json")
-    stated = Stated(source / "config.json", config)
-    family = family_of(stated)
+    file = ConfigFile(source / "config.json", config)
+    family = family_of(file)
     if is_tiny(config) or not family.autoregressive or config.get("is_causal") is False:
         raise ValueError(f"{source} {ALREADY}")
     fast = read_tokenizer(source)
     mask_id, is_new = _ensure_mask(fast, config, mask_token)
-    lm, tied = network_of(family, stated)
+    lm, tied = network_of(family, file)
     shared = {name: base for name, base in family.tied.items() if tied}
-    apart = fill(lm, source, family.names, tied=shared)
+    apart = load_weights(lm, source, family.names, tied=shared)
     rows = _add_rows(lm, mask_id, tied=tied and not apart)
     if is_new:
         _set_to_mean(lm, mask_id, known=min(len(fast) - 1, rows))
@@ -61,13 +61,13 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
     return {"mask_token": fast.mask_token, "mask_id": mask_id, "new": is_new, "rows": rows}
 
 
-def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished: str | None) -> tuple[int, bool]:
-    """Make sure that the tokenizer has a MASK; its id, and whether the model does not know it yet."""
-    if wished is not None:
-        if wished not in fast.get_vocab():
-            raise ValueError(f"mask token: the tokenizer has no {wished!r}; leave it out to have a new token added")
-        fast.add_special_tokens({"mask_token": wished})
-        return fast.get_vocab()[wished], True
+def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], mask_token: str | None) -> tuple[int, bool]:
+    """Make sure that the tokenizer has a MASK token; returns its id, and whether it is new to the model."""
+    if mask_token is not None:
+        if mask_token not in fast.get_vocab():
+            raise ValueError(f"mask token: the tokenizer has no {mask_token!r}; leave it out to add a new token")
+        fast.add_special_tokens({"mask_token": mask_token})
+        return fast.get_vocab()[mask_token], True
     known = fast.get_vocab().get(MASK) if fast.mask_token_id is None else fast.mask_token_id
     if config.get("mask_token_id") is not None or known is not None:
         return config.get("mask_token_id", known), False
@@ -76,7 +76,7 @@ def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], wished
 
 
 def _add_rows(lm: "PreTrainedModel", token: int, tied: bool) -> int:
-    """Rows enough for the token, in embedding and head; how many there are now."""
+    """Extend embedding and head until they have a row for the token; returns their number of rows."""
     rows: int = lm.config.vocab_size
     if token < rows:
         return rows
@@ -93,7 +93,7 @@ def _add_rows(lm: "PreTrainedModel", token: int, tied: bool) -> int:
 
 @torch.no_grad()
 def _set_to_mean(lm: "PreTrainedModel", token: int, known: int) -> None:
-    """A token that nothing has been learnt of begins as the mean of those that something has."""
+    """A new token starts as the mean of the trained ones."""
     weight_VD = lm.model.embed_tokens.weight
     weight_VD[token] = weight_VD[:known].float().mean(0).to(weight_VD.dtype)
 
@@ -104,7 +104,7 @@ def _released_model(
     with TemporaryDirectory() as aside:
         fast.save_pretrained(aside)
         files = {**files_beside(source), **files_beside(Path(aside))}
-    stated = Stated(source / "config.json", config)
-    facts = facts_of(family, stated, config["vocab_size"], fast, source.name)
+    file = ConfigFile(source / "config.json", config)
+    facts = facts_of(family, file, config["vocab_size"], fast, source.name)
     tokenizer = HubTokenizer(fast, facts.mask_id, frozenset([facts.eos_id]), family.template)
     return Released(lm, facts, tokenizer, Origin(config, files, family.names))

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 
-from unmask.config.config import check_device
-from unmask.config.renamed_keys import current_key, with_current_keys
+from unmask.config.defaults import check_device, device_of
+from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.sections import OptimizerConfig
-from unmask.models.lora import LoraOptions
+from unmask.core.options import LoraOptions
 from unmask.sft.data import Sources, check_sources
-from unmask.util.parsing import assign, parse_yaml, pydantic_message, read_keys, short_repr, suggestion
+from unmask.util.parsing import read_keys
 from unmask.util.strict_model import Strict
 from unmask.util.user_file import run_file
 
@@ -88,20 +88,12 @@ class SftConfig(Strict):
 def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
     """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments."""
     data = with_current_keys(read_keys(path) if path else {}, RENAMED)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not all(key.split(".")):
-            raise ValueError(f"{override!r} is not of the form key=value")
-        key = current_key(key, RENAMED)
-        assign(data, key, parse_yaml(value, key))
+    apply_overrides(data, overrides, RENAMED)
     data.update(with_current_keys({key: value for key, value in named.items() if value is not None}, RENAMED))
     for key in ("model", "data"):
         if not data.get(key):
             raise ValueError(f"{key}: is missing; name it on the command line or in the configuration")
-    try:
-        config = SftConfig(**data)
-    except (ValidationError, TypeError) as error:
-        raise ValueError(_sentence(error)) from None
+    config = validate(SftConfig, data)
     check_sources(config.data)
     check_device(device_of(config))
     if config.optimizer.warmup > config.updates or config.attention_annealing > config.updates:
@@ -110,22 +102,3 @@ def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **n
     files = [source.options.get("file") for source in config.data if source.task == "own"]
     config._user_files = {file: run_file(Path(file)).digest for file in files if file}
     return config
-
-
-def device_of(config: SftConfig) -> str:
-    """The device that `auto` means here."""
-    import torch
-
-    if config.device != "auto":
-        return config.device
-    return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
-
-
-def _sentence(error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return f"keys must be text: {error}"
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
-    if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key; {suggestion(str(first['loc'][-1]), SftConfig.model_fields)}"
-    return f"{key}: {pydantic_message(first)}, got {short_repr(first['input'])}"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from unmask.config.renamed_keys import with_current_keys
+from unmask.config.keys import with_current_keys
 from unmask.core.policy import Policy
 from unmask.sft.packing import Example, next_multiple, width_of
 from unmask.tasks import TASKS, Row, Task

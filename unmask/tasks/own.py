@@ -100,12 +100,12 @@ class OwnTask(DataTask):
     def _part(self, value: Callable[[Row, str, str], float]) -> RewardPart:
         last: list[tuple[Row, str, float]] = []  # remembered, since reward and solved both need it
 
-        def remembered(row: Row, completion: str) -> float:
+        def value_of(row: Row, completion: str) -> float:
             if not last or last[0][0] is not row or last[0][1] != completion:
                 last[:] = [(row, completion, value(row, self.prompt(row), completion))]
             return last[0][2]
 
-        return RewardPart(remembered, 1.0)
+        return RewardPart(value_of, 1.0)
 
     def prompt(self, row: Row) -> str:
         own = self.own_prompt
@@ -119,7 +119,7 @@ class OwnTask(DataTask):
     def key(self, row: Row) -> str:
         return self.prompt(row)
 
-    def published(self, split: str) -> list[Row]:
+    def published_rows(self, split: str) -> list[Row]:
         if not hasattr(self.module, "rows"):
             raise ValueError(f"{self.file}: there are no rows; give own.data=FILE.jsonl, or define rows() in the file")
         rows = _own_rows(self.file, self.module.rows, self.own_prompt is None)

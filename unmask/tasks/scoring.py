@@ -7,25 +7,16 @@ counted, and is recorded with its row.
 
 import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from unmask.core.options import RewardConfig
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.tasks.task import Grade, Outcome, Row, Task
-from unmask.util.strict_model import Strict
 
 SHOWN = 200  # characters of a completion in a message
-
-
-class RewardConfig(Strict):
-    on_error: Literal["stop", "zero"] = "stop"
-    """What a reward that fails does: stop the run, which keeps its checkpoints; or score 0 and be recorded."""
-    timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a completion of a task of your own, whose process is killed after them; null: in the process of the
-    run, without a limit."""
 
 
 class RewardFailure(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from unmask.config.config import Config
+from unmask.config import Config
 from unmask.core.advantage import varied
 from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces

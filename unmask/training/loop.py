@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from unmask.config.config import Config, read_config
+from unmask.config import Config, read_config
 from unmask.evaluation.evaluate import Evaluation
 from unmask.training.batch import Experiment, collect
 from unmask.training.loss_terms import Scorer, loss_terms

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from unmask.config.config import Config, device_of, rollout_shape
+from unmask.config import Config
+from unmask.config.defaults import LARGE, device_of, micro_batch_sizes, rollout_shape
 from unmask.config.sections import RunConfig
+from unmask.core.options import LoraOptions
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import TokenSampling
@@ -17,15 +19,12 @@ from unmask.distributed.processes import Ranks, join_processes
 from unmask.distributed.sharding import shard
 from unmask.models import Model, Policy, Tiny, load_model
 from unmask.models.decoder import Decoder
-from unmask.models.lora import LoraOptions, ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
+from unmask.models.lora import ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.cache import cache_of
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import Task
 from unmask.training.run.folder import checkpoint_of
 from unmask.util.micro_batch import MicroBatch
-
-LARGE = 10_000_000
-"""Parameters from which a model's passes are counted in rows rather than in hundreds."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
             for compiled in (policy, reference):
                 if compiled is not None and not isinstance(compiled, ReferencePolicy):
                     decoder_of(compiled, "compile").compile_layers()
-        update_rows = MicroBatch(config.micro_batch_size or (8 if is_large(policy) else 512))
-        yield Setup(policy, reference, device, ranks, rollout_rows(config, policy), update_rows)
+        rollout_batch, update_batch = micro_batches(config, policy)
+        yield Setup(policy, reference, device, ranks, rollout_batch, update_batch)
 
 
 def trainable_policy(config: RunConfig, device: str) -> Model:
@@ -87,12 +86,17 @@ def trainable_policy(config: RunConfig, device: str) -> Model:
 
 
 def is_large(policy: Model) -> bool:
-    return sum(weight.numel() for weight in policy.parameters()) >= LARGE
+    return _weight_count(policy) >= LARGE
 
 
-def rollout_rows(config: Config, policy: Model) -> MicroBatch:
-    """Rollouts at a time, as configured or by the size of the model."""
-    return MicroBatch(config.rollout.micro_batch_size or (32 if is_large(policy) else 512))
+def micro_batches(config: Config, policy: Model) -> tuple[MicroBatch, MicroBatch]:
+    """Of rollouts and of updates, as configured or by the size of the model."""
+    sizes = micro_batch_sizes(config, _weight_count(policy))
+    return MicroBatch(sizes.rollout), MicroBatch(sizes.update)
+
+
+def _weight_count(policy: Model) -> int:
+    return sum(weight.numel() for weight in policy.parameters())
 
 
 def check_shares(config: Config, ranks: Ranks) -> None:

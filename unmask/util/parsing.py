@@ -109,7 +109,7 @@ def check_exists(folder: Path) -> None:
 
 
 def pydantic_message(problem: Mapping[str, Any]) -> str:
-    """What pydantic found, in our words."""
+    """The message for an error of pydantic."""
     if problem["type"] == "model_type":
         return f"expected keys such as {problem['loc'][-1]}.key=value"
     if problem["type"] == "tuple_type":

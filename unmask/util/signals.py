@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT as a wish: finish the update, keep its state, leave. What Slurm sends before it takes a node back.
+"""SIGTERM and SIGINT as a request: finish the update, save its state, exit. Slurm sends them before it ends a job.
 
-with wishes() as wished:                  # a second signal ends the process at once
-    train(config, run_folder, stop=wished)
+with stop_requests() as should_stop:  # a second signal ends the process at once
+    train(config, make_folder, Hooks(should_stop=should_stop))
 """
 
 import signal
@@ -17,7 +17,7 @@ AT_ONCE = 5.0
 
 
 class Paused(Exception):
-    """A run has stopped as it was wished to, after so many updates."""
+    """A run has stopped on request, after so many updates."""
 
     def __init__(self, folder: Path | None, step: int) -> None:
         super().__init__(f"stopped after update {step}")
@@ -26,29 +26,29 @@ class Paused(Exception):
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Whether a signal has asked to stop."""
-    asked: list[float] = []
+    """A function that says whether a signal has asked to stop."""
+    received: list[float] = []
 
-    def heard(number: int, frame: FrameType | None) -> None:
-        if asked and time.monotonic() > asked[0] + AT_ONCE:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received and time.monotonic() > received[0] + AT_ONCE:
             signal.signal(number, before[number])
             signal.raise_signal(number)
-        elif not asked:
-            asked.append(time.monotonic())
+        elif not received:
+            received.append(time.monotonic())
             print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
 
-    before = {int(number): signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {int(number): signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Processes started here never hear SIGTERM and SIGINT. They are sent to all of a job, and what judges a completion
-    would end without a verdict; it is ended by SIGKILL or with its parent."""
+def block_signals() -> Iterator[None]:
+    """Processes started here never receive SIGTERM and SIGINT. A job's signals go to all its processes, and a grader
+    would end without a verdict; SIGKILL or the end of its parent ends it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         yield

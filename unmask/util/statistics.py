@@ -62,22 +62,22 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> Interval:
     """The mean and the percentile interval of the means of resamples.
 
-    Up to EXACT values the law of those means is computed, every resample with its probability; beyond, DRAWS are drawn.
+    Up to EXACT values the distribution of those means is computed exactly; for more values DRAWS resamples are drawn.
     """
     mean, count = _mean(values), len(values)
     if count == 1:
         return Interval(mean, None, None)
     if count <= EXACT:
-        law = sorted(_resampled(values))
+        distribution = sorted(_resample_means(values))
     else:
         rng = random.Random(seed)
-        law = sorted((_mean(rng.choices(values, k=count)), 1 / DRAWS) for _ in range(DRAWS))
+        distribution = sorted((_mean(rng.choices(values, k=count)), 1 / DRAWS) for _ in range(DRAWS))
     tail = (1 - level) / 2
-    return Interval(mean, _quantile(law, tail), _quantile(law, 1 - tail))
+    return Interval(mean, _quantile(distribution, tail), _quantile(distribution, 1 - tail))
 
 
-def paired(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """What each value is above its partner."""
+def paired_differences(values: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Each value minus its partner."""
     return [value - other for value, other in zip(values, base, strict=True)]
 
 
@@ -87,10 +87,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _resampled(values: Sequence[float]) -> Iterator[tuple[float, float]]:
+def _resample_means(values: Sequence[float]) -> Iterator[tuple[float, float]]:
     """Every mean of len(values) draws with replacement, and its probability: one for each way to count the draws."""
     count = len(values)
-    for times in _parted(count, count):
+    for times in _compositions(count, count):
         ways = math.factorial(count)
         for drawn in times:
             ways //= math.factorial(drawn)
@@ -98,20 +98,20 @@ def _resampled(values: Sequence[float]) -> Iterator[tuple[float, float]]:
         yield total / count, ways / count**count
 
 
-def _parted(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
     """All ways to write `total` as a sum of so many counts."""
     if parts == 1:
         yield (total,)
         return
     for first in range(total + 1):
-        yield from ((first, *rest) for rest in _parted(total - first, parts - 1))
+        yield from ((first, *rest) for rest in _compositions(total - first, parts - 1))
 
 
-def _quantile(law: Sequence[tuple[float, float]], level: float) -> float:
-    """The smallest value whose cumulative probability reaches the level; `law` is sorted (value, probability)."""
+def _quantile(distribution: Sequence[tuple[float, float]], level: float) -> float:
+    """The smallest value whose cumulative probability reaches the level; pairs (value, probability) are sorted."""
     reached = 0.0
-    for value, probability in law:
+    for value, probability in distribution:
         reached += probability
         if reached >= level - 1e-12:
             return value
-    return law[-1][0]
+    return distribution[-1][0]

@@ -8,10 +8,10 @@ from unmask.util.version import __version__
 
 def versions() -> dict[str, str]:
     """What a run depends on, by version."""
-    found = {"unmask": __version__, "python": platform.python_version()}
+    installed = {"unmask": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "numpy", "safetensors"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+            installed[package] = "missing"
+    return installed

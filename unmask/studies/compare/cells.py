@@ -15,14 +15,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from unmask.config.config import CHOICES, DEMO, Config, option_help, read_config
-from unmask.config.renamed_keys import with_old_keys
+from unmask.config import DEMO, Config, read_config
+from unmask.config.defaults import micro_batch_sizes
+from unmask.config.keys import with_old_keys
+from unmask.config.options import CHOICES, option_defaults
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
-from unmask.models.load import Outline, outline
+from unmask.models.load import outline
 from unmask.studies.cost.counting import counted, prompt_tokens
+from unmask.studies.cost.estimate import network_of
 from unmask.training.run.folder import checkpoint_of
-from unmask.training.setup import LARGE, decoding_of
+from unmask.training.setup import decoding_of
 from unmask.util.files import write_whole
 from unmask.util.metering import WITH_GRADIENT
 
@@ -82,7 +85,7 @@ class Variant:
         for key, part in [("method", self.base), *(("with", part) for part in self.plugins)]:
             word, changes = piece_of(part)
             factory = own_method(key, word, CHOICES) or catalogue.get(word)
-            own = option_help(factory) if factory is not None else {}
+            own = option_defaults(factory) if factory is not None else {}
             for change in changes:
                 yield f"{section_of(word)}.{change}" if change.partition("=")[0] in own else change
 
@@ -159,7 +162,9 @@ def cost_of(config: Config) -> Cost:
     """By sending a stand-in through the real sampler and the real update (counting.py)."""
     found, task = outline(checkpoint_of(config.model)), config.build_task()
     decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, found)
-    passes = counted(config, config.build_method(), decoding, found, prompt, _rows(config, found))
+    network = network_of(config, found)
+    sizes = micro_batch_sizes(config, network.parameters + network.adapter)
+    passes = counted(config, config.build_method(), decoding, found, prompt, sizes)
     width = prompt + decoding.length
     forwards = {
         kind: (WITH_GRADIENT if kind == "update, gradient" else 1) * tally.columns / width
@@ -167,11 +172,6 @@ def cost_of(config: Config) -> Cost:
     }
     evaluation = sum(value for kind, value in forwards.items() if kind.startswith("evaluation"))
     return Cost(sum(forwards.values()) - evaluation, evaluation)
-
-
-def _rows(config: Config, found: Outline) -> tuple[int, int]:
-    large = found.parameters >= LARGE
-    return config.rollout.micro_batch_size or (32 if large else 512), config.micro_batch_size or (8 if large else 512)
 
 
 def key_of(data: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.config.config import Config, device_of
+from unmask.config import Config
+from unmask.config.defaults import device_of
 from unmask.methods.own import label_of
 from unmask.studies.compare.cells import (
     Budget,

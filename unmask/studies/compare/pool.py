@@ -14,7 +14,7 @@ from typing import Any
 
 import unmask
 from unmask.studies.compare.cells import outcome_of, write_json
-from unmask.util.signals import deaf
+from unmask.util.signals import block_signals
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _started(threads: int) -> "subprocess.Popen[str]":
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     command = [sys.executable, "-m", "unmask.studies.compare.worker"]
-    with deaf():  # a signal to all of a job reaches this process too, which ends them and notes no failure
+    with block_signals():  # a signal to all of a job reaches this process too, which ends them and notes no failure
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 

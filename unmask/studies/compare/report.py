@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PositiveFloat
 
 from unmask.studies.compare.cells import CellScores, outcome_of, read_whole, write_json
-from unmask.util.statistics import Interval, bootstrap, paired, t_interval
+from unmask.util.statistics import Interval, bootstrap, paired_differences, t_interval
 
 FEW = 5
 """Fewer seeds than this, and a bootstrap interval is too narrow to be relied on."""
@@ -97,7 +97,7 @@ def difference(row: Mapping[str, Any], base: Mapping[str, Any], measure: str) ->
     if not shared:
         return None
     ends = [[cell["runs"][seed]["curve"][-1][measure] for seed in shared] for cell in (row, base)]
-    apart = paired(*ends)
+    apart = paired_differences(*ends)
     drawn, student = bootstrap(apart), t_interval(apart)
     return {**drawn._asdict(), "t_low": student.low, "t_high": student.high, "seeds": len(shared)}
 

@@ -72,7 +72,7 @@ def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> Non
 def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[str, Any]:
     import torch
 
-    from unmask.config.config import parse_config
+    from unmask.config import parse_config
     from unmask.training.loop import train
     from unmask.training.run.base_run import Hooks
     from unmask.training.run.folder import RunFolder, read_metrics
@@ -107,7 +107,7 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
 def start_key(data: dict[str, Any]) -> str:
     """Equal for cells that are the same before training."""
-    from unmask.config.config import without_method
+    from unmask.config.parse import without_method
     from unmask.studies.compare.cells import key_of
 
     rest = {key: value for key, value in without_method(data).items() if key not in LEARNING}

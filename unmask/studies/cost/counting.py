@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.config.config import Config
+from unmask.config import Config
+from unmask.config.defaults import MicroBatchSizes
 from unmask.core.method import Method
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
@@ -113,18 +114,18 @@ class CachingStandIn(StandIn):
 
 
 def counted(
-    config: Config, method: Method, decoding: Decoding, found: Outline, prompt: int, rows: tuple[int, int]
+    config: Config, method: Method, decoding: Decoding, found: Outline, prompt: int, sizes: MicroBatchSizes
 ) -> dict[str, Tally]:
     """Passes of one update and of one evaluation, by kind; "update, no gradient" are the policy's own.
 
     prompt   tokens of the longest prompt
-    rows     canvases in one pass of a rollout and of an update
+    sizes    canvases in one pass of a rollout and of an update
     """
-    kind, (roll_rows, update_rows) = (StandIn if found.family.encoder else CachingStandIn), rows
+    kind = StandIn if found.family.encoder else CachingStandIn
     sampler, policy, reference, replayer, examinee = (kind(found) for _ in range(5))
     if decoding.threshold is not None:  # at worst one position a step
         decoding = replace(decoding, threshold=None, schedule=one_by_one)
-    groups = min(config.prompts, -(update_rows // -config.group))  # as many as fill a pass
+    groups = min(config.prompts, -(sizes.update // -config.group))  # as many as fill a pass
     count, everything = groups * config.group, config.prompts * config.group
     seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
     rollouts = sample(
@@ -134,7 +135,7 @@ def counted(
         decoding,
         group_B=group_B,
         request=method.request,
-        micro_batch=MicroBatch(roll_rows),
+        micro_batch=MicroBatch(sizes.rollout),
     )
 
     rng = torch.Generator().manual_seed(config.seed)
@@ -142,25 +143,25 @@ def counted(
     branches, branch_reward_B = rollouts.branches, None
     if branches is not None:
         branch_reward_B = torch.rand(len(branches), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    scorer = Scorer(policy, reference if method.needs_reference else None, MicroBatch(update_rows))
+    scorer = Scorer(policy, reference if method.needs_reference else None, MicroBatch(sizes.update))
     batch = ScoredRollouts(rollouts, reward_B, branch_reward_B)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     for terms in loss_terms(method, batch, scorer, rng, config.inner_steps):
-        update(policy, optimizer, terms, update_rows, 1.0)
+        update(policy, optimizer, terms, sizes.update, 1.0)
 
     replays = everything if config.rollout.correction else max(1, round(config.rollout.mismatch * everything))
     if config.rollout.cache == "none" or not (config.rollout.correction or config.rollout.mismatch):
         replays = 0
     if replays:
-        replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(roll_rows))
+        replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(sizes.rollout))
     sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
-    widest = {"rollout": min(everything, roll_rows), "evaluation": min(solved, roll_rows)}
+    widest = {"rollout": min(everything, sizes.rollout), "evaluation": min(solved, sizes.rollout)}
     return {
         "rollout, whole": sampler.noted["whole"].together(scale, widest["rollout"]),
         "rollout, window": sampler.noted["window"].together(scale, widest["rollout"]),
-        "cache check": replayer.noted["whole"].together(replays, roll_rows),
+        "cache check": replayer.noted["whole"].together(replays, sizes.rollout),
         "update, no gradient": policy.noted["whole"].times(scale),
         "update, reference": reference.noted["whole"].times(scale),
         "update, gradient": policy.noted["gradient"].times(scale),

@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from unmask.config.config import Config
+from unmask.config import Config
+from unmask.config.defaults import micro_batch_sizes
+from unmask.core.options import LoraOptions
 from unmask.core.policy import PIECE
 from unmask.models.load import Outline, outline
-from unmask.models.lora import LoraOptions, _linears, _read_config, _targeted
+from unmask.models.lora import linear_layers, read_adapter_config, target_paths
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.counting import Tally, counted, prompt_tokens
 from unmask.studies.cost.hardware import NAMES, Hardware, hardware_of
 from unmask.training.batch import RESAMPLES
 from unmask.training.run.folder import checkpoint_of
-from unmask.training.setup import LARGE, decoder_of, decoding_of
+from unmask.training.setup import decoder_of, decoding_of
 
 GIB = 2**30
 
@@ -59,7 +61,7 @@ def network_of(config: Config, found: Outline) -> Network:
     full = config.full if config.full is not None else tiny and found.adapter is None
     policy: Any = SimpleNamespace(lm=found.lm, names=found.family.names)
     channels = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    linears = _linears(policy)
+    linears = linear_layers(policy)
     a, b = (0, 0) if full else _adapter_weights(config, found, policy, linears)
     return Network(
         parameters=found.parameters,
@@ -70,7 +72,7 @@ def network_of(config: Config, found: Outline) -> Network:
         vocabulary=shape.vocab_size,
         queries=channels * shape.num_attention_heads,
         keys=channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
-        linear=sum(linears[path].weight.numel() for path in _targeted(policy, "all")),
+        linear=sum(linears[path].weight.numel() for path in target_paths(policy, "all")),
         adapter=a + b,
         adapter_b=b,
     )
@@ -79,9 +81,9 @@ def network_of(config: Config, found: Outline) -> Network:
 def _adapter_weights(config: Config, found: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> tuple[int, int]:
     """Those of A and of B."""
     if found.adapter is None:
-        paths, rank = _targeted(policy, config.lora.targets), config.lora.rank
+        paths, rank = target_paths(policy, config.lora.targets), config.lora.rank
     else:
-        stated = _read_config(found.adapter)
+        stated = read_adapter_config(found.adapter)
         named, rank = stated.target_modules, stated.r
         pattern = named if isinstance(named, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in named)
         paths = [path for path in linears if any(re.fullmatch(pattern, n) for n in (path, policy.names.own(path)))]
@@ -251,16 +253,18 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     network, decoding = network_of(config, found), decoding_of(config, task)
     if config.lora != LoraOptions() and (found.adapter is not None or not network.adapter):
         raise ValueError("lora: has options, but no new adapter is trained; leave them out")
-    large, notes = network.parameters + network.adapter >= LARGE, list(_notes(config))
+    notes = list(_notes(config))
     if prompt is None:
         prompt, told = prompt_tokens(config, task, found)
         notes += told
-    rows = config.rollout.micro_batch_size or (32 if large else 512), config.micro_batch_size or (8 if large else 512)
-    passes = counted(config, method, decoding, found, prompt, rows)
+    sizes = micro_batch_sizes(config, network.parameters + network.adapter)
+    passes = counted(config, method, decoding, found, prompt, sizes)
     width = prompt + decoding.length
     copied = _copied(config, found, network) if method.needs_reference else 0
-    sizes = memory(config, network, passes, width, copied)
-    sizes = {name: {**parts, "peak": peak(parts, name == "rollout")} for name, parts in sizes.items()}
+    memory_gib = {
+        name: {**parts, "peak": peak(parts, name == "rollout")}
+        for name, parts in memory(config, network, passes, width, copied).items()
+    }
     tiny = isinstance(found.tokenizer, CharacterTokenizer)
     evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
     times: dict[str, Time] = {}
@@ -282,7 +286,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         updates=config.updates,
         evaluations=evaluations,
         passes=passes,
-        memory_gib=sizes,
+        memory_gib=memory_gib,
         times=list(times.values()),
         notes=notes,
     )

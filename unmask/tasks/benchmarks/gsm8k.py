@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from unmask.tasks.support import d1_rewards
-from unmask.tasks.support.answers import as_float, first_answer, last_answer, last_boxed, last_number, spoken, whole
+from unmask.tasks.support.answers import (
+    as_float,
+    bounded_text,
+    first_answer,
+    last_answer,
+    last_box,
+    last_number,
+    text_before_end,
+)
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import (
     D1_DECODING,
@@ -43,8 +51,8 @@ def gold(row: Row) -> Fraction | None:
 
 
 def answer(completion: str) -> Fraction | None:
-    text = spoken(completion)
-    for content in (last_boxed(text), last_answer(text)):
+    text = text_before_end(completion)
+    for content in (last_box(text), last_answer(text)):
         if content is not None and (number := last_number(content)) is not None:
             return number
     return None
@@ -81,7 +89,7 @@ def d1_boxes(text: str) -> list[str]:
 
 
 def d1_answer(completion: str) -> float | None:
-    text = whole(completion)
+    text = bounded_text(completion)
     for content in d1_boxes(text):
         content = content.strip()
         if content.strip("."):
@@ -147,7 +155,7 @@ class Gsm8k(ProtocolTask):
     d1_parts = d1_rewards.GSM8K
     row_fields = FIELDS
 
-    def hub(self, split: str) -> Sequence[Row]:
+    def default_rows(self, split: str) -> Sequence[Row]:
         return hub_rows(HUB, "main", split)
 
     def parse_row(self, row: Row) -> Row:

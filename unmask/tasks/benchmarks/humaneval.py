@@ -14,7 +14,7 @@ from functools import cache
 from typing import Literal
 
 from unmask.sandbox import ProgramJob
-from unmask.sandbox.tests import names_wanted, parsed
+from unmask.sandbox.tests import free_names, parse
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.programs import (
     ProgramProtocol,
@@ -38,7 +38,7 @@ CANDIDATE = "candidate"
 def program_job(row: Row, program: str, timeout: float) -> ProgramJob:
     names = {CANDIDATE: row["entry_point"]}
     setup, tests = check_tests(row["test"])
-    if set(names_wanted(setup, tests)) - {CANDIDATE}:  # helpers, from the reference
+    if set(free_names(setup, tests)) - {CANDIDATE}:  # helpers, from the reference
         setup = f"{row['prompt']}{row['canonical_solution']}\n{setup}"
     return ProgramJob(program, tests, names, with_seed(setup, tests), timeout)
 
@@ -47,7 +47,7 @@ def program_job(row: Row, program: str, timeout: float) -> ProgramJob:
 def check_tests(source: str) -> tuple[str, tuple[str, ...]]:
     """(set-up, tests) of a text that defines check(candidate): every assertion, after the statements before it that
     assert nothing."""
-    module = parsed(source)
+    module = parse(source)
     checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if not checks or [argument.arg for argument in checks[-1].args.args] != [CANDIDATE]:
         raise ValueError("its test does not define check(candidate)")
@@ -165,7 +165,7 @@ class HumanEval(ProgramTask):
     def key(self, row: Row) -> str:
         return row["prompt"]
 
-    def published(self, split: str) -> Sequence[Row]:
+    def published_rows(self, split: str) -> Sequence[Row]:
         if self.split == "hashed":
             return [row for row in hub_rows(HUB, None, "test") if hashed_split(row["prompt"]) == split]
         if split == "train":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from unmask.tasks.support.answers import spoken
+from unmask.tasks.support.answers import text_before_end
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import TextTask
 from unmask.tasks.support.split import hashed_split
@@ -91,7 +91,7 @@ def parse_json(text: str) -> Any:
 
 def json_answer(completion: str) -> JsonAnswer | None:
     """The answer in a completion; None where there is none."""
-    text = _fenced(spoken(completion)).strip(BLANK)
+    text = _json_block(text_before_end(completion)).strip(BLANK)
     if text and not OPENING.match(text):
         try:
             return JsonAnswer(text, parse_json(text))
@@ -110,7 +110,7 @@ def json_answer(completion: str) -> JsonAnswer | None:
     return None
 
 
-def _fenced(text: str) -> str:
+def _json_block(text: str) -> str:
     """The inside of the first fenced block that is of JSON or does not say; the text itself where there is none."""
     for block in text.split("```")[1::2]:
         language, newline, inside = block.partition("\n")
@@ -230,7 +230,7 @@ def credit(row: Row, match: SchemaMatch, partial: float) -> float:
 def nothing_else(completion: str) -> bool:
     """Whether the completion is a JSON value and nothing besides, as the prompt asks."""
     try:
-        parse_json(spoken(completion).strip(BLANK))
+        parse_json(text_before_end(completion).strip(BLANK))
     except ValueError:
         return False
     return True
@@ -280,7 +280,7 @@ class JsonSchema(TextTask):
         self.formats, self.fields = formats, fields
         self.set_reward_parts(self.standard_parts(), weights)
 
-    def published(self, split: str) -> Sequence[Row]:
+    def published_rows(self, split: str) -> Sequence[Row]:
         """The hub has one split: a part of it is held out."""
         rows = hub_rows(HUB, None, "train")
         return [{**r, "reference": parse_json(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]

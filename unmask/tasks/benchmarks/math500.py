@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from unmask.tasks.support import d1_rewards, verifier
-from unmask.tasks.support.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.answers import bounded_text, d1_box, last_answer, last_box, text_before_end
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import (
     D1_DECODING,
@@ -97,7 +97,7 @@ def fraction(text: str) -> str:
 
 
 def d1_answer(completion: str) -> str | None:
-    return d1_boxed(whole(completion))
+    return d1_box(bounded_text(completion))
 
 
 def d1_grade(row: Row, completion: str) -> Grade:
@@ -121,8 +121,8 @@ def equivalent(gold: str, answer: str) -> bool:
 
 
 def answer(completion: str) -> str | None:
-    text = spoken(completion)
-    return last_boxed(text) or last_answer(text)
+    text = text_before_end(completion)
+    return last_box(text) or last_answer(text)
 
 
 def grade(row: Row, completion: str) -> Grade:
@@ -185,14 +185,14 @@ class Math500(ProtocolTask):
             verifier.check_installed()  # now, not in the middle of a run
         return super().rows(split, n, seed)
 
-    def hub(self, split: str) -> Sequence[Row]:
+    def default_rows(self, split: str) -> Sequence[Row]:
         name, hub_split = HUB[split]
         return hub_rows(name, None, hub_split)
 
     def parse_row(self, row: Row) -> Row:
         """A row with its `answer`, or else the last box of its `solution` as the answer."""
         solution = row.get("solution") or ""
-        answer = row.get("answer") or (last_boxed(solution) if isinstance(solution, str) else None)
+        answer = row.get("answer") or (last_box(solution) if isinstance(solution, str) else None)
         if not isinstance(answer, str) or not isinstance(solution, str):
             raise ValueError('there is neither an "answer" nor a "solution" with a \\boxed{...}')
         return {**row, "answer": answer}

@@ -123,6 +123,6 @@ class Mbpp(ProgramTask):
             return None
         return row["split"] if "split" in row else hashed_split(_question(row))
 
-    def published(self, split: str) -> Sequence[Row]:
+    def published_rows(self, split: str) -> Sequence[Row]:
         rows = hub_rows(HUB, "sanitized" if self.sanitized else "full", split)
         return [row for row in rows if split == "test" or row["task_id"] not in ASKED_IN_THE_TEST]

@@ -14,7 +14,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from unmask.tasks.support.answers import LETTERED, last_answer, last_boxed, spoken
+from unmask.tasks.support.answers import LETTERED, last_answer, last_box, text_before_end
 from unmask.tasks.support.protocol import TextTask
 from unmask.tasks.task import About, Grade, Row, Weights
 
@@ -37,8 +37,8 @@ LISTED = re.compile(rf"^[ \t]{{0,9}}\(?([A-Z])[.):](?!{OTHER})(?:[ \t]|$)", re.M
 
 def letter(completion: str, count: int) -> str | None:
     """The letter that a completion chooses of so many options; None where it chooses none of them."""
-    text = spoken(completion)
-    for part in (last_boxed(text), last_answer(text), text):
+    text = text_before_end(completion)
+    for part in (last_box(text), last_answer(text), text):
         if part is not None and (named := letters(LETTERED.sub(r"\1", part))):
             return min(named) if len(named) == 1 and named <= set(string.ascii_uppercase[:count]) else None
     return None
@@ -98,7 +98,7 @@ class MultipleChoice(TextTask):
         super().__init__(data, test_data)
         self.set_reward_parts(self.standard_parts(), weights)
 
-    def published(self, split: str) -> Sequence[Row]:
+    def published_rows(self, split: str) -> Sequence[Row]:
         raise ValueError("multiple_choice: give a file of questions: multiple_choice.data=FILE.jsonl")
 
     def parse_row(self, row: Row) -> Row:
@@ -131,4 +131,4 @@ class MultipleChoice(TextTask):
         return Grade(float(choice == row["answer"]), 1.0, choice or "")
 
     def in_form(self, completion: str) -> bool:
-        return FORM.fullmatch(spoken(completion)) is not None
+        return FORM.fullmatch(text_before_end(completion)) is not None

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION
-from unmask.tasks.support.answers import in_form, last_answer, spoken
+from unmask.tasks.support.answers import in_form, last_answer, text_before_end
 from unmask.tasks.support.protocol import PREFILL, TextTask, answer_form, tagged_completion
 from unmask.tasks.support.split import in_test, split_rng
 from unmask.tasks.task import About, Grade, Row, Weights, valid_partial
@@ -149,7 +149,7 @@ class ReasoningGym(TextTask):
 
     def marks(self, row: Row, completion: str) -> tuple[float, str]:
         """What the answer in a completion earns, 1 where it is right, and the answer."""
-        answer = last_answer(spoken(completion))
+        answer = last_answer(text_before_end(completion))
         if not answer:
             return 0.0, ""
         self._require_name()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from unmask.tasks.puzzles.countdown import LONGEST, Countdown, numbers_key, points, reachable
 from unmask.tasks.support import d1_rewards
-from unmask.tasks.support.answers import d1_boxed, last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.answers import bounded_text, d1_box, last_answer, last_box, text_before_end
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import (
     D1_DECODING,
@@ -60,8 +60,8 @@ def _with_signs(text: str, signs: dict[str, str]) -> str:
 
 def answer(completion: str) -> str | None:
     """The expression that the completion ends with, in plain signs; the text as it stands where it is too long."""
-    text = spoken(completion)
-    content = last_boxed(text) or last_answer(text)
+    text = text_before_end(completion)
+    content = last_box(text) or last_answer(text)
     if content is None or len(content) > 4 * LONGEST:
         return content
     content = DRESSING.sub("", _with_signs(content, SIGNS))
@@ -82,8 +82,8 @@ def _points(row: Row, text: str | None, partial: float) -> float:
 
 def d1_answer(completion: str) -> str:
     """The expression d1 reads: of a text without a box, what is before the first equals sign of an equation."""
-    text = whole(completion)
-    content = d1_boxed(text)
+    text = bounded_text(completion)
+    content = d1_box(text)
     content = _with_signs(text if content is None else content, D1_SIGNS)
     equation = D1_EQUATION.search(content) if "=" in content else None
     return equation[1].strip() if equation else content

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from unmask.tasks.puzzles.sudoku import CELLS, Sudoku, fitting_grids, grids, keeps_givens, split_grids
 from unmask.tasks.support import d1_rewards
-from unmask.tasks.support.answers import last_answer, last_boxed, spoken, whole
+from unmask.tasks.support.answers import bounded_text, last_answer, last_box, text_before_end
 from unmask.tasks.support.protocol import (
     D1_DECODING,
     Protocol,
@@ -45,8 +45,8 @@ def with_dots(puzzle: str) -> str:
 
 
 def answer(completion: str) -> str | None:
-    text = spoken(completion)
-    for content in (last_answer(text), last_boxed(text)):
+    text = text_before_end(completion)
+    for content in (last_answer(text), last_box(text)):
         if content is not None and GRID.fullmatch(grid := FRAME.sub("", content)):
             return grid
     words = GRID.findall(text)
@@ -84,7 +84,7 @@ def cells_right(row: Row, completion: str) -> float:
 
 def d1_answer(completion: str) -> str:
     """What the first of d1's five patterns finds, without white space, filled with zeros or cut to 16 characters."""
-    for text in _d1_matches(whole(completion)):
+    for text in _d1_matches(bounded_text(completion)):
         if text.strip():
             return re.sub(r"\s", "", text).ljust(CELLS, "0")[:CELLS]
     return ""
@@ -221,8 +221,8 @@ class SudokuText(TextPuzzle):
         ours = self.rules.grade is grade
         self.other_scores = {"cells": cells_grade} if ours else {"puzzles": d1_puzzle_grade}
 
-    def generated(self, split: str, n: int, seed: int) -> list[Row]:
-        rows = super().generated(split, n, seed)
+    def generated_rows(self, split: str, n: int, seed: int) -> list[Row]:
+        rows = super().generated_rows(split, n, seed)
         return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in rows]
 
     def parse_row(self, row: Row) -> Row:

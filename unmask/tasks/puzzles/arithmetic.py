@@ -36,9 +36,8 @@ def last_result(completion: str) -> int | None:
 
 def right_steps(terms: list[int], completion: str) -> int:
     """How many steps are right before the first that is not."""
-    written = completion[:LONGEST].replace(" ", "").split(";")
-    wanted = sum_steps(terms)
-    return next((i for i, step in enumerate(wanted) if written[i : i + 1] != [step]), len(wanted))
+    given, gold = completion[:LONGEST].replace(" ", "").split(";"), sum_steps(terms)
+    return next((i for i, step in enumerate(gold) if given[i : i + 1] != [step]), len(gold))
 
 
 class Arithmetic(GeneratedTask):

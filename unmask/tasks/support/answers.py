@@ -1,8 +1,8 @@
 r"""Where the answer is in a text that a model wrote: \boxed{...}, <answer> tags, numbers.
 
 Everything here reads untrusted text: nothing raises, and every function takes time linear in the text, which
-`spoken` and `whole` cut first. The functions with d1 in their name follow that project's evaluation, slips included,
-as its stored verdicts show it (tests/test_d1_generations.py); docs/benchmarks.md lists the slips.
+`text_before_end` and `bounded_text` cut first. The functions with d1 in their name follow that project's evaluation,
+slips included, as its stored verdicts show it (tests/test_d1_generations.py); docs/benchmarks.md lists the slips.
 """
 
 import re
@@ -14,14 +14,14 @@ ENDS = re.compile(r"<\|eot_id\|>|<\|endoftext\|>|<\|im_end\|>")
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
-def whole(completion: str) -> str:
+def bounded_text(completion: str) -> str:
     """The completion with its special tokens, bounded: what d1's graders read."""
     return completion[:LONGEST]
 
 
-def spoken(completion: str) -> str:
-    """What the model said before its first end token, bounded."""
-    text = whole(completion)
+def text_before_end(completion: str) -> str:
+    """The completion up to its first end token, bounded."""
+    text = bounded_text(completion)
     end = ENDS.search(text)
     return text[: end.start()] if end else text
 
@@ -47,7 +47,7 @@ def closing_braces(text: str) -> dict[int, int]:
     return closing
 
 
-def last_boxed(text: str) -> str | None:
+def last_box(text: str) -> str | None:
     r"""What is in the last \boxed{...} that is closed and not empty."""
     closing = closing_braces(text)
     for match in reversed(list(re.finditer(r"\\boxed\s{0,3}\{", text))):
@@ -71,7 +71,7 @@ def first_answer(text: str) -> str | None:
     return text[start + len("<answer>") : end].strip() if end >= 0 else None
 
 
-def d1_boxed(text: str) -> str | None:
+def d1_box(text: str) -> str | None:
     r"""What d1 takes for an answer of MATH500, and of Countdown at first: the last \boxed{...}, else <answer>.
 
     A text without any \boxed counts as the answer itself, so that its <answer> block is ignored; that block

@@ -56,7 +56,7 @@ def last_block(text: str) -> str | None:
     return block
 
 
-def boxed(text: str) -> str:
+def box(text: str) -> str:
     r"""What is in the last \boxed{...}; the whole text where that is not closed, or is none."""
     place = text.rfind(BOXED)
     end = closing_braces(text).get(place + len(BOXED)) if place >= 0 else None
@@ -102,7 +102,7 @@ SUDOKU = {"cells": part(lambda row, text: cells_right(text, row["puzzle"], row["
 def math_parts(normal: Callable[[str], str]) -> dict[str, RewardPart]:
     """Of MATH; `normal` is the form in which two answers are compared."""
     return {
-        "correctness": part(lambda row, text: normal(boxed(text)) == normal(row["answer"]), 2.0),
+        "correctness": part(lambda row, text: normal(box(text)) == normal(row["answer"]), 2.0),
         "format": part(lambda row, text: 0.75 if "<answer>" in text else 0.25, 1.0, 0.25, 0.75),
     }
 

@@ -73,7 +73,7 @@ def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
 
 
 class DataTask(Task):
-    """A task whose rows come from files, or from `published` for a split without a file.
+    """A task whose rows come from files, or from `published_rows` for a split without a file.
 
     `data` alone serves both splits. Training rows that share a key with a test row are left out, also where the rows of
     a file name their split themselves.
@@ -87,7 +87,7 @@ class DataTask(Task):
     section: str = ""
     """The section of the task's options in a configuration, if not its name."""
     place: str = "the hub"
-    """What `published` reads."""
+    """What `published_rows` reads."""
 
     def __init__(self, data: str = "", test_data: str = "") -> None:
         for path in (data, test_data):
@@ -112,7 +112,7 @@ class DataTask(Task):
         """The split of a row in a file that serves both; None: neither."""
         return (self.names_split and row.get("split")) or hashed_split(self.key(row))
 
-    def published(self, split: str) -> Sequence[Row]:
+    def published_rows(self, split: str) -> Sequence[Row]:
         """The rows of a split for which no file is given."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class DataTask(Task):
             elif path := self.test_data if split == "test" else self.data:
                 rows = self._read(path)
             else:
-                rows = [self.parse_row(row) for row in self.published(split)]
+                rows = [self.parse_row(row) for row in self.published_rows(split)]
             self._split_rows[split] = self.without_test_keys(rows) if split == "train" else rows
         return self._split_rows[split]
 

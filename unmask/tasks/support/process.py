@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from unmask.util.signals import deaf
+from unmask.util.signals import block_signals
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
@@ -50,7 +50,7 @@ class Process:
             return self._reply(json.dumps(request), seconds)
 
     def _start(self) -> None:
-        with deaf():
+        with block_signals():
             self.running = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,

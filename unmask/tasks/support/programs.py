@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from unmask import sandbox
 from unmask.sandbox import ProgramJob, Verdict
-from unmask.sandbox.tests import names_read, names_wanted, parsed
+from unmask.sandbox.tests import free_names, names_in, parse
 from unmask.tasks.support.protocol import TextTask, protocol_named
 from unmask.tasks.task import FIELD_DECODING, Grade, ProtocolDecoding, Row, Weights
 
@@ -66,7 +66,7 @@ def continuation(text: str) -> str:
 def require_sandbox(task: str) -> None:
     """Raise where programs cannot be run, before anything is trained or sampled."""
     if problem := sandbox.problem():
-        raise sandbox.Unavailable(f"{task}: {problem}")
+        raise sandbox.SandboxUnavailable(f"{task}: {problem}")
 
 
 @cache
@@ -76,10 +76,10 @@ def interface(code: str, setup: str, tests: tuple[str, ...]) -> tuple[dict[str, 
     The reference decides which names are the program's, also where one is called `sum`; a program cannot bring another
     `abs` or `math` into its tests. Modules that the reference imports and the tests use are imported for the tests.
     """
-    used = names_read(setup, *tests)
+    used = names_in(setup, *tests)
     defined: set[str] = set()
     imports: dict[str, str] = {}
-    for statement in parsed(code).body:
+    for statement in parse(code).body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(statement.name)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -90,8 +90,8 @@ def interface(code: str, setup: str, tests: tuple[str, ...]) -> tuple[dict[str, 
             defined |= {node.id for node in targets if isinstance(node.ctx, ast.Store)}
     needed = list(dict.fromkeys(imports[name] for name in used if name in imports and name not in defined))
     setup = "\n".join([*needed, setup])
-    wanted = names_wanted(setup, tests)
-    names = {name: name for name in used if name in defined or name in wanted}
+    free = free_names(setup, tests)
+    names = {name: name for name in used if name in defined or name in free}
     return names, with_seed(setup, tests)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
-from unmask.tasks.support.answers import in_form, spoken
+from unmask.tasks.support.answers import in_form, text_before_end
 from unmask.tasks.support.data import DataTask
 from unmask.tasks.task import FIELD_DECODING, Grade, ProtocolDecoding, RewardPart, Row, Task, Weights, valid_partial
 
@@ -101,7 +101,7 @@ def d1_boxed_prompt(problem: str, stray: str = "") -> str:
 
 def brevity(completion: str, budget: int) -> float:
     """1 for an empty completion, 0 from `budget` characters on, counted up to the first end token."""
-    return max(0.0, 1 - len(spoken(completion).strip()) / budget)
+    return max(0.0, 1 - len(text_before_end(completion).strip()) / budget)
 
 
 class TextTask(DataTask):
@@ -184,10 +184,10 @@ class ProtocolTask(TextTask):
     def in_form(self, completion: str) -> bool:
         return in_form((self.prefill + completion).replace(f"{self.rules.tag}>", "reasoning>"))
 
-    def published(self, split: str) -> Sequence[Row]:
-        return self.rules.sets[split]() if split in self.rules.sets else self.hub(split)
+    def published_rows(self, split: str) -> Sequence[Row]:
+        return self.rules.sets[split]() if split in self.rules.sets else self.default_rows(split)
 
-    def hub(self, split: str) -> Sequence[Row]:
+    def default_rows(self, split: str) -> Sequence[Row]:
         """The rows of a split for which neither a file is given nor the protocol has its own."""
         raise NotImplementedError
 
@@ -209,22 +209,22 @@ class TextPuzzle(ProtocolTask):
         super().__init__(data, test_data, protocol, rewards, weights)
         self.fixed = bool(data or test_data or self.rules.sets)
 
-    def generated(self, split: str, n: int, seed: int) -> list[Row]:
+    def generated_rows(self, split: str, n: int, seed: int) -> list[Row]:
         return self.generator.rows(split, n, seed)
 
-    def hub(self, split: str) -> Sequence[Row]:
-        return self.generated(split, HELD_OUT, 0)
+    def default_rows(self, split: str) -> Sequence[Row]:
+        return self.generated_rows(split, HELD_OUT, 0)
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
         if self.data or self.rules.sets:
             return super().rows(split, n, seed)
         if not self.test_data:
-            return self.generated(split, n, seed)
+            return self.generated_rows(split, n, seed)
         if split == "test":
             return self.split_rows(split)[:n]
         count = max(n, 16)
         while True:
-            rows = self.without_test_keys(self.generated(split, count, seed))
+            rows = self.without_test_keys(self.generated_rows(split, count, seed))
             if len(rows) >= n:
                 return rows[:n]
             if count > 64 * max(n, 16):

@@ -14,7 +14,7 @@ from unmask.tasks.task import Row, Task
 SPLITS = ("train", "test")
 TEST_SHARE = 5  # one problem in five is a test problem
 VALIDATION_SHARE = 8  # one training problem in eight is for validation
-TRIES = 64  # how many times the rows wanted are searched before a task has too few
+TRIES = 64  # times n rows that are searched before a task has too few
 DRAWS = 20_000  # for a generated problem, on average, before there are too few
 
 
@@ -70,7 +70,7 @@ class GeneratedTask(Task):
 def with_validation_split(task: Task) -> Task:
     """The task with part of its training problems as its test problems.
 
-    A finite set that has fewer of them than wanted gives all, each once.
+    A finite set with fewer than n of them gives all, each once.
     """
 
     def rows(split: str, n: int, seed: int) -> list[Row]:

@@ -14,7 +14,7 @@ from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.trace import Trace
 from unmask.models.tokenizer import SHOWN_END
 from unmask.tasks import Task
-from unmask.tasks.support.answers import last_answer, last_boxed
+from unmask.tasks.support.answers import last_answer, last_box
 from unmask.tasks.task import Row
 from unmask.training.update import LossTerm, live_questions
 from unmask.util.trace_lines import TraceLine
@@ -43,7 +43,7 @@ def expected_answer(task: Task, row: Row) -> str | None:
         text = task.solution(row)
     except ValueError:  # a problem from a file may come without a solution
         return None
-    return short_text(last_answer(text) or last_boxed(text) or text) or None
+    return short_text(last_answer(text) or last_box(text) or text) or None
 
 
 def rollout_lines(trace: Trace, length: int, show: Show, pad_id: int) -> list[TraceLine]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from unmask.config.config import read_config
+from unmask.config import read_config
 from unmask.training.mismatch import replay_logprobs, sampled_logp
 from unmask.training.optim import make_optimizer
 from unmask.training.run.broken import FOLDER, read_broken

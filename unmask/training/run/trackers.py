@@ -24,7 +24,7 @@ import yaml
 from unmask.training.run.folder import RunFolder, read_metrics
 
 if TYPE_CHECKING:
-    from unmask.config.config import Config
+    from unmask.config import Config
     from unmask.training.run.base_run import Hooks, MakeFolder
 
 PROJECT = "unmask"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unmask.config.config import Config
+from unmask.config import Config
 from unmask.distributed.sharding import unsharded
 from unmask.evaluation.evaluate import Evaluation, Evaluator, evaluation_of
 from unmask.rollout.sample import canvas

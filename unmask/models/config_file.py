@@ -1,4 +1,4 @@
-"""What a config.json states, asked field by field: a field that is missing or of the wrong kind is named."""
+"""config.json of a checkpoint, read field by field: errors name the field that is missing or of the wrong kind."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ LARGEST, DEEPEST = 2**31, 2**12  # sizes and layers that no model comes near
 
 
 @dataclass(frozen=True)
-class Stated:
+class ConfigFile:
     """A config.json."""
 
     path: Path
@@ -56,10 +56,10 @@ class Stated:
         return value
 
     def unbuilt(self, error: Exception) -> ValueError:
-        """What to say where settings that do not go together made a library fail."""
-        told = " ".join(str(error).split())
-        told = f"there is no {told}" if isinstance(error, KeyError) else told
-        return ValueError(f"{self.path} describes no network: {told}")
+        """The error to raise where a library failed on settings that do not go together."""
+        message = " ".join(str(error).split())
+        message = f"there is no {message}" if isinstance(error, KeyError) else message
+        return ValueError(f"{self.path} describes no network: {message}")
 
     def number(self, name: str, value: Any = None) -> float:
         """A field that is a number above 0; or else this value, which must be one."""

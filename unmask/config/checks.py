@@ -1,0 +1,87 @@
+"""Checks of a whole configuration: keys that must fit together, and the method's probes on a blank canvas, without a
+model, so that an option that cannot work fails before a run."""
+
+from dataclasses import replace
+
+import torch
+
+from unmask.config.defaults import check_device, device_of, rollout_shape
+from unmask.config.schema import Config
+from unmask.core.order import ORDERS, score_threshold
+from unmask.core.schedule import SCHEDULES, one_by_one
+from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, all_tokens
+
+
+def check_combination(config: Config) -> None:
+    """ValueError for keys that do not fit together, and for a method whose probes do not fit the canvas."""
+    check_device(device_of(config))
+    if len(set(config.plugins)) < len(config.plugins):
+        raise ValueError("with: a plug-in is named twice")
+    if len(set(config.track)) < len(config.track):
+        raise ValueError("track: a tracker is named twice")
+    if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
+        raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
+    task = config.build_task()
+    length, steps, block = rollout_shape(config, task)
+    if length < task.length and not task.text:
+        raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
+    if config.optimizer.warmup > config.updates:
+        raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
+    if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
+        raise ValueError("eval.every: how often to evaluate must be given where a run may end early")
+    try:
+        if config.rollout.threshold is None:
+            SCHEDULES[config.rollout.schedule](length, steps, block)
+        else:
+            one_by_one(length, steps, block)
+            score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
+    except ValueError as error:
+        raise ValueError(f"rollout: {error}") from None
+    _check_cache(config)
+    method = config.build_method()
+    if method.order is not None and ORDERS[config.rollout.order] is not method.order:
+        raise ValueError(
+            f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
+            f"not of {config.rollout.order}"
+        )
+    if method.order is not None and config.rollout.correction:
+        raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")
+    if method.order is not None and config.rollout.threshold is not None:
+        raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
+    try:
+        method.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
+    except ValueError as error:
+        raise ValueError(f"{method.name}: {error}") from None
+
+
+def _check_cache(config: Config) -> None:
+    if config.rollout.cache == "none" and config.rollout.correction:
+        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    if config.rollout.cache == "none" and config.rollout.refresh != 1:
+        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
+    if 0 < config.rollout.correction < 1:
+        raise ValueError("rollout.correction: the limit of weights around 1 must be at least 1, or 0 for none")
+
+
+def blank_trace(length: int, steps: int, block: int) -> Trace:
+    """Two traces of one group, after a prompt of one token, filled left to right with token 1."""
+    column_L = torch.arange(length + 1) - 1
+    step_L = torch.where(column_L < 0, GIVEN, column_L * steps // length)
+    entropy_BC = torch.ones(2, length, dtype=torch.float64)
+    trace = Trace(
+        tokens_BL=torch.ones(2, length + 1, dtype=torch.long),
+        step_BL=step_L.repeat(2, 1),
+        block_BL=torch.where(column_L < 0, GIVEN, column_L // block).repeat(2, 1),
+        attended_BL=torch.ones(2, length + 1, dtype=torch.bool),
+        counted_BL=torch.zeros(2, length + 1, dtype=torch.bool),
+        logp_BL=torch.zeros(2, length + 1, dtype=torch.float64),
+        group_B=torch.zeros(2, dtype=torch.long),
+        mask_id=0,
+        eos_id=2,
+        steps=steps,
+        sampling=TokenSampling(),
+        seen={"entropy": entropy_BC},
+    )
+    return replace(trace, counted_BL=all_tokens(trace))

@@ -1,0 +1,63 @@
+"""What missing keys mean: the device, the shape of a rollout, the sizes of micro-batches."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from unmask.config.schema import Config
+from unmask.tasks import Task
+
+LARGE = 10_000_000
+"""Trained and frozen weights from which a model counts as large."""
+
+
+class MicroBatchSizes(NamedTuple):
+    rollout: int
+    """Rollouts in one forward pass."""
+    update: int
+    """Masked states in one forward pass of an update."""
+
+
+def micro_batch_sizes(config: Config, weights: int) -> MicroBatchSizes:
+    """As configured, or by the number of weights, those of an adapter included."""
+    large = weights >= LARGE
+    rollout, update = config.rollout.micro_batch_size, config.micro_batch_size
+    return MicroBatchSizes(rollout or (32 if large else 512), update or (8 if large else 512))
+
+
+def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
+    """(length, steps, block), the defaults filled in."""
+    length = config.rollout.length or task.length
+    if config.rollout.threshold is not None:
+        return length, length, config.rollout.block or length
+    return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
+
+
+class OnDevice(Protocol):
+    """A configuration that names a model and a device."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+
+def device_of(config: OnDevice) -> str:
+    """The device that `auto` means here."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
+
+
+def check_device(name: str) -> None:
+    """ValueError for a device that cannot be used here."""
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):  # without a context on it
+            raise RuntimeError(f"there are {torch.cuda.device_count()} GPUs")
+        if device.type != "cuda":
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise ValueError(f"device: {name!r} cannot be used here: {reason}") from None

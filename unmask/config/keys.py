@@ -1,0 +1,103 @@
+"""Keys of a configuration: `key=value` overrides, names that keys had in 0.1, and messages that name the wrong key.
+
+Shared by the configurations of reinforcement learning and of supervised fine-tuning.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from unmask.util.parsing import assign, parse_yaml, pydantic_message, short_repr, suggestion
+
+RENAMED = {
+    "inner": "inner_steps",
+    "rows": "micro_batch_size",
+    "checkpointing": "gradient_checkpointing",
+    "rollout.rows": "rollout.micro_batch_size",
+    "optimizer.max_norm": "optimizer.max_grad_norm",
+}
+"""Old name -> present name. Old names are accepted until 0.3, with one warning each."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str], renamed: Mapping[str, str] = RENAMED) -> set[str]:
+    """Write `section.key=value` overrides into a configuration, and return the keys that were set."""
+    keys = set[str]()
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ValueError(f"{override!r} is not of the form key=value")
+        key = current_key(key, renamed)
+        assign(data, key, parse_yaml(value, key))
+        keys.add(key)
+    return keys
+
+
+def validate(model: type[ModelT], data: Mapping[Any, Any]) -> ModelT:
+    """The configuration as a pydantic model; ValueError with one sentence that names the first wrong key."""
+    for key in data:
+        if not isinstance(key, str):
+            raise ValueError(f"{key!r}: keys must be text")
+    try:
+        return model(**data)
+    except ValidationError as error:
+        raise ValueError(_message(error, model)) from None
+
+
+def _message(error: ValidationError, model: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    place = first["loc"]
+    key = ".".join(str(part) for part in place if "[" not in str(part))  # without the names of pydantic's own types
+    if first["type"] != "extra_forbidden":
+        return f"{key}: {pydantic_message(first)}, got {short_repr(first['input'])}"
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    sections = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    for name, section in sections.items():
+        if len(place) == 1 and key in section.model_fields:
+            return f"{key}: unknown key; did you mean {name}.{key}?"
+    parent = sections.get(str(place[0]), model) if len(place) > 1 else model
+    names = [field.alias or name for name, field in parent.model_fields.items() if not field.exclude]
+    return f"{key}: unknown key; {suggestion(str(place[-1]), names)}"
+
+
+def current_key(key: str, renamed: Mapping[str, str] = RENAMED) -> str:
+    """The present name of a key."""
+    if key not in renamed:
+        return key
+    warnings.warn(f"{key} is now called {renamed[key]}; the old name works until 0.3", FutureWarning, stacklevel=2)
+    return renamed[key]
+
+
+def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
+    """A configuration with every old key under its present name; ValueError where both are given."""
+    keys = dict(data)
+    for old, new in renamed.items():
+        section, _, name = old.rpartition(".")
+        values = keys.get(section) if section else keys
+        if not isinstance(values, dict) or name not in values:
+            continue
+        current_key(old, renamed)
+        if new.rpartition(".")[2] in values:
+            raise ValueError(f"{old}: is the old name of {new}, which is given too; remove one of them")
+        keys = _with_key_renamed(keys, old, new)
+    return keys
+
+
+def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration under the key names of 0.1."""
+    keys = dict(data)
+    for old, new in RENAMED.items():
+        keys = _with_key_renamed(keys, new, old)
+    return keys
+
+
+def _with_key_renamed(data: dict[str, Any], before: str, after: str) -> dict[str, Any]:
+    """The same values in the same order, one of them under another name in its section."""
+    section, _, name = before.rpartition(".")
+    if section:
+        inner = _with_key_renamed(data[section], name, after.rpartition(".")[2]) if section in data else None
+        return data if inner is None else {**data, section: inner}
+    return {after if key == name else key: value for key, value in data.items()}

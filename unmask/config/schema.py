@@ -1,0 +1,107 @@
+"""The keys of a configuration, with their types and defaults. Unknown keys are errors.
+
+    model: tiny
+    task: sudoku
+    method: diffu_grpo
+    with: [daca]
+    daca: {strata: 8}          # options live in a section named after the method, plug-in or task they belong to
+
+On the command line the same is `--task sudoku --method diffu_grpo --with daca daca.strata=8`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PrivateAttr
+
+from unmask.config.sections import EvalConfig, OptimizerConfig, RolloutConfig
+from unmask.core.options import LoraOptions, RewardConfig
+from unmask.util.strict_model import Strict
+
+if TYPE_CHECKING:
+    from unmask.core.method import Method
+    from unmask.tasks import Task
+
+DEMO = Path(__file__).parent / "demo.yaml"
+
+
+def as_list(value: Any) -> Any:
+    """One name as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class Config(Strict):
+    model: str = Field("tiny", min_length=1)
+    """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """The type of the weights; as the checkpoint says if not given."""
+    full: bool | None = None
+    """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
+    lora: LoraOptions = LoraOptions()
+    """The low-rank adapter."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    compile: bool = False
+    """Compile the model's layers: seconds to begin with, then faster on a large GPU."""
+    task: str = "sudoku"
+    """What to learn (unmask tasks), or the Python file of a task of your own."""
+    method: str = "diffu_grpo"
+    """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
+    plugins: Annotated[tuple[str, ...], BeforeValidator(as_list)] = Field((), alias="with")
+    """Plug-ins, applied in this order."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Of prompts, rollouts and probes."""
+    updates: int = Field(80, ge=1, lt=2**24)
+    """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
+    prompts: int = Field(12, ge=1, lt=2**20)
+    """Prompts in a batch."""
+    group: int = Field(8, ge=2, lt=2**16)
+    """Rollouts of each prompt."""
+    inner_steps: int = Field(1, ge=1)
+    """Optimiser steps on each batch of rollouts (mu)."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a
+    small model, 8 for a large one if not given; halved when memory runs out."""
+    idle_groups: Literal["keep", "skip", "resample"] = "keep"
+    """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
+    save_every: int = Field(50, ge=0)
+    """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
+    track: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], BeforeValidator(as_list)] = ()
+    """Where metrics go beside metrics.jsonl."""
+    trace_every: int = Field(10, ge=0)
+    """Updates between groups of rollouts that are written down for `unmask view`, the first update's among them; with
+    some problems of every evaluation. 0: none."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How completions are sampled."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation during training."""
+    reward: RewardConfig = RewardConfig()
+    """What a reward that fails does."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
+    """Option sections by the name of a method, plug-in or task."""
+    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def user_files(self) -> dict[str, str]:
+        """The user's own Python files by name, with the sha256 of what was run when the configuration was read."""
+        return self._user_files
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved configuration as it would stand in a YAML file, defaults written out."""
+        from unmask.config.options import resolved_options
+
+        return self.model_dump(mode="json", by_alias=True) | resolved_options(self)
+
+    def build_task(self) -> "Task":
+        from unmask.config.options import build_task
+
+        return build_task(self)
+
+    def build_method(self) -> "Method":
+        from unmask.config.options import build_method
+
+        return build_method(self)
