@@ -1,10 +1,11 @@
 """What missing keys mean: the device, the shape of a rollout, the sizes of micro-batches."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from unmask.config.schema import Config
+from unmask.config.sections import RunConfig
 from unmask.tasks import Task
 
 LARGE = 10_000_000
@@ -33,17 +34,7 @@ def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
     return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
 
 
-class OnDevice(Protocol):
-    """A configuration that names a model and a device."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-
-def device_of(config: OnDevice) -> str:
+def device_of(config: RunConfig) -> str:
     """The device that `auto` means here."""
     if config.device != "auto":
         return config.device

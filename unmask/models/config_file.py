@@ -14,7 +14,7 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-LARGEST, DEEPEST = 2**31, 2**12  # sizes and layers that no model comes near
+LARGEST, DEEPEST = 2**31, 2**12  # larger than any model
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ConfigFile:
         return value
 
     def only(self, allowed: Mapping[str, Any]) -> None:
-        """ValueError if a field is there and is not what it has to be."""
+        """ValueError if a field has another value than the one allowed."""
         for name, value in allowed.items():
             if self.get(name, value) != value:
                 raise ValueError(f"{self.path} sets {name} to {self.get(name)!r}; only {value!r} is supported.")

@@ -1,6 +1,6 @@
 """Encoders trained with a masked token objective, BERT and ModernBERT, as policies.
 
-They run by transformers' own forward. They keep no memory of a pass: see CachingPolicy for models that do.
+They run with transformers' own forward and have no memory of a pass; models with one are a CachingPolicy.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MaskedLM(Metered, StoredTensors, nn.Module):
-    """Implements Policy; the two kinds below say where the parts of their networks are."""
+    """Implements Policy; the two subclasses know the parts of their networks."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class Family:
     """The class that runs it, by the beginning of its name, and that class's configuration."""
     names: Names = SAME
     mask_id: int | None = None
-    """Where config.json does not say; None: the tokenizer's mask token."""
+    """Where config.json states none; None: the tokenizer's mask token."""
     shift: bool = False
     causal_block: int | None = None
     block_field: str = "causal_block"
@@ -36,7 +36,7 @@ class Family:
     ends: tuple[str, ...] = ()
     """Tokens that end an answer, besides EOS."""
     template: Mapping[str, Any] = field(default_factory=dict)
-    """What the authors always pass to the chat template."""
+    """Arguments that the authors always pass to the chat template."""
     autoregressive: bool = False
     """The architecture is autoregressive: a checkpoint has to state that it is bidirectional."""
     encoder: bool = False
@@ -47,7 +47,7 @@ class Family:
 
 # --- the networks -------------------------------------------------------------------------------------------
 
-# What the pass through a decoder does not do.
+# Settings with another value are not supported by the decoder's pass.
 PLAIN = {
     "use_sliding_window": False,
     "use_mrope": False,
@@ -268,7 +268,7 @@ def family_of(file: ConfigFile) -> Family:
     if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
         raise ValueError(f"{file.path}: architectures must be a list of names, and model_type a name.")
     kind = kinds[0]
-    if kind == "llada" and "num_experts" in file.fields:  # which two families call themselves
+    if kind == "llada" and "num_experts" in file.fields:  # two families have this name
         kind = "lladamoe"
     if kind is None:
         raise ValueError(f"{file.path} states neither architectures nor model_type.")
@@ -294,7 +294,7 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
         model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
         with torch.device("meta"):
             return model(config).eval(), tied
-    except Exception as error:  # whatever settings that do not go together make of it
+    except Exception as error:  # of any kind: settings that do not go together
         raise file.unbuilt(error) from error
 
 
@@ -323,7 +323,7 @@ def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedToken
     end, pad = file.get("eos_token_id"), file.get("pad_token_id")
     end = (end[0] if end else None) if isinstance(end, list) else end
     if family.encoder:
-        end = None  # what they call so is the separator
+        end = None  # their EOS is the separator
     if fast is not None:
         pad = fast.pad_token_id if pad is None else pad
         end = fast.eos_token_id if end is None else end

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Names:
-    """Two ways to name a module, for modules (`...q_proj`) and what hangs on them (`...q_proj.weight`) alike.
+    """Two ways to name a module, for modules (`...q_proj`) and their tensors (`...q_proj.weight`).
 
     `native` names are those of the transformers class that runs; `own` names are those of the released files. A name
     that neither table knows is the same in both, as every name is where the tables are empty.
     """
 
     whole: Mapping[str, str] = field(default_factory=dict)
-    """native -> own, for modules that are there once"""
+    """native -> own, for modules outside the layers."""
     layer: Mapping[str, str] = field(default_factory=dict)
-    """native -> own, for modules inside a layer"""
+    """native -> own, for modules inside a layer."""
     layers: tuple[str, str] = ("model.layers", "model.layers")
     """The list of layers, native and own."""
 

@@ -1,7 +1,7 @@
 """The embedded model: a character-level bidirectional Llama, small enough to be trained on a laptop.
 
-The network is transformers' `LlamaForCausalLM`; weights are kept in the Hugging Face layout (config.json with
-`is_causal` false, model.safetensors), so that class reads them anywhere.
+The network is transformers' `LlamaForCausalLM`; weights are stored in the Hugging Face layout (config.json with
+`is_causal` false, model.safetensors), so that class loads them anywhere.
 """
 
 import json
@@ -41,7 +41,7 @@ class CharacterTokenizer:
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
     def prompt(self, text: str, system: str = "") -> list[int]:
-        """The text as it stands: this model has no turns. What a system would say comes before it."""
+        """The text as it is: this model has no chat turns. A system prompt comes before it."""
         return self.encode(f"{system}\n\n{text}" if system else text)
 
     def decode(self, ids: list[int]) -> str:
@@ -53,7 +53,7 @@ class CharacterTokenizer:
         return self.show(ids)
 
     def show(self, ids: list[int]) -> str:
-        """A canvas as it stands, one character per position: MASK and EOS visible, PAD a blank."""
+        """A canvas with one character per position: MASK and EOS visible, PAD a blank."""
         shown = {PAD: " ", MASK: SHOWN_MASK, EOS: SHOWN_EOS}
         return "".join(shown[token] if token in shown else CHARACTERS[token - SPECIALS] for token in ids)
 
@@ -107,7 +107,7 @@ def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         max_position_embeddings=shape.max_length,
-        # For 64 channels and a hundred characters; with Llama's own 0.02 and 10,000 it learns more slowly.
+        # For 64 channels and a hundred characters; with Llama's own 0.02 and 10,000 training is slower.
         initializer_range=0.1,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         pad_token_id=PAD,
@@ -147,7 +147,7 @@ def load_tiny(
     try:
         with torch.device("meta"):
             lm = _bidirectional(LlamaConfig.from_dict(config_data))
-    except Exception as error:  # whatever settings that do not go together make of it
+    except Exception as error:  # of any kind: settings that do not go together
         raise file.unbuilt(error) from error
     load_weights(lm, folder, dtype=dtype, device=device)
     return Tiny(lm)

@@ -13,7 +13,7 @@ ANSWERED = "[/Answer]"  # how BERT-Chat closes an answer, in plain text
 
 
 def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """By the files that are there, not by the class that tokenizer_config.json names, which may be remote code."""
+    """By the files that are there, not by the class in tokenizer_config.json, which may be remote code."""
     import transformers
 
     kinds = (
@@ -50,16 +50,16 @@ class HubTokenizer:
         return self.fast.encode(text, add_special_tokens=False)
 
     def prompt(self, text: str, system: str = "") -> list[int]:
-        """As a user's turn by the chat template, the answer's beginning included; without a template, as it stands."""
+        """The user's turn by the chat template, with the start of the answer; without a template, the text as it is."""
         if not self.fast.chat_template:
             return self.encode(f"{system}\n\n{text}" if system else text)
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": text})
-        # Rendered, then encoded: what a template wants of special tokens is in its text.
+        # Rendered, then encoded: the text of a template contains its special tokens.
         settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
         try:
             return self.encode(self.fast.apply_chat_template(turns, **settings))
-        except Exception as error:  # of whatever kind: a template is a program, in jinja2's sandbox
+        except Exception as error:  # of any kind: a template is a program, in jinja2's sandbox
             message = " ".join(str(error).split()).rstrip(".")
             raise ValueError(f"The chat template of this tokenizer fails: {message}; correct chat_template.") from error
 
@@ -70,7 +70,7 @@ class HubTokenizer:
         return text.partition(ANSWERED)[0] if ANSWERED in str(self.fast.chat_template) else text
 
     def raw(self, ids: list[int]) -> str:
-        """All of it, special tokens written out; a MASK is a replacement character."""
+        """The whole text with special tokens; a MASK is a replacement character."""
         return self._read(ids, skip=False)
 
     def _read(self, ids: list[int], skip: bool) -> str:
@@ -83,7 +83,7 @@ class HubTokenizer:
         return UNKNOWN.join(self._text(run, skip) for run in runs)
 
     def show(self, ids: list[int]) -> str:
-        """A canvas as it stands, in one line."""
+        """A canvas in one line."""
         return "".join(self.pieces(ids))
 
     def pieces(self, ids: list[int]) -> list[str]:

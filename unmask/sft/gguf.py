@@ -1,4 +1,4 @@
-"""GGUF files, the format of llama.cpp: what they say of a model, and its weights as fp32. Nothing in them is run.
+"""GGUF files, the format of llama.cpp: the fields of a model, and its weights as fp32. Nothing in them is run.
 
 Plain types (F32, F16, BF16) and the block formats Q4_0, Q4_1 and Q8_0 are read: blocks of 32 weights, w = d * q + m,
 with d and m in half precision.
@@ -89,7 +89,7 @@ class Gguf:
         return self.fields[name]
 
     def tensor(self, name: str) -> Tensor:
-        """The weights in fp32, read when they are asked for."""
+        """The weights in fp32, read on demand."""
         if name not in self.tensors:
             raise ValueError(f"{self.path} holds no tensor {name}.")
         shape, kind, start = self.tensors[name]
@@ -99,7 +99,7 @@ class Gguf:
 
 
 class _Cursor:
-    """A place in the beginning of a file; what would lie behind its end is an error, whatever length is claimed."""
+    """A position in the header of a file; reading past the end of the file is an error, whatever length is stated."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.place = path, 0
@@ -134,7 +134,7 @@ class _Cursor:
 
 
 def read_gguf(path: str | Path) -> Gguf:
-    """What a file says, every length checked against the size of the file; weights are left where they are."""
+    """The fields and tensor headers of a file, every length checked against its size; weights are not read."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")

@@ -70,14 +70,8 @@ class SftRun(BaseRun[SftEvaluation]):
     config_file = CONFIG
 
     def __init__(self, experiment: SftExperiment, optimizer: Optimizer, rng: torch.Generator, hooks: Hooks) -> None:
-        self.experiment, self.micro_batch = experiment, experiment.micro_batch
+        self.experiment, self.micro_batches = experiment, (experiment.micro_batch,)
         super().__init__(experiment.config, experiment.policy, optimizer, rng, experiment.device, ALONE, hooks)
-
-    def _facts(self) -> dict[str, Any]:
-        return {"rows": [self.micro_batch.size, self.micro_batch.halvings]}
-
-    def _restore(self, facts: Mapping[str, Any]) -> None:
-        self.micro_batch.size, self.micro_batch.halvings = facts["rows"]
 
     def _evaluation_of(self, data: Mapping[str, Any]) -> SftEvaluation:
         return SftEvaluation(dict(data))
@@ -135,7 +129,7 @@ class SftRun(BaseRun[SftEvaluation]):
         for bucket in width_buckets(data.held_out, self.policy.eos_id, self.policy.max_length):
             batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
             for piece in add_noise(batch, self.policy.mask_id, rng).pieces(
-                max(1, self.micro_batch.size // bucket.width)
+                max(1, self.experiment.micro_batch.size // bucket.width)
             ):
                 loss_Q = token_losses(self.policy, piece, self.device)
                 total += float(bound(loss_Q, piece))

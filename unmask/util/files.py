@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all, also after the machine has gone down."""
+"""Files that are complete or absent, even after a crash of the machine."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def fsync(path: Path) -> None:
-    """Have the disk hold what was written, or what a folder lists."""
+    """Sync a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -20,7 +20,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """An OSError under it says which file it is about: that of a full disk does not."""
+    """Add the path to an OSError: a full disk's does not name the file."""
     try:
         yield
     except OSError as error:
@@ -28,7 +28,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Written aside, synced and renamed; where that fails, what was there stays."""
+    """Write a file aside, sync and rename it; where that fails, the old file stays."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with naming_file(path):
@@ -42,7 +42,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A safetensors file, synced. A disk that is full is an OSError, as elsewhere."""
+    """Write a safetensors file and sync it. A full disk is an OSError, as elsewhere."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""YAML as people write it, read safely, no key twice; and values as an error message shows them."""
+"""Safe YAML without duplicate keys; and values as error messages show them."""
 
 import difflib
 import reprlib
@@ -18,7 +18,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
-        if self.depth > DEEPEST:  # the time that reading takes grows with the square of the depth
+        if self.depth > DEEPEST:  # parsing time grows with the square of the depth
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(problem="it is nested too deeply", problem_mark=mark)
         node = super().compose_node(parent, index)
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """What the text says; ValueError that begins with `where` for what is not YAML."""
+    """The data of a YAML text; ValueError that begins with `where` if it is not YAML."""
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
@@ -42,21 +42,21 @@ def parse_yaml(text: str, where: str) -> Any:
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = f"{error.context} {problem}" if problem.startswith("but ") else problem
         raise ValueError(f"{where}: not YAML: {problem}{place}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last of a number or a date that is none
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: a number or a date out of range
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
-    except (IndexError, KeyError, AttributeError):  # the reader's own, at a tag such as !!int before what is no number
+    except (IndexError, KeyError, AttributeError):  # of the parser: a tag such as !!int before text
         raise ValueError(f"{where}: not YAML: a value is not of the type that its tag says") from None
 
 
 def short_repr(value: Any) -> str:
-    """A value in a message: short, however large it is."""
+    """A value for a message, cut to a short length."""
     short = reprlib.Repr()
     short.maxstring = short.maxlong = short.maxother = LONGEST
     return short.repr(value)
 
 
 def check_not_bool(value: Any, annotation: Any) -> Any:
-    """The value; ValueError for true or false where a number is meant, as which Python would take them."""
+    """The value; ValueError for true or false where a number is expected: Python would take them for 1 and 0."""
     kinds = {annotation, *get_args(annotation)}
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
         raise ValueError("input should be a number, not true or false")
@@ -78,7 +78,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value where `section.key` says."""
+    """Set the value of `section.key`."""
     *sections, last = key.split(".")
     for section in sections:
         data = data.setdefault(section, {})
@@ -88,14 +88,14 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """What may have been meant instead of a name that is not known."""
+    """The known name that is closest to an unknown one, or all known names."""
     names = list(names)
     match = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
 
 
 def missing_folder_message(name: str | Path) -> str:
-    """Says that a folder is not there, and which one may have been meant: one beside it, or a run."""
+    """A message for a missing folder that suggests a similar one beside it, or a run."""
     places = dict.fromkeys([Path(name).parent, Path("runs")])
     near = {path.name: path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
     match = difflib.get_close_matches(Path(name).name, near, n=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 AT_ONCE = 5.0
-"""Seconds within which a second signal is taken for the first: a batch system and a launcher may both send one."""
+"""Seconds within which a second signal counts as the first: a batch system and a launcher may both send one."""
 
 
 class Paused(Exception):

@@ -1,6 +1,6 @@
 """Means over seeds with their uncertainty: Student's t, and the bootstrap of paired differences.
 
-Standard library only. Both intervals are over training seeds; they say nothing about another set of problems.
+Standard library only. Both intervals are over training seeds, not over other sets of problems.
 """
 
 import math
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 EXACT = 9
-"""Up to so many values every resample is counted instead of drawn."""
+"""Up to this many values all resamples are enumerated instead of drawn."""
 DRAWS = 20_000
 
 
 class Interval(NamedTuple):
-    """A mean with its interval; None where one value alone says nothing of the spread."""
+    """A mean with its interval; None for a single value, which has no spread."""
 
     mean: float
     low: float | None

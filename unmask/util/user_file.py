@@ -1,7 +1,7 @@
-"""A user's own Python file, named on the command line or in a configuration: their program, run with their rights.
+"""A user's own Python file, named on the command line or in a configuration, run with the user's rights.
 
-Nothing that comes with a model or with data names one, nor does a run folder that is sampled from or measured
-(cli/arguments.py); `--resume` runs what the run was trained with.
+Models, data and run folders that are sampled or evaluated never name one (cli/arguments.py); `--resume` runs the files
+that the run was trained with.
 """
 
 import hashlib

@@ -21,6 +21,7 @@ from unmask.training.optim import Optimizer
 from unmask.training.run.folder import RunFolder, provenance
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import State, restore, state_tensors, write_state
+from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
 EVAL_SEED = -1
@@ -54,6 +55,7 @@ E = TypeVar("E", bound=Measured)
 class BaseRun(ABC, Generic[E]):
     config: RunConfig
     config_file = "config.yaml"
+    micro_batches: tuple[MicroBatch, ...]
     before: E
     """The evaluation before training."""
     last: E | None = None
@@ -87,11 +89,10 @@ class BaseRun(ABC, Generic[E]):
     def _evaluation_of(self, data: Mapping[str, Any]) -> E:
         """An evaluation from its `data`."""
 
-    @abstractmethod
     def _facts(self) -> dict[str, Any]:
-        """What a saved state holds beside its tensors and what every run stores."""
+        """What a saved state holds beside what every run stores."""
+        return {}
 
-    @abstractmethod
     def _restore(self, facts: Mapping[str, Any]) -> None:
         """Set what `_facts` stored."""
 
@@ -114,6 +115,9 @@ class BaseRun(ABC, Generic[E]):
         self.evaluated = facts.get("looked", min(state.step, self.config.updates - 1))
         self.before, self.skips = self._evaluation_of(facts["before"]), Skips(*facts["skips"])
         self.last = self._evaluation_of(facts["last"]) if facts.get("last") else None
+        sizes = facts["rows"] if isinstance(facts["rows"][0], list) else [facts["rows"]]  # fine-tuning in 0.1 had one
+        for micro_batch, (size, halvings) in zip(self.micro_batches, sizes, strict=True):
+            micro_batch.size, micro_batch.halvings = size, halvings
         self._restore(facts)
         if self.eval_due(state.step):  # a run that was asked to stop is saved before it is evaluated
             self.evaluate(state.step)
@@ -158,6 +162,7 @@ class BaseRun(ABC, Generic[E]):
                 "looked": self.evaluated,
                 "last": None if self.last is None else self.last.data(),
                 "skips": self.skips,
+                "rows": [[each.size, each.halvings] for each in self.micro_batches],
                 **self._facts(),
                 "made_by": provenance(self.folder.path, self.config.user_files, self.config_file),
                 "lengths": self.folder.log_lengths(),

@@ -28,7 +28,6 @@ from unmask.training.run.state import State, state_tensors
 from unmask.training.setup import Setup
 from unmask.training.update import BrokenUpdate, UpdateResult
 from unmask.util.metering import Meter, count_passes
-from unmask.util.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class TrainingRun(BaseRun[Evaluation]):
         self, experiment: Experiment, optimizer: Optimizer, rng: torch.Generator, meter: Meter, hooks: Hooks
     ) -> None:
         self.experiment, self.setup, self.meter = experiment, experiment.setup, meter
+        self.micro_batches = self.setup.rollout_batch, self.setup.update_batch
         policy, device, ranks = self.setup.policy, self.setup.device, self.setup.ranks
         super().__init__(experiment.config, policy, optimizer, rng, device, ranks, hooks)
         task = experiment.task
@@ -66,15 +66,12 @@ class TrainingRun(BaseRun[Evaluation]):
             self._decide_end(state.step, self.last)
 
     def _facts(self) -> dict[str, Any]:
-        micro_batches = [[each.size, each.halvings] for each in _micro_batches(self.setup)]
-        return {"best": self.best.data(), "forwards": self.forwards, "rows": micro_batches}
+        return {"best": self.best.data(), "forwards": self.forwards}
 
     def _restore(self, facts: Mapping[str, Any]) -> None:
         self.history = recent_updates(read_metrics(self.folder.path)) if self.folder is not None else []
         self.best, self.forwards = best_of(facts["best"]), facts["forwards"]
         self.meter.forwards = self.forwards if self.ranks.first else 0.0
-        for micro_batch, saved in zip(_micro_batches(self.setup), facts["rows"], strict=True):
-            micro_batch.size, micro_batch.halvings = saved
         self._check_best(self.step)
 
     def _evaluation_of(self, data: Mapping[str, Any]) -> Evaluation:
@@ -191,10 +188,6 @@ class TrainingRun(BaseRun[Evaluation]):
             f"{self.skips.in_a_row} updates in a row were skipped, the last because {broken.error}. "
             f"It is stored in {where}; unmask.replay(folder) repeats it"
         )
-
-
-def _micro_batches(setup: Setup) -> tuple[MicroBatch, MicroBatch]:
-    return setup.rollout_batch, setup.update_batch
 
 
 def _memory_metrics(setup: Setup) -> Mapping[str, float]:
