@@ -17,20 +17,25 @@ from unmask.core.trace import Trace, select_traces
 from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
 from unmask.methods.agrpo import entropy_steps
 from unmask.studies.audit.audit import (
+    AuditSettings,
     audit,
+    exact_values,
     gradient_of,
     likelihoods,
     marginal_gradient,
-    reference_part,
+    reference_term,
     scores_choice,
-    truth_of,
-    value_of,
+    value_figures,
 )
 from unmask.training.update import logprobs
 from unmask.util.micro_batch import MicroBatch
 from world import NetPolicy, World, cosine, enumerated, noise, relative_error, reward_of, value_gradient
 
 ROWS = MicroBatch(10_000)
+
+
+def settings_of(world: World, draws: int = 2, states: int = 10**6) -> AuditSettings:
+    return AuditSettings(decoding_of(world), ROWS, draws, states)
 
 
 def drawn(world: World, method: Method, trace: Trace, draws: int, label: str = "") -> Tensor:
@@ -56,7 +61,7 @@ def test_biases_without_noise_are_the_enumerated_ones(order: str, name: str) -> 
     """Two draws are the same, and the mean over texts, each with its probability, is test_bias.py's number."""
     world = World(strong(), order)
     trace, probability_X = texts(world)
-    exact_X = truth_of(world.policy, trace, decoding_of(world), ROWS, 10**6).logp_B
+    exact_X = exact_values(world.policy, trace, settings_of(world)).logp_B
     assert exact_X == pytest.approx(probability_X.log(), abs=2e-5)
     estimate_DX = drawn(world, FIELD[name], trace, 2)
     assert (estimate_DX[0] - estimate_DX[1]).abs().max() < 1e-12
@@ -79,7 +84,7 @@ def test_the_audit_reports_these_values() -> None:
     trace, probability_X = texts(world)
     reward_X = reward_of(world, trace)
     methods = {"field": strata(1), "alone": strata(4), "pairs": strata(2)}
-    found = audit(world.policy, trace, reward_X, decoding_of(world), methods, 6, torch.Generator(), ROWS, 10**6)
+    found = audit(world.policy, trace, reward_X, methods, torch.Generator(), settings_of(world, draws=6))
     assert found.truth == "log pi(o | q), summed over all orders" and found.slack < 1e-4
     rng = torch.Generator()
     for one in found.estimators:
@@ -89,7 +94,7 @@ def test_the_audit_reports_these_values() -> None:
             probes = methods[one.name].probe(trace, rng, 1)[0]
             estimates.append(likelihoods(methods[one.name], probes, ask(world.policy, probes).detach())[""])
         methods[one.name].probe(trace, rng, 1)  # the one that was drawn too many
-        by_hand = value_of(torch.stack(estimates), probability_X.log(), LENGTH)
+        by_hand = value_figures(torch.stack(estimates), probability_X.log(), LENGTH)
         assert one.values[""][0] == pytest.approx(by_hand, abs=1e-4)
         assert one.forwards == pytest.approx({"field": 1, "alone": 4, "pairs": 2}[one.name])
 
@@ -98,14 +103,14 @@ def test_the_audit_reports_these_values() -> None:
 def test_every_step_has_no_bias_against_the_trajectory(order: str) -> None:
     world = World(NetPolicy(2, 4, seed=2), order, steps=2)
     paths = enumerated(world)
-    truth = truth_of(world.policy, paths.trace, decoding_of(world), ROWS, states=0)
+    truth = exact_values(world.policy, paths.trace, settings_of(world, states=0))
     estimate_DB = drawn(world, agrpo(draws=2, choice=order == "low_confidence"), paths.trace, 1)
     assert estimate_DB[0] == pytest.approx(truth.logp_B, abs=1e-12)
     chance_B = paths.step_BT.detach().log().sum(-1)  # with the choice of positions, whatever the order
     offset_B = chance_B - truth.logp_B
     assert float(offset_B.std()) < 1e-9  # for the random order it is a constant, else zero
     assert (float(offset_B.abs().max()) > 1) == (order == "random")
-    assert ("choice" in truth.told) == (order == "low_confidence")
+    assert ("choice" in truth.description) == (order == "low_confidence")
 
 
 def test_wd1_is_read_as_the_mean_field_it_is() -> None:
@@ -165,11 +170,11 @@ def test_the_variance_of_independent_steps_falls_as_one_over_their_number(draws:
     variance_B = ((step_BT**2 / law_BT).sum(-1) - whole_B**2) / draws
     law = {} if steps is None else {"steps": entropy_steps}
     estimate_DB = drawn(world, agrpo(draws=draws, spread=False, **law), trace, many)
-    found = value_of(estimate_DB, whole_B, 4.0)
+    found = value_figures(estimate_DB, whole_B, 4.0)
     fourth = float(((estimate_DB - whole_B) ** 2).mean(-1).std()) / math.sqrt(many)
     assert abs(found.noise - float(variance_B.mean())) < 4 * fourth
     assert abs(found.bias) < 4 * float(estimate_DB.mean(-1).std()) / math.sqrt(many)
-    spread = value_of(drawn(world, agrpo(draws=draws, **law), trace, many), whole_B, 4.0)
+    spread = value_figures(drawn(world, agrpo(draws=draws, **law), trace, many), whole_B, 4.0)
     assert spread.noise < found.noise * 1.1
     if draws == 4 and steps is None:
         assert spread.noise < 1e-20
@@ -178,7 +183,7 @@ def test_the_variance_of_independent_steps_falls_as_one_over_their_number(draws:
 def test_statistics_by_hand() -> None:
     exact = [-1.0, -2.0, -4.0, -4.0]
     rows = [[-1.5, -2.0, -3.0, -6.0], [-0.5, -4.0, -5.0, -6.0]]
-    found = value_of(torch.tensor(rows, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64), 7.0)
+    found = value_figures(torch.tensor(rows, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64), 7.0)
     means = [-1.0, -3.0, -4.0, -6.0]
     noises = [0.5, 2.0, 2.0, 0.0]
     assert found.bias == pytest.approx(sum(m - x for m, x in zip(means, exact, strict=True)) / 4)
@@ -201,14 +206,14 @@ def test_statistics_by_hand() -> None:
 
 def test_the_exact_value_agrees_with_itself_and_a_draw_that_says_nothing_is_left_out() -> None:
     exact_B = noise(0, 6)
-    found = value_of(exact_B[None].repeat(3, 1), exact_B, 1.0)
+    found = value_figures(exact_B[None].repeat(3, 1), exact_B, 1.0)
     assert (found.bias, found.noise, found.pearson, found.spearman) == pytest.approx((0, 0, 1, 1), abs=1e-12)
     assert found.spread == pytest.approx(found.exact_spread) == pytest.approx(found.covariance)
     holed = exact_B[None].repeat(3, 1)
     holed[0, 1] = holed[1, 3] = holed[2, 3] = torch.nan
-    patched = value_of(holed, exact_B, 1.0)
+    patched = value_figures(holed, exact_B, 1.0)
     assert (patched.bias, patched.noise, patched.pearson) == pytest.approx((0, 0, 1), abs=1e-12)
-    still = value_of(exact_B[None], torch.zeros(6, dtype=torch.float64), 1.0)
+    still = value_figures(exact_B[None], torch.zeros(6, dtype=torch.float64), 1.0)
     assert still.pearson is None and still.spearman is None and still.exact_spread == 0
 
 
@@ -221,7 +226,7 @@ def test_the_reference_is_the_gradient_of_what_the_sampler_earns(order: str) -> 
     world = World(NetPolicy(2, 3, seed=1), order)
     paths = enumerated(world)
     batch, weight_B = len(paths.trace), paths.probability_B.detach() * reward_of(world, paths.trace)
-    part = reference_part(paths.trace, batch * weight_B, scores_choice(decoding_of(world)))
+    part = reference_term(paths.trace, batch * weight_B, scores_choice(decoding_of(world)))
     found_P, _ = gradient_of(world.policy, part, ROWS)
     assert relative_error(-found_P, value_gradient(world, paths)) < 1e-10
 
@@ -235,8 +240,9 @@ def test_all_steps_are_the_reference_and_the_choice_belongs_to_them(order: str) 
     methods = {"tokens": agrpo(draws=2), "some": agrpo(draws=1), "field": strata(1)}
     if order == "low_confidence":
         methods["choice"] = agrpo(draws=2, choice=True)
-    run = partial(audit, world.policy, trace, reward_of(world, trace), decoding_of(world))
-    found = {one.name: one for one in run(methods, 5, torch.Generator().manual_seed(0), ROWS, 10**6).estimators}
+    rng, settings = torch.Generator().manual_seed(0), settings_of(world, draws=5)
+    result = audit(world.policy, trace, reward_of(world, trace), methods, rng, settings)
+    found = {one.name: one for one in result.estimators}
     for problem in range(3):
         exact = found["choice" if order == "low_confidence" else "tokens"].slopes[problem]
         assert exact is not None and exact.noise == 0
@@ -251,12 +257,12 @@ def test_all_steps_are_the_reference_and_the_choice_belongs_to_them(order: str) 
 def test_where_there_is_one_order_the_sum_over_orders_is_the_reference() -> None:
     world = World(NetPolicy(2, 4, seed=11), "left_to_right", steps=2)
     trace = select_traces(enumerated(world).trace, torch.arange(0, 16, 3))
-    run = partial(audit, world.policy, trace, reward_of(world, trace), decoding_of(world), {"a": strata(1)}, 2)
-    summed = run(torch.Generator(), ROWS, 10**6).marginal
+    run = partial(audit, world.policy, trace, reward_of(world, trace), {"a": strata(1)}, torch.Generator())
+    summed = run(settings_of(world)).marginal
     assert summed is not None and summed.slopes[0] is not None
     assert summed.slopes[0].along == pytest.approx(summed.slopes[0].reference, rel=1e-10)
     assert summed.slopes[0].signal == pytest.approx(summed.slopes[0].reference, rel=1e-10)
-    assert run(torch.Generator(), ROWS, 0).marginal is None  # no states allowed
+    assert run(settings_of(world, states=0)).marginal is None  # no states allowed
 
 
 @pytest.mark.parametrize("order", ["random", "low_confidence"])
@@ -270,7 +276,7 @@ def test_the_sum_over_orders_is_as_unbiased_as_the_reference_and_below_one(order
     assert relative_error(-found_P, value_gradient(world, paths)) < 1e-4  # what is not followed
     few = select_traces(paths.trace, torch.arange(0, batch, 5))
     summed = audit(
-        world.policy, few, reward_of(world, few), decoding, {"a": strata(1)}, 2, torch.Generator(), ROWS, 10**6
+        world.policy, few, reward_of(world, few), {"a": strata(1)}, torch.Generator(), settings_of(world)
     ).marginal
     assert summed is not None and summed.slopes[0] is not None
     along, reference, signal, error = summed.slopes[0]
@@ -282,9 +288,7 @@ def test_mean_and_noise_of_gradients_are_those_of_their_list() -> None:
     world = World(NetPolicy(2, 4, seed=11))
     trace = select_traces(enumerated(world).trace, torch.arange(8) * 40)
     reward_B, method, draws = reward_of(world, trace), strata(2), 7
-    found = audit(
-        world.policy, trace, reward_B, decoding_of(world), {"sml": method}, draws, torch.Generator(), ROWS, 10**6
-    )
+    found = audit(world.policy, trace, reward_B, {"sml": method}, torch.Generator(), settings_of(world, draws))
     rng, vectors = torch.Generator(), []
     for _ in range(draws):
         probes = method.probe(trace, rng, 1)[0]
@@ -301,7 +305,7 @@ def test_mean_and_noise_of_gradients_are_those_of_their_list() -> None:
     slope = found.estimators[0].slopes[0]
     assert slope is not None and slope.noise == pytest.approx(noise_hand, rel=1e-10)
     assert slope.signal == pytest.approx(float(mean_P @ mean_P) - noise_hand / draws, rel=1e-10)
-    reference_P, _ = gradient_of(world.policy, reference_part(trace, group_mean(reward_B, trace.group_B), False), ROWS)
+    reference_P, _ = gradient_of(world.policy, reference_term(trace, group_mean(reward_B, trace.group_B), False), ROWS)
     assert slope.along == pytest.approx(float(mean_P @ reference_P), rel=1e-10)
     assert slope.along / math.sqrt(slope.reference * float(mean_P @ mean_P)) == pytest.approx(
         cosine(mean_P, reference_P), rel=1e-10
@@ -313,8 +317,6 @@ def test_a_group_whose_rewards_are_alike_has_no_gradient() -> None:
     trace = select_traces(enumerated(world).trace, torch.arange(6) * 40)
     trace = replace(trace, group_B=torch.tensor([0, 0, 0, 1, 1, 1]))
     reward_B = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    found = audit(
-        world.policy, trace, reward_B, decoding_of(world), {"a": strata(2)}, 2, torch.Generator(), ROWS, 10**6
-    )
+    found = audit(world.policy, trace, reward_B, {"a": strata(2)}, torch.Generator(), settings_of(world))
     first, second = found.estimators[0].slopes
     assert first is None and second is not None and len(found.estimators[0].values[""]) == 2

@@ -9,15 +9,15 @@ from unmask.studies.audit.figures import (
     MOST_LEFT,
     Audit,
     EstimatorFigures,
+    GradientFigures,
     ShareEstimates,
-    Slope,
-    Value,
+    ValueFigures,
     budget_cosine,
-    compared,
     cosine,
-    defined,
-    jackknifed,
-    jackknifed_size,
+    defined_problems,
+    estimator_comparison,
+    jackknife_interval,
+    jackknife_log_interval,
     mean_cosine,
     relative_noise,
     slope_shares,
@@ -28,22 +28,22 @@ from unmask.util.statistics import t_interval
 from world import noise
 
 
-def slope(cos: float, relative: float, scale: float = 1.0) -> Slope:
+def slope(cos: float, relative: float, scale: float = 1.0) -> GradientFigures:
     """A gradient of length `scale` whose expectation has this cosine with a reference of length 2."""
-    return Slope(along=2 * scale * cos, reference=4.0, signal=scale**2, noise=relative * scale**2)
+    return GradientFigures(along=2 * scale * cos, reference=4.0, signal=scale**2, noise=relative * scale**2)
 
 
-def value(r: float, relative: float = 0.0, bias: float = -1.0) -> Value:
-    return Value(bias, relative, r, r, covariance=3 * r, spread=1.0, exact_spread=9.0, tokens=4.0)
+def value(r: float, relative: float = 0.0, bias: float = -1.0) -> ValueFigures:
+    return ValueFigures(bias, relative, r, r, covariance=3 * r, spread=1.0, exact_spread=9.0, tokens=4.0)
 
 
 def test_the_jackknife_of_a_mean_is_students_interval() -> None:
     values = noise(1, 7).tolist()
-    found = jackknifed(lambda some: math.fsum(values[i] for i in some) / len(some), range(7))
+    found = jackknife_interval(lambda some: math.fsum(values[i] for i in some) / len(some), range(7))
     assert found == pytest.approx(t_interval(values))
-    assert jackknifed(lambda some: values[some[0]], [0]) == (values[0], None, None)
-    assert jackknifed(lambda some: None, range(5)) is None
-    assert jackknifed(lambda some: 1.0 if 3 in some else None, range(5)) is None  # hangs on one of them
+    assert jackknife_interval(lambda some: values[some[0]], [0]) == (values[0], None, None)
+    assert jackknife_interval(lambda some: None, range(5)) is None
+    assert jackknife_interval(lambda some: 1.0 if 3 in some else None, range(5)) is None  # hangs on one of them
 
 
 def test_one_draw_is_the_mean_of_the_cosines_and_problems_count_alike() -> None:
@@ -84,7 +84,7 @@ def test_averaging_draws_thins_the_noise_as_the_budget_says() -> None:
 def test_values_that_do_not_vary_and_gradients_that_vanish_have_no_say() -> None:
     still = value(0.5)._replace(exact_spread=0.0)
     assert value_shares([still, value(0.5)])[0] is None
-    assert slope_shares([Slope(0.0, 4.0, 0.0, 0.0)]) == [None]
+    assert slope_shares([GradientFigures(0.0, 4.0, 0.0, 0.0)]) == [None]
     assert cosine([None, None], 1.0)(range(2)) is None
 
 
@@ -93,14 +93,14 @@ def test_problems_without_a_signal_do_not_narrow_an_interval() -> None:
     one = Audit("", "", [EstimatorFigures("a", 1.0, {}, [*rows])], 16)
     other = Audit("", "", [EstimatorFigures("a", 1.0, {}, [rows[0], None, None, rows[1], None, rows[2]])], 16)
     assert slope_rows(one, 4.0) == slope_rows(other, 4.0)
-    assert defined(
+    assert defined_problems(
         [None, ShareEstimates(1, 1, 0), ShareEstimates(1, 1, 0)],
         [ShareEstimates(1, 1, 0), None, ShareEstimates(1, 1, 0)],
     ) == [2]
 
 
 def test_an_expectation_lost_in_noise_has_no_cosine() -> None:
-    shares = slope_shares([Slope(0.1, 4.0, -0.01, 1.0)])
+    shares = slope_shares([GradientFigures(0.1, 4.0, -0.01, 1.0)])
     assert cosine(shares, 0.0)([0]) is None and relative_noise(shares)([0]) is None
     assert mean_cosine(shares, 10**9)([0]) is None
     assert cosine(shares, 1.0)([0]) == pytest.approx(0.1 / math.sqrt(4 * 0.99))
@@ -112,24 +112,24 @@ def test_the_interval_of_a_size_is_that_of_its_logarithm() -> None:
     def middle(some: list[int]) -> float:  # the geometric mean
         return math.prod(values[i] for i in some) ** (1 / len(some))
 
-    found = jackknifed_size(middle, range(7))
+    found = jackknife_log_interval(middle, range(7))
     assert found == pytest.approx([math.exp(x) for x in t_interval([math.log(v) for v in values])])
-    assert jackknifed_size(lambda some: 1e-12, range(3)) == (0.0, None, None)
-    assert jackknifed_size(lambda some: -0.5, range(3)) is None
+    assert jackknife_log_interval(lambda some: 1e-12, range(3)) == (0.0, None, None)
+    assert jackknife_log_interval(lambda some: -0.5, range(3)) is None
 
 
 # --- the cosine of the mean draw -------------------------------------------------------------------------------------
 
 
-def sampled(cos: float, relative: float, draws: int, problems: int, seed: int) -> list[tuple[Slope, float]]:
+def sampled(cos: float, relative: float, draws: int, problems: int, seed: int) -> list[tuple[GradientFigures, float]]:
     """Draws round an expectation of length 1, and the cosine of their mean as it stands."""
-    found, size = list[tuple[Slope, float]](), 40
+    found, size = list[tuple[GradientFigures, float]](), 40
     reference_P, expected_P = torch.eye(size, dtype=torch.float64)[0], torch.zeros(size, dtype=torch.float64)
     expected_P[0], expected_P[1] = cos, math.sqrt(1 - cos**2)
     for draw_DP in expected_P + math.sqrt(relative / size) * noise(seed, problems, draws, size):
         mean_P = draw_DP.mean(0)
         left = float((draw_DP - mean_P).square().sum() / (draws - 1))
-        one = Slope(float(mean_P @ reference_P), 1.0, float(mean_P @ mean_P) - left / draws, left)
+        one = GradientFigures(float(mean_P @ reference_P), 1.0, float(mean_P @ mean_P) - left / draws, left)
         found.append((one, float(mean_P[0] / mean_P.norm())))
     return found
 
@@ -150,7 +150,7 @@ def test_the_intervals_hold_the_truth_up_to_the_bound() -> None:
         held = 0
         for seed in range(repeats):
             shares = slope_shares([one for one, _ in sampled(cos, 0.8 * MOST_LEFT * draws, draws, 7, seed)])
-            found = jackknifed(mean_cosine(shares, draws), range(7))
+            found = jackknife_interval(mean_cosine(shares, draws), range(7))
             assert found is not None and found.low is not None and found.high is not None
             held += found.low <= cos <= found.high
         assert 0.90 * repeats <= held <= 0.99 * repeats
@@ -171,7 +171,7 @@ def test_a_budget_of_more_draws_than_were_made_is_told_by_the_same_rule() -> Non
     assert budget_cosine(shares, 1.0, 1e6, 16)(range(2)) is None and budget_cosine(shares, 2.0, 1.0, 16)([0]) is None
     told = list[float]()
     for relative in (0.1, 0.5, 1.0, 1.1, 2.0, 10.0):  # the mean of four draws points along the reference
-        lucky = slope_shares([Slope(math.sqrt(1 + relative / 4), 1.0, 1.0, relative)])
+        lucky = slope_shares([GradientFigures(math.sqrt(1 + relative / 4), 1.0, 1.0, relative)])
         told += [] if (found := budget_cosine(lucky, 1.0, 8.0, 4)([0])) is None else [found]
     assert cosine(lucky, 1 / 8)([0]) > 1.2 and len(told) == 4 and 1 < max(told) <= math.sqrt(1 + MOST_LEFT)
 
@@ -186,7 +186,7 @@ def test_a_comparison_is_paired() -> None:
         EstimatorFigures(name, 2.0, {"": [value(r, bias=-r) for r in rs]}, [None, *(slope(r, 0.0) for r in rs)])
         for name, rs in (("a", ours), ("b", theirs))
     )
-    found = {row.figure: row for row in compared(Audit("", "", [one, other], 16), one, other, 4.0)}
+    found = {row.figure: row for row in estimator_comparison(Audit("", "", [one, other], 16), one, other, 4.0)}
     apart = t_interval([a - b for a, b in zip(ours, theirs, strict=True)])
     for figure in ("|bias|, nats", "r", "rank r", "r at 4", "cosine", "cosine of mean", "cosine at 4"):
         assert found[figure].change == pytest.approx(apart)
@@ -201,7 +201,7 @@ def test_variances_are_compared_by_their_ratio() -> None:
         EstimatorFigures("", 1.0, {"": [value(0.5, part * n) for n in noises]}, [slope(0.5, part * 3) for _ in noises])
         for part in (0.5, 1.0)
     )
-    found = {row.figure: row for row in compared(Audit("", "", [one, other], 64), one, other, 4.0)}
+    found = {row.figure: row for row in estimator_comparison(Audit("", "", [one, other], 64), one, other, 4.0)}
     for figure in ("variance", "rel. variance"):
         assert found[figure].ratio and found[figure].change == pytest.approx((0.5, 0.5, 0.5))
     assert found["rel. variance"].one == pytest.approx(1.5)
@@ -213,6 +213,6 @@ def test_readings_are_compared_with_their_likes_and_problems_without_a_say_are_l
     split = EstimatorFigures(
         "b", 1.0, {"A > 0": rows, "A < 0": rows}, [slope(0.4, 0.0), slope(0.0, 0.0), slope(0.2, 0.0)]
     )
-    found = compared(Audit("", "", [plain, split], 16), plain, split, 4.0)
+    found = estimator_comparison(Audit("", "", [plain, split], 16), plain, split, 4.0)
     assert [row.figure for row in found] == ["cosine", "cosine of mean", "rel. variance", "cosine at 4"]
     assert found[0].change == pytest.approx((0.5, 0.5, 0.5)) and found[0].other == pytest.approx(0.3)

@@ -8,19 +8,27 @@ from pathlib import Path
 import pytest
 from test_audit_figures import slope, value
 
-from unmask.config.method_names import Candidate, candidate, candidates, every_estimator, split_overrides
+from unmask.config.method_names import every_estimator, method_spec, method_specs, split_overrides
 from unmask.studies.audit.figures import (
     Audit,
     EstimatorFigures,
-    Slope,
-    Value,
-    compared,
-    defined,
-    jackknifed,
+    GradientFigures,
+    ValueFigures,
+    defined_problems,
+    estimator_comparison,
+    jackknife_interval,
     mean_cosine,
     slope_shares,
 )
-from unmask.studies.audit.report import conclusion, plain, read, restored, slope_rows, tables, value_rows
+from unmask.studies.audit.report import (
+    audit_data,
+    audit_from_data,
+    conclusion,
+    read_audit,
+    slope_rows,
+    tables,
+    value_rows,
+)
 from unmask.util.statistics import t_interval
 
 
@@ -60,8 +68,8 @@ def test_an_expectation_is_not_cut_at_one() -> None:
 
 def test_few_draws_and_problems_promise_no_correlation_above_one() -> None:
     """A budget of eight draws after four, of which half of what is left was noise; and two problems that differ."""
-    lost, sure = Slope(0.85, 1.0, 0.3, 2.0), slope(0.5, 0.0)
-    short = Value(-1.0, 2.0, 0.4, 0.4, 0.85, 0.3, 1.0, 8.0)
+    lost, sure = GradientFigures(0.85, 1.0, 0.3, 2.0), slope(0.5, 0.0)
+    short = ValueFigures(-1.0, 2.0, 0.4, 0.4, 0.85, 0.3, 1.0, 8.0)
     audit = Audit("", "", [EstimatorFigures("a", 0.5, {"": [short] * 2}, [lost, lost])], 4)
     assert value_rows(audit, 4.0)[0][-1] == slope_rows(audit, 4.0)[0][-1] == "-"
     assert conclusion(audit, 4.0).count("the draws are too few") == 2
@@ -70,7 +78,7 @@ def test_few_draws_and_problems_promise_no_correlation_above_one() -> None:
     )
     assert [row[3] for row in slope_rows(apart, 4.0)] == ["-0.20 [-1.00, 1.00]", "0.45 [-0.19, 1.00]"]
     assert "0.65 [-2.00, 2.00] above a" in conclusion(apart, 4.0)
-    change = {row.figure: row.change for row in compared(apart, *apart.estimators, 4.0)}["cosine"]
+    change = {row.figure: row.change for row in estimator_comparison(apart, *apart.estimators, 4.0)}["cosine"]
     assert change == pytest.approx((-0.65, -2.0, 2.0))
 
 
@@ -78,9 +86,9 @@ def test_numbers_survive_their_file() -> None:
     audit = found({"a": [0.125, 0.25, 0.75], "b": [0.375, 0.25, 0.5]})
     audit.estimators[0].slopes[1] = None
     audit.estimators[1].values[""][0] = value(0.375)._replace(pearson=None, spearman=None)
-    assert restored(json.loads(json.dumps(plain(audit)))) == audit
+    assert audit_from_data(json.loads(json.dumps(audit_data(audit)))) == audit
     summed = replace(audit, marginal=replace(audit.estimators[0], values={}))
-    assert restored(json.loads(json.dumps(plain(summed)))) == summed
+    assert audit_from_data(json.loads(json.dumps(audit_data(summed)))) == summed
 
 
 def test_the_conclusion_says_who_leads_and_whether_that_is_sure() -> None:
@@ -90,7 +98,7 @@ def test_the_conclusion_says_who_leads_and_whether_that_is_sure() -> None:
     assert close.count("does not exclude a tie") == 2
     assert "is the only one" in conclusion(found({"good": [0.9, 0.1]}), 4)
     assert conclusion(found({"good": [0.9], "bad": [0.8]}), 4).count("too few problems for an interval") == 2
-    assert conclusion(found({"good": [0.9, 0.1], "bad": [0.2, 0.3]}), 1).count("nothing can be said") == 2
+    assert conclusion(found({"good": [0.9, 0.1], "bad": [0.2, 0.3]}), 1).count("no estimator can be chosen") == 2
 
 
 RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("audit_*.json"))
@@ -100,14 +108,14 @@ RESULTS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("au
 def test_the_stored_runs_say_what_they_said_and_do_not_exclude_what_is_known(path: Path) -> None:
     """A trajectory's steps, some of them, with the choice where it depends on the policy: the mean draw is the
     reference, and its cosine one."""
-    data = read(path)
-    audit = restored(data)
+    data = read_audit(path)
+    audit = audit_from_data(data)
     assert conclusion(audit, data["budget"]) == data["conclusion"]
     told = 0
     for one in audit.estimators:
         if one.name.startswith("agrpo") and ("choice" in one.name) == (data["order"] == "low_confidence"):
             shares = slope_shares(one.slopes)
-            if (cosine := jackknifed(mean_cosine(shares, audit.draws), defined(shares))) is not None:
+            if (cosine := jackknife_interval(mean_cosine(shares, audit.draws), defined_problems(shares))) is not None:
                 told += one.forwards < data["steps"]
                 assert cosine.low - 1e-6 <= 1 <= cosine.high + 1e-6
     assert told >= 1
@@ -117,13 +125,14 @@ def test_the_stored_runs_say_what_they_said_and_do_not_exclude_what_is_known(pat
 
 
 def test_a_word_is_read_piece_by_piece() -> None:
-    assert candidate("agrpo:draws=2:spread=false") == Candidate(
-        "agrpo:draws=2:spread=false", "agrpo", [], ["agrpo.draws=2", "agrpo.spread=false"]
-    )
-    assert candidate("wd1:psi=2+sml:strata=8+dps") == Candidate(
-        "wd1:psi=2+sml:strata=8+dps", "wd1", ["sml", "dps"], ["wd1.psi=2", "sml.strata=8"]
-    )
-    assert candidate("sml").method == "diffu_grpo"
+    spec = method_spec("agrpo:draws=2:spread=false")
+    assert (spec.label, spec.words) == ("agrpo:draws=2:spread=false", ["agrpo"])
+    assert list(spec.overrides()) == ["agrpo.draws=2", "agrpo.spread=false"]
+    spec = method_spec("wd1:psi=2+sml:strata=8+dps")
+    assert (spec.label, spec.words) == ("wd1:psi=2+sml:strata=8+dps", ["wd1", "sml", "dps"])
+    assert list(spec.overrides()) == ["wd1.psi=2", "sml.strata=8"]
+    alone = method_spec("sml:strata=8")
+    assert (alone.label, alone.words, alone.sections) == ("sml:strata=8", ["diffu_grpo", "sml"], ["diffu_grpo", "sml"])
 
 
 @pytest.mark.parametrize(
@@ -131,6 +140,8 @@ def test_a_word_is_read_piece_by_piece() -> None:
     [
         ("agrpi", "there is no 'agrpi'"),
         ("agrpo:draws", "not of the form key=value"),
+        ("agrpo:draw=2", r"^agrpo\.draw: .*draws"),
+        ("agrpo:seed=2", r"^agrpo\.seed: "),
         ("agrpo+wd1", "two bases"),
         ("sml+wd1", "two bases"),
         (" , ", "name at least one"),
@@ -139,21 +150,21 @@ def test_a_word_is_read_piece_by_piece() -> None:
 )
 def test_a_word_that_cannot_be_read_is_an_error(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        candidates(text)
+        method_specs(text)
 
 
 def test_options_go_to_the_methods_that_have_them() -> None:
-    chosen = candidates("agrpo,sml")
+    chosen = method_specs("agrpo,sml")
     assert split_overrides(["rollout.steps=4", "agrpo.draws=2"], chosen) == (["rollout.steps=4"], ["agrpo.draws=2"])
     with pytest.raises(ValueError, match=r"^wd1: "):
         split_overrides(["wd1.psi=2"], chosen)
 
 
 def test_short_completions_leave_out_what_does_not_fit() -> None:
-    names = [one.name for one in every_estimator(3, 2, False)]
+    names = [one.label for one in every_estimator(3, 2, False)]
     assert "sml:strata=2:anchor=0" in names and "sml:strata=4:anchor=0" not in names and "daca" not in names
     assert names[-1] == "agrpo:draws=2" and "agrpo:draws=2:choice=true" not in names
-    assert every_estimator(8, 4, True)[-1].name == "agrpo:draws=4:choice=true"
+    assert every_estimator(8, 4, True)[-1].label == "agrpo:draws=4:choice=true"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -171,7 +182,7 @@ def test_the_command_measures_writes_and_shows_again(unmask) -> None:
     assert data["conclusion"] == last and data["seed"] == 3
     field, bounds, exact = data["estimators"]
     assert (field["forwards"], exact["forwards"]) == (1.0, 4.0) and list(bounds["values"]) == ["A > 0", "A < 0"]
-    for along, reference, signal, error in zip(*(exact["slopes"][f] for f in Slope._fields), strict=True):
+    for along, reference, signal, error in zip(*(exact["slopes"][f] for f in GradientFigures._fields), strict=True):
         assert along is None or (error == 0 and along**2 == pytest.approx(reference * signal, rel=1e-4))
     assert Path("a/audit.png").stat().st_size > 1000
     assert data["marginal"]["forwards"] > 4
@@ -182,7 +193,7 @@ def test_the_command_measures_writes_and_shows_again(unmask) -> None:
 
 def test_two_estimators_of_a_file_are_compared(unmask) -> None:
     audit = found({"good": [0.90, 0.92, 0.91], "bad": [0.50, 0.53, 0.52]})
-    Path("audit.json").write_text(json.dumps({"budget": 4, **plain(audit)}))
+    Path("audit.json").write_text(json.dumps({"budget": 4, **audit_data(audit)}))
     code, out, _ = unmask("audit", "audit.json", "--compare", "good,bad")
     change = t_interval([0.40, 0.39, 0.39])
     told = f"{change.mean:+.2f} [{change.low:+.2f}, {change.high:+.2f}]"

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from unmask.config import Config, parse_config
+from unmask.config.method_names import MethodSpec
 from unmask.evaluation.evaluate import Evaluator
 from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
 from unmask.studies.compare.cells import (
-    Settings,
-    Variant,
+    SharedSettings,
     budget_of,
     cost_of,
     key_of,
+    method_grid,
     reference_of,
-    variants,
     write_json,
 )
-from unmask.studies.compare.compare import SWEEP_SEEDS, compare
-from unmask.studies.compare.pool import CellJob, Event
+from unmask.studies.compare.compare import SWEEP_SEEDS, Comparison, compare
+from unmask.studies.compare.pool import CellJob, JobEvent
 from unmask.studies.compare.worker import result_of
 from wording import mentions
 
@@ -37,30 +37,30 @@ DIES = "optimizer.lr=1e38"
 
 
 def test_a_grid_is_every_method_with_every_set_of_plugins() -> None:
-    grid = variants(["wd1", "spg:inner_steps=2"], ["none", "sml:strata=8+dispo"])
+    grid = method_grid(["wd1", "spg:inner_steps=2"], ["none", "sml:strata=8+dispo"])
     assert [variant.label for variant in grid] == [
         "wd1", "wd1+sml:strata=8+dispo", "spg:inner_steps=2", "spg:inner_steps=2+sml:strata=8+dispo",
     ]  # fmt: skip
-    bare, full = Settings().config(grid[0]), Settings(overrides=("dispo.branches=3",)).config(grid[3])
+    bare, full = SharedSettings().config(grid[0]), SharedSettings(overrides=("dispo.branches=3",)).config(grid[3])
     assert (bare.method, bare.plugins, bare.options) == ("wd1", (), {})
     assert (full.method, full.plugins, full.inner_steps) == ("spg", ("sml", "dispo"), 2)
     assert full.options == {"sml": {"strata": 8}, "dispo": {"branches": 3}}
 
 
 def test_after_a_colon_stands_an_option_or_a_key_of_the_configuration() -> None:
-    variant = Variant("agrpo:inner_steps=4:draws=2:optimizer.lr=0.5")
+    variant = MethodSpec("agrpo:inner_steps=4:draws=2:optimizer.lr=0.5")
     assert list(variant.overrides()) == ["inner_steps=4", "agrpo.draws=2", "optimizer.lr=0.5"]
-    config = Settings(overrides=("inner_steps=2",)).config(variant)
+    config = SharedSettings(overrides=("inner_steps=2",)).config(variant)
     assert (config.inner_steps, config.optimizer.lr) == (4, 0.5)
 
 
 def test_a_variant_is_compared_with_its_base_or_with_the_base_without_options() -> None:
-    grid = variants(["agrpo", "wd1:inner_steps=2"], ["none", "daca"])
+    grid = method_grid(["agrpo", "wd1:inner_steps=2"], ["none", "daca"])
     alone, with_daca, other, other_daca = grid
     assert [reference_of(variant, grid) for variant in grid] == [None, alone, None, other]
-    assert reference_of(Variant("agrpo:draws=2", ("daca",)), grid) == alone
-    assert reference_of(Variant("agrpo:draws=2"), grid) == alone
-    assert reference_of(Variant("spg", ("daca",)), grid) is None
+    assert reference_of(MethodSpec("agrpo:draws=2", ("daca",)), grid) == alone
+    assert reference_of(MethodSpec("agrpo:draws=2"), grid) == alone
+    assert reference_of(MethodSpec("spg", ("daca",)), grid) is None
     assert reference_of(with_daca, [with_daca, other_daca]) is None
 
 
@@ -85,7 +85,7 @@ class MadeUp:
         monkeypatch.setattr(compare_module, "run_jobs", self.run)
         monkeypatch.setattr(compare_report, "draw", lambda *_: None)  # which takes longer than the tests
 
-    def run(self, jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Event]:
+    def run(self, jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[JobEvent]:
         for job in jobs:
             self.trained.append(job)
             shutil.rmtree(job.folder, ignore_errors=True)
@@ -93,11 +93,11 @@ class MadeUp:
             config = parse_config(job.config)
             if config.optimizer.lr > 1:
                 (job.folder / "error.json").write_text('{"error": "ValueError: too much"}')
-                yield Event(job, error="ValueError: too much")
+                yield JobEvent(job, error="ValueError: too much")
                 continue
-            yield Event(job, 0.5)
+            yield JobEvent(job, 0.5)
             (job.folder / "result.json").write_text(json.dumps(self.result(config)))
-            yield Event(job)
+            yield JobEvent(job)
 
     def result(self, config: Config) -> dict[str, Any]:
         # the best rate is 2e-4 for agrpo and 1e-4 for the others; daca gains 0.1; a seed's luck is its own
@@ -118,10 +118,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 
 
 def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path: Path) -> None:
-    found = compare(
-        ["diffu_grpo", "agrpo"], ["none", "dispo"], out=tmp_path, seeds=2, budget="forwards=700",
-        settings=Settings(overrides=SHORT),
-    )  # fmt: skip
+    settings = SharedSettings(overrides=SHORT)
+    plan = Comparison(["diffu_grpo", "agrpo"], ["none", "dispo"], seeds=2, budget="forwards=700", settings=settings)
+    found = compare(plan, tmp_path)
     # 6 rollouts of 4 steps; 6 reference answers of diffu_grpo and 6 gradients at three forwards each; agrpo's 4 draws;
     # dispo asks for one more pass of each rollout, and for its gradient.
     spent = {"diffu_grpo": 24 + 6 + 18, "diffu_grpo+dispo": 24 + 6 + 18 + 6 + 18}
@@ -137,8 +136,8 @@ def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path:
 
 def test_seconds_are_shared_out_by_a_short_run_of_each_that_is_not_made_twice(made_up: MadeUp, tmp_path: Path) -> None:
     def again() -> dict[str, Any]:
-        how = Settings(overrides=("eval.every=7",))
-        return compare(["agrpo", "wd1"], out=tmp_path, seeds=1, budget="seconds=5", settings=how)
+        how = SharedSettings(overrides=("eval.every=7",))
+        return compare(Comparison(["agrpo", "wd1"], seeds=1, budget="seconds=5", settings=how), tmp_path)
 
     found, pilots = again(), made_up.trained[:2]
     assert [job.config["updates"] for job in pilots] == [4, 4] and pilots[0].folder.parent.name == "pilots"
@@ -148,7 +147,7 @@ def test_seconds_are_shared_out_by_a_short_run_of_each_that_is_not_made_twice(ma
 
 
 def test_the_learning_rate_is_chosen_for_each_base_on_validation_problems(made_up: MadeUp, tmp_path: Path) -> None:
-    found = compare(["wd1", "agrpo"], ["daca"], out=tmp_path, seeds=2, rates=[5e-5, 1e-4, 2e-4, 2.0])
+    found = compare(Comparison(["wd1", "agrpo"], ["daca"], seeds=2, rates=[5e-5, 1e-4, 2e-4, 2.0]), tmp_path)
     tried, cells = made_up.trained[:16], made_up.trained[16:]
     assert {job.seed for job in tried} == set(SWEEP_SEEDS) and {job.label for job in tried} == {"wd1", "agrpo"}
     assert {job.config["eval"]["split"] for job in tried} == {"validation"}
@@ -163,7 +162,7 @@ def test_the_learning_rate_is_chosen_for_each_base_on_validation_problems(made_u
 
 
 def test_a_base_without_a_rate_that_goes_through_fails_and_the_others_do_not(made_up: MadeUp, tmp_path: Path) -> None:
-    found = compare(["wd1"], ["none", "daca"], out=tmp_path, seeds=1, rates=[2.0])
+    found = compare(Comparison(["wd1"], ["none", "daca"], seeds=1, rates=[2.0]), tmp_path)
     assert len(made_up.trained) == 2 and not any(row["runs"] for row in found["cells"])
     assert mentions(found["cells"][1]["failed"]["0"], "learning rate", "ValueError: too much")
     assert mentions(found["summary"]["conclusion"], "No run")
@@ -171,11 +170,11 @@ def test_a_base_without_a_rate_that_goes_through_fails_and_the_others_do_not(mad
 
 def test_what_is_finished_is_not_run_again_and_what_failed_is(made_up: MadeUp, tmp_path: Path) -> None:
     methods = ["wd1", "wd1:optimizer.lr=2"]
-    found = compare(methods, out=tmp_path, seeds=2)
+    found = compare(Comparison(methods, seeds=2), tmp_path)
     assert [job.label for job in made_up.trained] == 2 * methods
     assert found["cells"][1]["failed"] == dict.fromkeys("01", "ValueError: too much")
     shutil.rmtree(next((tmp_path / "cells").glob("wd1-seed1*")))
-    found = compare([*methods, "spg"], out=tmp_path, seeds=2)
+    found = compare(Comparison([*methods, "spg"], seeds=2), tmp_path)
     again = [(job.label, job.seed) for job in made_up.trained[4:]]
     assert again == [(methods[1], 0), ("spg", 0), ("wd1", 1), (methods[1], 1), ("spg", 1)]
     assert len(found["cells"][0]["runs"]) == 2
@@ -184,13 +183,13 @@ def test_what_is_finished_is_not_run_again_and_what_failed_is(made_up: MadeUp, t
 @pytest.mark.parametrize("cut", ["", "{}", "[]", "null", '{"curve": []}', '{"curve": [{"updates": 0,', '{"error": 5}'])
 def test_what_a_full_disk_has_cut_is_run_again(made_up: MadeUp, tmp_path: Path, cut: str) -> None:
     methods = ["wd1", "wd1:optimizer.lr=2"]
-    whole = compare(methods, out=tmp_path, seeds=2)
+    whole = compare(Comparison(methods, seeds=2), tmp_path)
     (result,) = (tmp_path / "cells").glob("wd1-seed1-*/result.json")
     (error,) = (tmp_path / "cells").glob("*lr=2-seed0-*/error.json")
     for path in (result, error):
         path.write_text(cut)
     with pytest.warns(UserWarning, match="is cut or damaged") as told:
-        assert compare(methods, out=tmp_path, seeds=2) == whole
+        assert compare(Comparison(methods, seeds=2), tmp_path) == whole
     assert {str(each.message).split(" is cut")[0] for each in told} == {str(result), str(error)}
     again = [(job.label, job.seed) for job in made_up.trained[4:]]
     assert again == [(methods[1], 0), ("wd1", 1), (methods[1], 1)]
@@ -207,10 +206,10 @@ def test_an_outcome_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="No space"):
         write_json(tmp_path / "results.json", [2])
     assert json.loads((tmp_path / "results.json").read_text()) == [1]
-    monkeypatch.setattr(compare_worker, "_trained", fails)
+    monkeypatch.setattr(compare_worker, "_train_cell", fails)
     monkeypatch.setattr("os.dup2", lambda *handles: None)
     with pytest.raises(OSError, match="No space"):
-        compare_worker.run_cell(str(tmp_path / "cell"), {}, False, lambda message: None)
+        compare_worker.run_cell(str(tmp_path / "cell"), {}, False, {}, lambda message: None)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["cell", "log.txt", "results.json"]
 
 
@@ -218,19 +217,18 @@ def test_a_process_evaluates_what_is_the_same_before_training_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same outcome; what differs where nothing has been learnt yet, and what is kept, is evaluated."""
-    made = list[int]()
+    made, starts = list[int](), dict[str, Any]()
     evaluate = Evaluator.evaluate
     monkeypatch.setattr(Evaluator, "evaluate", lambda *args: made.append(1) or evaluate(*args))
 
     def train(name: str, method: str, *overrides: str, keep: bool = False, afresh: bool = False) -> tuple[int, list]:
-        monkeypatch.setattr(compare_worker, "STARTS", {} if afresh else compare_worker.STARTS)
         made.clear()
-        data = Settings(overrides=(*SHORT, *overrides)).config(Variant(method)).dump()
-        found = compare_worker._trained(tmp_path / name, data, keep, lambda message: None)
+        data = SharedSettings(overrides=(*SHORT, *overrides)).config(MethodSpec(method)).dump()
+        found = compare_worker._train_cell(tmp_path / name, data, keep, {} if afresh else starts, lambda message: None)
         told = [{key: value for key, value in point.items() if key != "seconds"} for point in found["curve"]]
         return len(made), told
 
-    first = train("first", "wd1", "updates=2", afresh=True)
+    first = train("first", "wd1", "updates=2")
     learning = ("updates=3", "seed=1", "optimizer.lr=1e-3", "prompts=3", "eval.every=2")
     other = train("other", "agrpo", *learning)
     assert (first[0], other[0]) == (2, 2) and first[1][0] == other[1][0]
@@ -245,12 +243,12 @@ def test_time_left_is_what_is_ahead_at_the_pace_so_far(
 ) -> None:
     clock = itertools.count()  # a second every time it is looked at: when the study begins, and at every event
     monkeypatch.setattr(compare_module.time, "monotonic", lambda: float(next(clock)))
-    seen: list[compare_module.Standing] = []
-    compare(["wd1"], ["none"], out=tmp_path, seeds=4, rates=[1e-4], report=seen.append)
+    seen: list[compare_module.ComparisonProgress] = []
+    compare(Comparison(["wd1"], ["none"], seeds=4, rates=[1e-4]), tmp_path, on_progress=seen.append)
     assert [now.stage for now in seen] == ["learning rates"] * 4 + ["cells"] * 8
     assert [now.done for now in seen] == [0, 1, 1, 2, 0, 1, 1, 2, 2, 3, 3, 4]
     # 80 updates each; a run that chooses a rate is evaluated twice, a cell five times; told of at its half and its end
-    cost = cost_of(Settings().config(Variant("wd1")))
+    cost = cost_of(SharedSettings().config(MethodSpec("wd1")))
     halves = [(80 * cost.update + times * cost.evaluation) / 2 for times in [2] * 4 + [5] * 8]
     for number, now in enumerate(seen, 1):
         done, ahead = sum(halves[:number]), sum(halves[number:])
@@ -320,9 +318,9 @@ def test_what_is_needed_is_said(unmask) -> None:
 
 
 def test_two_comparisons_do_not_share_a_folder(made_up: MadeUp, tmp_path: Path) -> None:
-    with compare_module._alone(tmp_path), pytest.raises(ValueError, match="another comparison"):
-        compare(["wd1"], out=tmp_path)
-    assert compare(["wd1"], out=tmp_path, seeds=1)["seeds"] == 1
+    with compare_module._lock(tmp_path), pytest.raises(ValueError, match="another comparison"):
+        compare(Comparison(["wd1"]), tmp_path)
+    assert compare(Comparison(["wd1"], seeds=1), tmp_path)["seeds"] == 1
 
 
 def test_a_budget_is_read_as_it_is_written() -> None:
@@ -331,8 +329,8 @@ def test_a_budget_is_read_as_it_is_written() -> None:
 
 
 def test_what_all_rows_have_is_said_of_all_rows_only(made_up: MadeUp, tmp_path: Path) -> None:
-    same = compare(["wd1"], ["none"], out=tmp_path, seeds=1)
+    same = compare(Comparison(["wd1"], ["none"], seeds=1), tmp_path)
     assert same["budget"] == "80 updates" and same["problems"] == 256
-    found = compare(["wd1", "wd1:updates=160"], out=tmp_path, seeds=1)
+    found = compare(Comparison(["wd1", "wd1:updates=160"], seeds=1), tmp_path)
     assert found["budget"] == "the updates of its row"
     assert [row["planned_updates"] for row in found["cells"]] == [80, 160]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from test_compare import DIES, SHORT
 
+from unmask.config.method_names import MethodSpec
 from unmask.studies.compare import compare as compare_module, pool as compare_pool, report as compare_report
-from unmask.studies.compare.cells import Settings, Variant
-from unmask.studies.compare.compare import compare
+from unmask.studies.compare.cells import SharedSettings
+from unmask.studies.compare.compare import Comparison, compare
 from unmask.studies.compare.pool import CellJob, run_jobs, threads_of
 from unmask.studies.compare.report import markdown, redraw
 
@@ -41,7 +42,7 @@ def untimed(path: Path) -> list[dict[str, float]]:
 
 def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> None:
     """A time limit kills one process: no other may go on writing into the folders."""
-    config = Settings(overrides=(*SHORT, "updates=100000")).config(Variant("wd1")).dump()
+    config = SharedSettings(overrides=(*SHORT, "updates=100000")).config(MethodSpec("wd1")).dump()
     with subprocess.Popen(
         [sys.executable, "-m", "unmask.studies.compare.worker"],
         stdin=subprocess.PIPE,
@@ -73,8 +74,8 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     assert len(finished) == 1
     code, out, err = unmask(*command(killed))
     assert code == 0 and {path: path.stat().st_mtime_ns for path in finished} == finished
-    how: dict[str, Any] = {**GRID, "seeds": 2, "budget": "updates=3", "settings": Settings(overrides=SHORT), "jobs": 1}
-    compare(**how, out=whole, keep=True)
+    plan = Comparison(**GRID, seeds=2, budget="updates=3", settings=SharedSettings(overrides=SHORT))
+    compare(plan, whole, jobs=1, keep=True)
 
     tables = [timeless((folder / "table.md").read_text()) for folder in (killed, whole)]
     assert tables[0] == tables[1] == timeless(out)
@@ -100,7 +101,7 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     for number, folder in enumerate(sorted(cells.iterdir())):
         shutil.copytree((killed if number % 2 else whole) / "cells" / folder.name, merged / "cells" / folder.name)
     monkeypatch.setattr(compare_module, "run_jobs", lambda jobs, workers, keep: iter(wanted.extend(jobs) or ()))
-    compare(**how, out=merged)
+    compare(plan, merged, jobs=1)
     assert timeless((merged / "table.md").read_text()) == tables[0]
     assert [DIES in job.label for job in wanted] == [True, True]
     plan = json.loads((killed / "results.json").read_text())

@@ -135,16 +135,16 @@ def test_the_table_shows_what_failed_and_what_was_spent() -> None:
     assert cells_of[4][2] == "1 (1 failed)" and cells_of[4][6:8] == ["60.0", "+10.0"]
     for note in (
         "- a+daca seed 1 failed: ValueError: no",
-        "- a+daca: 3 of 5 seeds have not been run",
+        "- a+daca: 3 of 5 seeds have not finished",
         "- a: learning rate 0.0001, by validation problems solved (0.0001: 60.0 %, 0.0002: 20.0 %); it is at the edge",
-        "- a+daca made 50 % of the forwards reckoned for its updates: rows ended early or groups were idle",
+        "- a+daca used 50 % of the forward passes that were planned for its updates: rollouts ended early or groups",
     ):
         assert note in text
 
 
-def test_a_run_that_spent_more_than_was_reckoned_is_said_to_have() -> None:
+def test_a_run_that_used_more_than_was_planned_is_noted() -> None:
     (note,) = summary(results(row("a", BASE, planned_forwards=501.0)))["notes"]
-    assert note.startswith("a ") and mentions(note, "200 %", "forwards")
+    assert note.startswith("a ") and mentions(note, "200 %", "forward")
 
 
 def test_versions_that_differ_are_noted() -> None:

@@ -11,7 +11,7 @@ from unmask.core.order import ORDERS
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import TokenSampling
 from unmask.rollout.decoding import Decoding
-from unmask.studies.audit.exact import TooMany, summable, summed_orders
+from unmask.studies.audit.exact import TooManyStates, can_sum_orders, sum_over_orders
 from unmask.util.micro_batch import MicroBatch
 from world import NetPolicy, Paths, TablePolicy, World, enumerated, gradient, noise, number, relative_error
 
@@ -49,7 +49,7 @@ WORLDS = [
 @pytest.mark.parametrize("world", WORLDS, ids=lambda w: f"{w.order}-{w.steps}-{w.block}-{w.policy.eos_id}")
 def test_the_sum_over_orders_is_the_enumeration(world: World) -> None:
     paths = enumerated(world)
-    found = summed_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(7), tolerance=EVERYTHING)
+    found = sum_over_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(7), tolerance=EVERYTHING)
     exact_B = by_canvas(world, paths)
     assert found.logp_B.detach() == pytest.approx(exact_B.detach(), abs=1e-10)
     assert found.path_B == pytest.approx(paths.probability_B.detach().log(), abs=1e-10)
@@ -63,7 +63,7 @@ def test_the_canvases_have_probability_one_together() -> None:
     world = World(NetPolicy(3, 4, seed=9, eos=2), "low_confidence", steps=2)
     paths = enumerated(world)
     with torch.no_grad():
-        found = summed_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
+        found = sum_over_orders(world.policy, paths.trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
     canvas_B = number(paths.trace.tokens_BL, 4).tolist()
     assert math.fsum(dict(zip(canvas_B, found.logp_B.exp().tolist(), strict=True)).values()) == pytest.approx(1)
 
@@ -82,8 +82,8 @@ def test_steps_that_commit_nothing_change_nothing() -> None:
     kept = replace(trace, step_BL=when[order_BC], steps=len(sizes))
     index = torch.tensor([sum(1 for size in sizes[:step] if size) for step in when.tolist()])
     close = replace(trace, step_BL=index[order_BC], steps=sum(1 for size in sizes if size))
-    one = summed_orders(world.policy, kept, gappy, MicroBatch(64), tolerance=EVERYTHING)
-    other = summed_orders(world.policy, close, dense, MicroBatch(64), tolerance=EVERYTHING)
+    one = sum_over_orders(world.policy, kept, gappy, MicroBatch(64), tolerance=EVERYTHING)
+    other = sum_over_orders(world.policy, close, dense, MicroBatch(64), tolerance=EVERYTHING)
     assert torch.equal(one.logp_B, other.logp_B) and torch.equal(one.path_B, other.path_B)
 
 
@@ -91,8 +91,8 @@ def test_steps_that_commit_nothing_change_nothing() -> None:
 def test_what_is_not_followed_is_bounded() -> None:
     world = World(NetPolicy(2, 4, seed=36, scale=3.0), "low_confidence")
     trace, whole_B = (paths := enumerated(world)).trace, by_canvas(world, paths)
-    everything = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
-    pruned = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=0.5)
+    everything = sum_over_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=EVERYTHING)
+    pruned = sum_over_orders(world.policy, trace, decoding_of(world), MicroBatch(512), tolerance=0.5)
     assert pruned.states < everything.states
     assert (pruned.logp_B <= whole_B + 1e-12).all() and (whole_B <= pruned.logp_B + pruned.slack + 1e-12).all()
     assert float((whole_B - pruned.logp_B).max()) > 1e-3  # something was lost, so the bound was put to the test
@@ -102,14 +102,14 @@ def test_what_is_not_followed_is_bounded() -> None:
 def test_no_more_states_than_allowed() -> None:
     world = World(NetPolicy(2, 4, seed=5))
     trace = enumerated(world).trace
-    needed = summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512)).states
-    assert summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed).states == needed
-    with pytest.raises(TooMany):
-        summed_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed - 1)
+    needed = sum_over_orders(world.policy, trace, decoding_of(world), MicroBatch(512)).states
+    assert sum_over_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed).states == needed
+    with pytest.raises(TooManyStates):
+        sum_over_orders(world.policy, trace, decoding_of(world), MicroBatch(512), most=needed - 1)
 
 
 def test_what_cannot_be_listed_is_not_tried() -> None:
-    assert summable(Decoding(64, 64, 32))
-    assert not summable(Decoding(64, 64, 64))  # sets of 64 positions have no number
-    assert not summable(Decoding(32, 4, 32))  # ten million sets of 8
-    assert not summable(Decoding(8, 8, 8, threshold=0.9))  # a step may commit any number
+    assert can_sum_orders(Decoding(64, 64, 32))
+    assert not can_sum_orders(Decoding(64, 64, 64))  # sets of 64 positions have no number
+    assert not can_sum_orders(Decoding(32, 4, 32))  # ten million sets of 8
+    assert not can_sum_orders(Decoding(8, 8, 8, threshold=0.9))  # a step may commit any number

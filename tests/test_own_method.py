@@ -10,10 +10,10 @@ import yaml
 
 import unmask as library
 from unmask.config import read_config
-from unmask.config.method_names import candidate
+from unmask.config.method_names import MethodSpec, method_spec
 from unmask.methods.own import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy
-from unmask.studies.compare.cells import Settings, Variant, key_of, own_sections, reference_of, variants
+from unmask.studies.compare.cells import SharedSettings, key_of, method_grid, own_sections, reference_of
 
 GOOD = """
 from __future__ import annotations
@@ -225,23 +225,23 @@ def test_a_word_of_a_grid_is_a_method_and_its_options(text, word, options, label
 
 
 def test_a_grid_calls_a_function_by_its_name_and_gives_it_its_own_options(folder):
-    grid = variants(["wd1", "my.py:loud:kl=0.2:inner_steps=2"], ["none", "dps+my.py:twice:factor=3"])
+    grid = method_grid(["wd1", "my.py:loud:kl=0.2:inner_steps=2"], ["none", "dps+my.py:twice:factor=3"])
     assert [variant.label for variant in grid] == [
         "wd1", "wd1+dps+twice:factor=3", "loud:kl=0.2:inner_steps=2", "loud:kl=0.2:inner_steps=2+dps+twice:factor=3",
     ]  # fmt: skip
-    settings = Settings(overrides=("loud.advantage=leave_one_out", "twice.factor=4"), own=own_sections(grid))
+    settings = SharedSettings(overrides=("loud.advantage=leave_one_out", "twice.factor=4"), own=own_sections(grid))
     settings.check(grid)
     first, *_, last = (settings.config(variant) for variant in grid)
     assert (first.method, first.plugins, first.options) == ("wd1", (), {})
     assert (last.method, last.plugins, last.inner_steps) == ("my.py:loud", ("dps", "my.py:twice"), 2)
     assert last.options == {"loud": {"advantage": "leave_one_out", "kl": 0.2}, "twice": {"factor": 3}}
-    assert reference_of(grid[3], grid) == grid[2] and reference_of(grid[2], [Variant("my.py:loud")]) is not None
+    assert reference_of(grid[3], grid) == grid[2] and reference_of(grid[2], [MethodSpec("my.py:loud")]) is not None
     keys = [key_of(config.dump()) for config in (first, last)]
     Path("my.py").write_text(GOOD + "# new\n")
     assert [key_of(config.dump()) == key for config, key in zip((first, last), keys, strict=True)] == [True, False]
     Path("your.py").write_text(GOOD)
     with pytest.raises(ValueError, match=r"loud .*twice"):
-        variants(["my.py:loud", "your.py:loud"], ["none"])
+        method_grid(["my.py:loud", "your.py:loud"], ["none"])
 
 
 MISNAMED = {"my.py": "name the function too", "my.py:quiet": "no function quiet in it", "no.py:f": "no file no.py"}
@@ -274,7 +274,9 @@ def test_an_audit_measures_functions_in_files(folder, unmask):
     assert code == 0, err
     names = [one["name"] for one in json.loads(out)["estimators"]]
     assert names == ["loud:kl=0.2+twice", "twice:factor=3", "diffu_grpo"]
-    assert candidate("my.py:twice:factor=3") == ("twice:factor=3", "diffu_grpo", ["my.py:twice"], ["twice.factor=3"])
+    spec = method_spec("my.py:twice:factor=3")
+    assert (spec.label, spec.words) == ("twice:factor=3", ["diffu_grpo", "my.py:twice"])
+    assert list(spec.overrides()) == ["twice.factor=3"]
     for words, told in MISNAMED.items():
         code, _, err = unmask("audit", "tiny", "--methods", words, *few)
         assert code == 2 and told in err and len(err.splitlines()) == 1

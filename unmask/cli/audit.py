@@ -16,8 +16,8 @@ from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_t
 
 if TYPE_CHECKING:
     from unmask.config import Config
-    from unmask.config.method_names import Candidate
-    from unmask.studies.audit.audit import Report
+    from unmask.config.method_names import MethodSpec
+    from unmask.studies.audit.audit import OnProgress
 
 
 def audit(
@@ -48,20 +48,20 @@ def audit(
     if out is not None:
         check_folder(out)
     if model.endswith(".json"):
-        from unmask.studies.audit.report import read
+        from unmask.studies.audit.report import read_audit
 
-        found = read(Path(model))
+        audit_data = read_audit(Path(model))
         if compare is not None:
-            return _compared(found, compare, as_json)
+            return _show_comparison(audit_data, compare, as_json)
     elif compare is not None:
         raise ValueError("compare: measure with --out FOLDER first, then compare in FOLDER/audit.json")
     else:
         about = [*of_task(task, data=data), *(overrides or [])]
-        found = _measured(model, task, about, methods, problems, group, draws, budget, states)
-    _shown(found, out, as_json)
+        audit_data = _measure(model, task, about, methods, problems, group, draws, budget, states)
+    _show(audit_data, out, as_json)
 
 
-def _measured(
+def _measure(
     model: str,
     task: str | None,
     overrides: list[str],
@@ -75,51 +75,49 @@ def _measured(
     import torch
 
     from unmask.config import DEMO, read_config
-    from unmask.config.method_names import candidates, every_estimator, split_overrides
+    from unmask.config.method_names import every_estimator, method_specs, split_overrides
     from unmask.core.trace import all_tokens
-    from unmask.studies.audit.audit import audit as measure, scores_choice
-    from unmask.studies.audit.report import conclusion, plain
+    from unmask.studies.audit.audit import AuditSettings, audit as measure, scores_choice
+    from unmask.studies.audit.report import audit_data, conclusion
     from unmask.training.batch import Experiment, collect
     from unmask.training.setup import decoding_of, is_large, set_up
     from unmask.util.versions import versions
 
-    begun = time.monotonic()
-    chosen = candidates(words) if words is not None else None
+    started = time.monotonic()
+    specs = method_specs(words) if words is not None else None
     settings, task = settings_of(model, task)
     named: dict[str, Any] = {"task": task, "model": model, "prompts": problems, "group": group}
     named |= {"lora": {}} if settings != DEMO else {}  # a run's adapter brings its own options
 
-    def configured(one: "Candidate | None", more: list[str]) -> "Config":
-        what = {"method": "diffu_grpo", "with": []} if one is None else {"method": one.method, "with": one.plugins}
-        return read_config(settings, more, **named, **what)
+    def config_of(spec: "MethodSpec | None", more: list[str]) -> "Config":
+        method, *plugins = ["diffu_grpo"] if spec is None else spec.words
+        return read_config(settings, more, **named, **{"method": method, "with": plugins})
 
-    general, special = split_overrides(overrides, chosen or every_estimator(8, 8, True))
-    config = configured(None, general)
+    general, special = split_overrides(overrides, specs or every_estimator(8, 8, True))
+    config = config_of(None, general)
     built = config.build_task()
     decoding = replace(decoding_of(config, built), cache=None)
-    chosen = chosen or every_estimator(decoding.length, decoding.steps, scores_choice(decoding))
-    found = {}
-    for one in chosen:
-        mine = [override for override in special if override.partition(".")[0] in one.uses]
-        found[one.name] = configured(one, [*general, *mine, *one.overrides]).build_method()
-        if found[one.name].branch is not None:
-            raise ValueError(f"{one.name}: dispo adds branches and no estimator of its own; leave it out")
-    first = next(iter(found.values()))
-    record = reduce(or_, (method.record for method in found.values()))
-    with set_up(config, needs_reference=False) as setup, _progress() as report:
-        report("rollouts", 0.0)
+    methods = {}
+    for spec in specs or every_estimator(decoding.length, decoding.steps, scores_choice(decoding)):
+        own = [override for override in special if override.partition(".")[0] in spec.sections]
+        methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides()]).build_method()
+        if methods[spec.label].branch is not None:
+            raise ValueError(f"{spec.label}: dispo adds branches and no estimator of its own; leave it out")
+    first = next(iter(methods.values()))
+    record = reduce(or_, (method.record for method in methods.values()))
+    with set_up(config, needs_reference=False) as setup, _progress() as on_progress:
+        on_progress("rollouts", 0.0)
         batch = collect(
             Experiment(setup, built, replace(first, record=record, counted=all_tokens, branch=None), config, decoding),
             0,
         )
         if not len(batch.trace):
-            raise ValueError("no problem is left: the rewards of every group are all alike; leave out idle_groups")
+            raise ValueError("no problem is left: the rewards of every group are identical; leave out idle_groups")
         if states is None:
             states = 2_000 if is_large(setup.policy) else 100_000
         rng = torch.Generator().manual_seed(config.seed)
-        seen = measure(
-            setup.policy, batch.trace, batch.reward_B, decoding, found, draws, rng, setup.update_batch, states, report
-        )
+        audit_settings = AuditSettings(decoding, setup.update_batch, draws, states, on_progress)
+        result = measure(setup.policy, batch.trace, batch.reward_B, methods, rng, audit_settings)
     rollout = config.rollout
     return {
         "model": model,
@@ -134,77 +132,78 @@ def _measured(
         "order": rollout.order,
         "temperature": rollout.temperature,
         "reward": batch.reward,
-        "idle": sum(slope is None for slope in seen.estimators[0].slopes),
+        "idle": sum(slope is None for slope in result.estimators[0].slopes),
         "parameters": sum(weight.numel() for weight in setup.policy.parameters() if weight.requires_grad),
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "versions": versions(),
-        "conclusion": conclusion(seen, budget),
-        **plain(seen),
+        "conclusion": conclusion(result, budget),
+        **audit_data(result),
     }
 
 
-def _compared(found: dict[str, Any], names: str, as_json: bool) -> None:
+def _show_comparison(data: dict[str, Any], names: str, as_json: bool) -> None:
     from rich.console import Console
 
-    from unmask.studies.audit.figures import compared
-    from unmask.studies.audit.report import comparison, named, restored
+    from unmask.studies.audit.figures import estimator_comparison
+    from unmask.studies.audit.report import audit_from_data, comparison_table, two_estimators
 
-    seen = restored(found)
-    one, other = named(seen, names)
-    rows = compared(seen, one, other, found["budget"])
+    result = audit_from_data(data)
+    one, other = two_estimators(result, names)
+    rows = estimator_comparison(result, one, other, data["budget"])
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in rows]))
     else:
-        Console(width=None if Console().is_terminal else 200).print(comparison(one, other, rows))
+        Console(width=None if Console().is_terminal else 200).print(comparison_table(one, other, rows))
 
 
-def _shown(found: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def _show(data: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
-    from unmask.studies.audit.report import conclusion, restored, tables, write
+    from unmask.studies.audit.report import audit_from_data, conclusion, tables, write_audit
 
-    written = write(out, found) if out is not None else []
+    written = write_audit(out, data) if out is not None else []
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(data))
         return
     console = Console(width=None if Console().is_terminal else 200)
     typer.echo(
-        f"{found['model']} on {found['task']}: {found['problems']} problems x {found['group']} completions, "
-        f"{found['draws']} draws; {found['length']} positions in {found['steps']} steps, {found['order']} order. "
-        f"{found['seconds']:.0f} s."
+        f"{data['model']} on {data['task']}: {data['problems']} problems x {data['group']} completions, "
+        f"{data['draws']} draws; {data['length']} positions in {data['steps']} steps, {data['order']} order. "
+        f"{data['seconds']:.0f} s."
     )
-    slack = f" (too low by at most {found['slack']:.1g} nats)" if found["slack"] else ""
+    slack = f" (too low by at most {data['slack']:.1g} nats)" if data["slack"] else ""
     typer.echo(
-        f"Values against {found['truth']}{slack}. Gradients over {found['parameters']} weights against "
-        f"{found['reference']}; {found['idle']} of {found['problems']} groups have none, their rewards being all alike."
+        f"Values against {data['truth']}{slack}. Gradients over {data['parameters']} weights against "
+        f"{data['reference']}; {data['idle']} of {data['problems']} groups have identical rewards, hence no gradient."
     )
-    seen = restored(found)
-    for table in tables(seen, found["budget"]):
+    result = audit_from_data(data)
+    for table in tables(result, data["budget"]):
         console.print(table)
-    typer.echo(conclusion(seen, found["budget"]))
+    typer.echo(conclusion(result, data["budget"]))
     for path in written:
         typer.echo(f"written: {path}")
 
 
 @contextmanager
-def _progress() -> "Iterator[Report]":
+def _progress() -> "Iterator[OnProgress]":
     """A bar with the time left in a terminal, a line for every tenth elsewhere; on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, begun, tenths = Console(stderr=True), [0.0], [0]
+    console, started, tenths = Console(stderr=True), 0.0, 0
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         job = bar.add_task("", total=1.0)
 
-        def report(what: str, done: float) -> None:
+        def on_progress(stage: str, done: float) -> None:
+            nonlocal started, tenths
             if done == 0:
-                begun[0], tenths[0] = time.monotonic(), 0
+                started, tenths = time.monotonic(), 0
                 bar.reset(job, total=1.0)
-            bar.update(job, completed=done, description=what)
-            if not console.is_terminal and (done == 0 or int(10 * done) > tenths[0]):
-                tenths[0] = int(10 * done)
-                left = f", about {(time.monotonic() - begun[0]) * (1 - done) / done:.0f} s left" if done else ""
-                typer.echo(f"{what}: {done:.0%}{left}", err=True)
+            bar.update(job, completed=done, description=stage)
+            if not console.is_terminal and (done == 0 or int(10 * done) > tenths):
+                tenths = int(10 * done)
+                left = f", about {(time.monotonic() - started) * (1 - done) / done:.0f} s left" if done else ""
+                typer.echo(f"{stage}: {done:.0%}{left}", err=True)
 
-        yield report
+        yield on_progress

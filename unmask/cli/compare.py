@@ -5,7 +5,7 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ from unmask.cli.runs import split_settings
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
-    from unmask.studies.compare.compare import Report, Standing
+    from unmask.studies.compare.compare import ComparisonProgress
 
 
 def compare(
@@ -60,23 +60,13 @@ def compare(
     else:
         folder = out
         with _stoppable(folder), _short_warnings(), _display() as report:
-            from unmask.studies.compare.cells import Settings
-            from unmask.studies.compare.compare import compare as run_comparison
+            from unmask.studies.compare.cells import SharedSettings
+            from unmask.studies.compare.compare import Comparison, compare as run_comparison
 
             path, overrides = split_settings(arguments or [])
-            settings = Settings(path, (*of_task(task, data=data), *overrides), task, device)
-            found = run_comparison(
-                methods.split(","),
-                plugins.split(","),
-                out=out,
-                seeds=seeds,
-                budget=budget,
-                rates=_rates(lr),
-                settings=settings,
-                jobs=jobs,
-                keep=keep,
-                report=report,
-            )
+            settings = SharedSettings(path, (*of_task(task, data=data), *overrides), task, device)
+            plan = Comparison(methods.split(","), plugins.split(","), seeds, budget, _rates(lr), settings)
+            found = run_comparison(plan, out, jobs, keep, report)
     from unmask.studies.compare.report import markdown
 
     if as_json:
@@ -131,7 +121,7 @@ def _short_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def _display() -> "Iterator[Report]":
+def _display() -> "Iterator[Callable[[ComparisonProgress], None]]":
     """A live bar in a terminal, a plain line a run elsewhere; on standard error, where it is in nobody's way."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -142,7 +132,7 @@ def _display() -> "Iterator[Report]":
     with Progress(*columns, console=console, disable=not live) as bar:
         job = bar.add_task("planning", total=1.0, left="")
 
-        def report(now: "Standing") -> None:
+        def report(now: "ComparisonProgress") -> None:
             left = f"{_duration(now.left)} left"
             bar.update(job, completed=now.share, description=f"{now.stage} {now.done}/{now.total}", left=left)
             if now.event.share == 1.0:
@@ -152,7 +142,7 @@ def _display() -> "Iterator[Report]":
         yield report
 
 
-def _told(now: "Standing") -> str:
+def _told(now: "ComparisonProgress") -> str:
     job, error = now.event.job, now.event.error
     rate = f" lr {job.config['optimizer']['lr']:g}" if now.stage == "learning rates" else ""
     text = f"{job.label} seed {job.seed}{rate}: "

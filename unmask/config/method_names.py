@@ -1,60 +1,97 @@
-"""Methods in one word: base, options and plug-ins, e.g. `agrpo:draws=2` or `diffu_grpo+sml:strata=8:anchor=0`.
+"""Methods by name: base, plug-ins and their options in one text, e.g. `agrpo:draws=2` or `diffu_grpo+sml:strata=8`.
 
-A piece is a name and its options, `name:key=value:key=value`; pieces are joined by +, the base first. A plug-in alone
-stands on diffu_grpo. A function in a file is `FILE.py:NAME:key=value`, and is called by its name.
+A piece is a name and its options, `name:key=value:key=value`; pieces are joined by +, the base first. A function in a
+file is `FILE.py:NAME:key=value`, and its label is its name.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from unmask.config.options import CHOICES, option_defaults
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.own import is_own, label_of, piece_of, section_of, takes_base
+from unmask.methods.own import is_own, label_of, own_method, piece_of, section_of, takes_base
+from unmask.util.parsing import suggestion
 
 BASE = "diffu_grpo"
+"""The base of plug-ins that stand alone."""
 
 
-class Candidate(NamedTuple):
-    name: str
-    method: str
-    plugins: list[str]
-    overrides: list[str]
-    """Its options as `section.key=value`."""
+@dataclass(frozen=True)
+class MethodSpec:
+    """A base method and its plug-ins, each with the options it is given."""
+
+    base: str
+    plugins: tuple[str, ...] = ()
+    names_base: bool = True
+    """False: the label has the plug-ins only."""
 
     @property
-    def uses(self) -> set[str]:
-        return {section_of(word) for word in (self.method, *self.plugins)}
+    def pieces(self) -> tuple[str, ...]:
+        return (self.base, *self.plugins)
+
+    @property
+    def label(self) -> str:
+        return "+".join(map(label_of, self.pieces if self.names_base else self.plugins))
+
+    @property
+    def words(self) -> list[str]:
+        """The names as a configuration has them, functions in files included."""
+        return [piece_of(piece)[0] for piece in self.pieces]
+
+    @property
+    def sections(self) -> list[str]:
+        """The names of the sections of their options."""
+        return [section_of(word) for word in self.words]
+
+    def overrides(self) -> Iterator[str]:
+        """The options as overrides: `section.key=value` for an option of the function, else a key of the
+        configuration."""
+        for number, piece in enumerate(self.pieces):
+            word, changes = piece_of(piece)
+            options = _options("with" if number else "method", word)
+            for change in changes:
+                yield f"{section_of(word)}.{change}" if change.partition("=")[0] in options else change
 
 
-def candidate(text: str) -> Candidate:
-    """Read one word; ValueError says what is wrong with it. Options are checked where the method is built."""
-    words, overrides = list[str](), list[str]()
-    pieces = [piece.strip() for piece in text.split("+")]
-    for word, options in map(piece_of, pieces):
+def _options(key: str, word: str) -> Iterable[str]:
+    factory = own_method(key, word, CHOICES) or {**BASES, **PLUGINS}.get(word)
+    return () if factory is None else option_defaults(factory)
+
+
+def method_spec(text: str) -> MethodSpec:
+    """Parse one method whose options are all its functions' own; ValueError says what is wrong with it."""
+    pieces = tuple(piece.strip() for piece in text.split("+"))
+    words = [piece_of(piece)[0] for piece in pieces]
+    for word in words:
         if word not in BASES and word not in PLUGINS and not is_own(word):
             raise ValueError(f"methods: there is no {word!r} in {text!r}; known: {', '.join([*BASES, *PLUGINS])}")
-        for option in options:
-            if "=" not in option:
-                raise ValueError(f"methods: {option!r} in {text!r} is not of the form key=value")
-            overrides.append(f"{section_of(word)}.{option}")
-        words.append(word)
-    base = BASE if words[0] in PLUGINS or takes_base(words[0]) else words.pop(0)
-    if wrong := [word for word in words if word in BASES]:
-        raise ValueError(f"methods: {text!r} has two bases; {wrong[0]} must come first or go")
-    return Candidate("+".join(map(label_of, pieces)), base, words, overrides)
+    alone = words[0] in PLUGINS or takes_base(words[0])
+    spec = MethodSpec(BASE, pieces, names_base=False) if alone else MethodSpec(pieces[0], pieces[1:])
+    if wrong := [word for word in spec.words[1:] if word in BASES]:
+        raise ValueError(f"methods: {text!r} has two bases; {wrong[0]} must come first or be removed")
+    for number, piece in enumerate(spec.pieces):
+        word, changes = piece_of(piece)
+        for change in changes:
+            name, equals, _ = change.partition("=")
+            if not equals:
+                raise ValueError(f"methods: {change!r} in {text!r} is not of the form key=value")
+            if name not in (options := _options("with" if number else "method", word)):
+                raise ValueError(f"{section_of(word)}.{name}: unknown option; {suggestion(name, options)}")
+    return spec
 
 
-def candidates(text: str) -> list[Candidate]:
-    """A list with commas."""
-    found = [candidate(word) for word in text.split(",") if word.strip()]
-    if not found:
+def method_specs(text: str) -> list[MethodSpec]:
+    """Parse a list with commas."""
+    specs = [method_spec(word) for word in text.split(",") if word.strip()]
+    if not specs:
         raise ValueError("methods: name at least one, e.g. diffu_grpo,agrpo:draws=2")
-    if len({one.name for one in found}) < len(found):
+    if len({spec.label for spec in specs}) < len(specs):
         raise ValueError("methods: one is named twice")
-    return found
+    return specs
 
 
-def every_estimator(length: int, steps: int, choice: bool) -> list[Candidate]:
-    """The bases as they are; AGRPO's ways to draw steps, and all of them; strata; DACA as it ships.
+def every_estimator(length: int, steps: int, choice: bool) -> list[MethodSpec]:
+    """The bases with their defaults; AGRPO's ways to draw steps, and all steps; strata; DACA with its defaults.
 
     `choice`: the choice of positions can be scored, so the exact trajectory is one more.
     """
@@ -67,12 +104,12 @@ def every_estimator(length: int, steps: int, choice: bool) -> list[Candidate]:
     words += [f"agrpo:draws={k}:steps=entropy" for k in draws if k > 1]
     words += [f"agrpo:draws={steps}"]
     words += [f"agrpo:draws={k}:choice=true" for k in (*draws[1:], steps) if choice]
-    return [candidate(word) for word in words]
+    return [method_spec(word) for word in words]
 
 
-def split_overrides(overrides: Iterable[str], chosen: Iterable[Candidate]) -> tuple[list[str], list[str]]:
-    """Overrides of the run, and those of methods; ValueError for options of a method that is not among the chosen."""
-    used = set().union(*(one.uses for one in chosen))
+def split_overrides(overrides: Iterable[str], specs: Iterable[MethodSpec]) -> tuple[list[str], list[str]]:
+    """Overrides of the run, and those of methods; ValueError for options of a method that is not among the specs."""
+    used = {section for spec in specs for section in spec.sections}
     general, special = list[str](), list[str]()
     for override in overrides:
         section = override.partition("=")[0].partition(".")[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unmask.evaluation.benchmark import Case, ScoreLine
 from unmask.rollout.decoding import Decoding
+from unmask.util.plots import new_figure
 
 
 def cases_by_steps(case: Case, steps: Sequence[int]) -> list[Case]:
@@ -64,14 +65,8 @@ def check_plot(path: Path) -> None:
 
 def draw(lines: Sequence[ScoreLine], path: Path) -> bool:
     """Score against forward passes, a point for each number of steps; False where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
+    if (figure := new_figure(5.4, 3.8)) is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3.8), layout="constrained")
     axes = figure.subplots()
     passes = [line.passes for line in lines]
     curves = {"greedy": [line.score for line in lines]}

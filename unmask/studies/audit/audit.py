@@ -1,21 +1,21 @@
 """How good is each likelihood estimator on a given model? Its value against the exact one, its gradient against the
-exact policy gradient, on rollouts the model itself has made.
+exact policy gradient, on rollouts of the model itself.
 
-    value       what a method takes for the log-likelihood of a completion (`likelihoods`), draw by draw, against
+    value       the method's estimate of the log-likelihood of a completion (`likelihoods`), draw by draw, against
                 log pi(o | q) summed over all orders (exact.py), or the log-probability of the trajectory
     gradient    d loss / d parameters of the method's own surrogate at ratio one, draw by draw, against
                 sum over traces of advantage * d log P(trajectory): the exact policy gradient of these rollouts. It has
-                the noise of the orders they took; with d log pi(o | q) in its place that is averaged out, and both have
-                the same expectation. So the second is measured against the first as the estimators are.
+                the noise of the orders they took. With d log pi(o | q) in its place that noise is averaged out, and
+                both have the same expectation; so the second is measured against the first as the estimators are.
 
-Every number is kept problem by problem (audit_figures.py): problems are the independent units, and audit_report.py
-makes tables and a conclusion from them. Gradients are compared as they stand, one vector over all that is
-trained; in memory there are a vector for each problem (the reference's, on the host) and two for the one at hand.
+Every number is stored per problem (figures.py), since problems are the independent units; report.py makes tables and a
+conclusion from them. A gradient is one vector over all trained weights. Memory holds one vector for each problem (the
+reference's, on the host) and two for the current problem.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,81 +32,87 @@ from unmask.core.trace import Trace, all_tokens, select_traces
 from unmask.models import Model
 from unmask.models.lora import trainable_parameters
 from unmask.rollout.decoding import Decoding
-from unmask.studies.audit.exact import TooMany, summable, summed_orders
-from unmask.studies.audit.figures import Audit, EstimatorFigures, Slope, Value
+from unmask.studies.audit.exact import TooManyStates, can_sum_orders, sum_over_orders
+from unmask.studies.audit.figures import Audit, EstimatorFigures, GradientFigures, ValueFigures
 from unmask.training.update import LossTerm, accumulate, logprobs
 from unmask.util.micro_batch import MicroBatch
 
-Report = Callable[[str, float], None]
-"""(what is being done, the share of it that is done); it is called with 0 where something new begins."""
+OnProgress = Callable[[str, float], None]
+"""(stage, the share of it that is done); called with 0 when a stage begins."""
 
 
-def silent(what: str, done: float) -> None:
-    """Reports nothing."""
+@dataclass(frozen=True)
+class AuditSettings:
+    decoding: Decoding
+    """How the rollouts were sampled."""
+    micro_batch: MicroBatch
+    draws: int
+    """Draws of each estimator on each completion."""
+    states: int
+    """The most passes that the sum over orders may take."""
+    on_progress: OnProgress = lambda stage, share: None
 
 
 # --- the exact value -----------------------------------------------------------------------------------------------
 
 
-class Truth(NamedTuple):
+class ExactValues(NamedTuple):
     logp_B: Tensor
-    told: str
+    description: str
     slack: float
+    """The most by which a value may be too low, in nats."""
     summed: bool
-    """Over all orders."""
+    """Whether the values are sums over all orders."""
 
 
 def scores_choice(decoding: Decoding) -> bool:
-    """Whether the choice of positions depends on the policy's draws, by the law that `probes.ask` knows."""
+    """Whether the choice of positions depends on the policy's draws in the way that `probes.ask` can score."""
     return decoding.order is low_confidence and decoding.threshold is None
 
 
-def truth_of(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, states: int, report: Report = silent
-) -> Truth:
+def exact_values(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues:
     """log pi(o | q), where that takes no more than `states` passes; else the log-probability of each trajectory."""
-    if summable(decoding) and (found := _summed_groups(policy, trace, decoding, rows, states, report)) is not None:
-        return found
-    choice = scores_choice(decoding)
+    if can_sum_orders(settings.decoding) and (sums := _sums_over_orders(policy, trace, settings)) is not None:
+        return sums
+    choice = scores_choice(settings.decoding)
     probes = every_step(trace, torch.Generator(), choice)
-    step_N = logprobs(policy, probes, rows).double().sum(-1)
+    step_N = logprobs(policy, probes, settings.micro_batch).double().sum(-1)
     logp_B = torch.zeros(len(trace), dtype=torch.float64, device=step_N.device).index_add(0, probes.trace_N, step_N)
-    told = "log P(trajectory), " + ("choice of positions included" if choice else "tokens only")
-    return Truth(logp_B, told, 0.0, summed=False)
+    description = "log P(trajectory), " + ("choice of positions included" if choice else "tokens only")
+    return ExactValues(logp_B, description, 0.0, summed=False)
 
 
 @torch.no_grad()
-def _summed_groups(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, states: int, report: Report
-) -> Truth | None:
-    """The sum over orders, group by group; None where it takes too many states, or where rounding has turned a rank of
-    the rollout over, so that the way a trace took is impossible."""
+def _sums_over_orders(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues | None:
+    """The sum over orders, group by group; None where it takes too many states, or where rounding has swapped two ranks
+    of the rollout, so that the order a trace took has probability zero."""
     groups = trace.group_B.unique()
     logp_B, slack = torch.zeros(len(trace), dtype=torch.float64, device=trace.group_B.device), 0.0
     for number, group in enumerate(groups):
-        report("exact values", number / len(groups))
+        settings.on_progress("exact values", number / len(groups))
         mine_B = trace.group_B == group
+        some, most = select_traces(trace, mine_B), settings.states / len(groups)
         try:
-            found = summed_orders(policy, select_traces(trace, mine_B), decoding, rows, states / len(groups))
-        except TooMany:
+            total = sum_over_orders(policy, some, settings.decoding, settings.micro_batch, most)
+        except TooManyStates:
             return None
-        if not found.logp_B.isfinite().all():
+        if not total.logp_B.isfinite().all():
             return None
-        logp_B[mine_B], slack = found.logp_B, max(slack, found.slack)
-    return Truth(logp_B, "log pi(o | q), summed over all orders", slack, summed=True)
+        logp_B[mine_B], slack = total.logp_B, max(slack, total.slack)
+    return ExactValues(logp_B, "log pi(o | q), summed over all orders", slack, summed=True)
 
 
-# --- what a method takes for the likelihood -------------------------------------------------------------------------
+# --- the likelihood that a method estimates -------------------------------------------------------------------------
 
 
 def likelihoods(method: Method, probes: Probes, logp_NL: Tensor) -> dict[str, Tensor]:
-    """What the method takes for the log-likelihood of each trace, (B,), nan where it asked nothing; all that was
-    written counts.
+    """The method's estimate of the log-likelihood of each trace, (B,), nan where it asked nothing; all sampled tokens
+    count.
 
-    With a ratio: the sum over units of weight times unit_likelihood, the very thing the ratio is made of. A trajectory
-    method's units are a mean over steps, so T times that. Where some tokens were not asked their mean stands for the
-    rest. Without a ratio the objective is linear in a log-likelihood and says itself which: see `_weighed`; where it is
-    another for bad traces than for good ones there are two.
+    With a ratio: the sum over units of weight times unit_likelihood, from which the ratio is computed. A trajectory
+    method's units are a mean over steps, so T times that. Where some tokens were not asked, their mean stands for the
+    rest. Without a ratio the objective is linear in a log-likelihood, which `_advantage_slope` reads off; there are two
+    where bad traces have another one than good traces.
     """
     probes = replace(probes, trace=replace(probes.trace, counted_BL=all_tokens(probes.trace)))
     logp_NL, tokens_B = logp_NL.double(), probes.trace.counted_BL.sum(-1).double()
@@ -116,16 +122,16 @@ def likelihoods(method: Method, probes: Probes, logp_NL: Tensor) -> dict[str, Te
         sum_M = probes.weight_M * unit_likelihood(logp_NL, probes).sum(-1)
         total_B = torch.zeros_like(tokens_B).index_add(0, probes.trace_M, sum_M)
         return {"": total_B * (probes.trace.steps if method.trajectory else tokens_B / asked_B)}
-    unit_B = _weighed(method, probes, -probes.asked_NL.double(), 1.0)
-    good_B, bad_B = (-tokens_B * _weighed(method, probes, logp_NL, sign) / unit_B for sign in (1.0, -1.0))
+    unit_B = _advantage_slope(method, probes, -probes.asked_NL.double(), 1.0)
+    good_B, bad_B = (-tokens_B * _advantage_slope(method, probes, logp_NL, sign) / unit_B for sign in (1.0, -1.0))
     if torch.allclose(good_B, bad_B, rtol=1e-9, equal_nan=True):
         return {"": good_B}
     return {"A > 0": good_B, "A < 0": bad_B}
 
 
-def _weighed(method: Method, probes: Probes, logp_NL: Tensor, sign: float) -> Tensor:
+def _advantage_slope(method: Method, probes: Probes, logp_NL: Tensor, sign: float) -> Tensor:
     """- d loss / d advantage of each trace, (B,): the log-likelihood that an objective without a ratio multiplies by
-    the advantage, up to a factor, which answers of -1 everywhere give away."""
+    the advantage, up to a factor. Log-probabilities of -1 everywhere give that factor."""
     advantage_B = torch.full((len(probes.trace),), sign, dtype=torch.float64, device=logp_NL.device)
     credit_BL = torch.ones_like(probes.trace.logp_BL)
     with torch.enable_grad():
@@ -137,24 +143,24 @@ def _weighed(method: Method, probes: Probes, logp_NL: Tensor, sign: float) -> Te
 # --- statistics of one problem --------------------------------------------------------------------------------------
 
 
-def value_of(estimate_DB: Tensor, exact_B: Tensor, tokens: float) -> Value:
-    """Statistics of draws (rows) against exact values; nan where a draw said nothing of a completion."""
+def value_figures(estimate_DB: Tensor, exact_B: Tensor, tokens: float) -> ValueFigures:
+    """Statistics of draws (rows) against exact values; nan where a draw has no estimate for a completion."""
     count_B = (~estimate_DB.isnan()).sum(0)
-    heard_B = count_B > 0
-    mean_B = estimate_DB[:, heard_B].nanmean(0)
-    spare_B = (count_B[heard_B] - 1).clamp(min=1)
-    noise_B = (estimate_DB[:, heard_B] - mean_B).square().nansum(0) / spare_B
-    centred_B = exact_B[heard_B] - exact_B[heard_B].mean()
+    estimated_B = count_B > 0
+    mean_B = estimate_DB[:, estimated_B].nanmean(0)
+    spare_B = (count_B[estimated_B] - 1).clamp(min=1)
+    noise_B = (estimate_DB[:, estimated_B] - mean_B).square().nansum(0) / spare_B
+    centred_B = exact_B[estimated_B] - exact_B[estimated_B].mean()
     freedom = max(1, len(mean_B) - 1)
     straight = [r for draw_B in estimate_DB if (r := _correlation(draw_B, exact_B)) is not None]
     ranked = [r for draw_B in estimate_DB if (r := _correlation(draw_B, exact_B, _ranks)) is not None]
-    return Value(
-        bias=float((mean_B - exact_B[heard_B]).mean()),
+    return ValueFigures(
+        bias=float((mean_B - exact_B[estimated_B]).mean()),
         noise=float(noise_B.mean()),
         pearson=math.fsum(straight) / len(straight) if straight else None,
         spearman=math.fsum(ranked) / len(ranked) if ranked else None,
         covariance=float((mean_B * centred_B).sum() / freedom),
-        spread=float(((mean_B - mean_B.mean()) ** 2).sum() / freedom - (noise_B / count_B[heard_B]).mean()),
+        spread=float(((mean_B - mean_B.mean()) ** 2).sum() / freedom - (noise_B / count_B[estimated_B]).mean()),
         exact_spread=float((centred_B**2).sum() / freedom),
         tokens=tokens,
     )
@@ -163,11 +169,11 @@ def value_of(estimate_DB: Tensor, exact_B: Tensor, tokens: float) -> Value:
 def _correlation(
     estimate_B: Tensor, exact_B: Tensor, scale: Callable[[Tensor], Tensor] = lambda x_B: x_B
 ) -> float | None:
-    """Pearson's r of what is there; None where either does not vary (up to rounding)."""
-    there_B = ~estimate_B.isnan()
-    if int(there_B.sum()) < 2:
+    """Pearson's r where both are defined; None where either does not vary (up to rounding)."""
+    defined_B = ~estimate_B.isnan()
+    if int(defined_B.sum()) < 2:
         return None
-    x_B, y_B = (scale(v_B[there_B]) - scale(v_B[there_B]).mean() for v_B in (estimate_B, exact_B))
+    x_B, y_B = (scale(v_B[defined_B]) - scale(v_B[defined_B]).mean() for v_B in (estimate_B, exact_B))
     if min(float(x_B.abs().max()), float(y_B.abs().max())) < 1e-9:
         return None
     return float((x_B @ y_B) / (x_B.norm() * y_B.norm()))
@@ -180,7 +186,7 @@ def _ranks(x_B: Tensor) -> Tensor:
     return below_BB.sum(-1).double() + (near_BB.sum(-1).double() - 1) / 2
 
 
-class _Spread:
+class _RunningMoments:
     """Mean of vectors and their mean squared distance from it, one vector at a time (Welford)."""
 
     def __init__(self) -> None:
@@ -196,31 +202,31 @@ class _Spread:
         self.mean_P += before_P / self.count
         self.squares += float(before_P @ (vector_P - self.mean_P))
 
-    def slope(self, reference_P: Tensor) -> Slope:
+    def figures(self, reference_P: Tensor) -> GradientFigures:
         noise = max(0.0, self.squares / max(1, self.count - 1))
         signal = float(self.mean_P @ self.mean_P) - noise / self.count
-        return Slope(float(self.mean_P @ reference_P), float(reference_P @ reference_P), signal, noise)
+        return GradientFigures(float(self.mean_P @ reference_P), float(reference_P @ reference_P), signal, noise)
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-def gradient_of(policy: Model, part: LossTerm, rows: MicroBatch) -> tuple[Tensor, Tensor]:
-    """The gradient of one part as a vector on the host, and the answers it was made of, (N, L)."""
-    heard = list[Tensor]()
+def gradient_of(policy: Model, term: LossTerm, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """The gradient of one loss term as a vector on the host, and the log-probabilities it was computed from, (N, L)."""
+    recorded = list[Tensor]()
 
-    def listening(logp_NL: Tensor, *rest: Any) -> tuple[Tensor, Metrics]:
-        heard.append(logp_NL.detach())
-        return part.objective(logp_NL, *rest)
+    def recording(logp_NL: Tensor, *rest: Any) -> tuple[Tensor, Metrics]:
+        recorded.append(logp_NL.detach())
+        return term.objective(logp_NL, *rest)
 
     weights = trainable_parameters(policy)
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    accumulate(policy, replace(part, objective=listening), rows)
-    found = [weight.grad for weight in weights if weight.grad is not None]
+    accumulate(policy, replace(term, objective=recording), micro_batch)
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
     for weight in weights:
         weight.grad = None
-    return _vector(found), heard[-1]  # accumulate asks last for the loss of all answers together
+    return _vector(gradients), recorded[-1]  # accumulate computes the loss of the whole term last
 
 
 def _vector(pieces: Sequence[Tensor]) -> Tensor:
@@ -229,7 +235,7 @@ def _vector(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece if piece.dtype == torch.float64 else piece.float() for piece in flat]).cpu()
 
 
-def reference_part(trace: Trace, advantage_B: Tensor, choice: bool) -> LossTerm:
+def reference_term(trace: Trace, advantage_B: Tensor, choice: bool) -> LossTerm:
     """- mean over traces of advantage * log P(trajectory), every step of it."""
     trace = replace(trace, counted_BL=all_tokens(trace))
     probes = every_step(trace, torch.Generator(), choice)
@@ -237,13 +243,13 @@ def reference_part(trace: Trace, advantage_B: Tensor, choice: bool) -> LossTerm:
 
 
 def marginal_gradient(
-    policy: Model, trace: Trace, advantage_B: Tensor, decoding: Decoding, rows: MicroBatch
+    policy: Model, trace: Trace, advantage_B: Tensor, decoding: Decoding, micro_batch: MicroBatch
 ) -> tuple[Tensor, float]:
-    """The gradient of - mean over traces of advantage * log pi(o | q), and the states a trace took."""
-    found = summed_orders(policy, trace, decoding, rows)
-    loss = -(advantage_B * found.logp_B).mean()
+    """The gradient of - mean over traces of advantage * log pi(o | q), and the number of states per trace."""
+    total = sum_over_orders(policy, trace, decoding, micro_batch)
+    loss = -(advantage_B * total.logp_B).mean()
     pieces = torch.autograd.grad(loss, trainable_parameters(policy), materialize_grads=True)
-    return _vector(pieces), found.states / len(trace)
+    return _vector(pieces), total.states / len(trace)
 
 
 # --- the audit ------------------------------------------------------------------------------------------------------
@@ -253,58 +259,56 @@ def audit(
     policy: Model,
     trace: Trace,
     reward_B: Tensor,
-    decoding: Decoding,
     methods: Mapping[str, Method],
-    draws: int,
     rng: torch.Generator,
-    rows: MicroBatch,
-    states: int,
-    report: Report = silent,
+    settings: AuditSettings,
 ) -> Audit:
     """Measure every method on these rollouts, `draws` times each (once where nothing in it is drawn).
 
-    The trace must hold what the methods record; the advantages are r - mean of the group for all of them, so that what
-    differs is the estimator.
+    The trace must hold what the methods record. The advantages are r - mean of the group for all methods, so that only
+    the estimator differs.
     """
-    truth = truth_of(policy, trace, decoding, rows, states, report)
+    exact = exact_values(policy, trace, settings)
     problems = list[_Problem]()
     for number, group in enumerate(groups := trace.group_B.unique()):
-        report("exact gradients", number / len(groups))
+        settings.on_progress("exact gradients", number / len(groups))
         mine_B = trace.group_B == group
-        part = select_traces(trace, mine_B)
-        problems.append(_Problem(policy, part, truth.logp_B[mine_B], reward_B[mine_B], decoding, truth.summed, rows))
-    found, cost = [], {name: _states(method, problems[0].trace) for name, method in methods.items()}
-    done, whole = 0.0, sum(cost.values()) * len(problems)
+        some = select_traces(trace, mine_B)
+        problems.append(_Problem(policy, some, exact.logp_B[mine_B], reward_B[mine_B], exact.summed, settings))
+    figures, cost = [], {name: _state_count(method, problems[0].trace) for name, method in methods.items()}
+    done, total = 0.0, sum(cost.values()) * len(problems)
     for name, method in methods.items():
-        values, slopes, forwards = dict[str, list[Value]](), list[Slope | None](), list[float]()
+        values, gradients, forwards = dict[str, list[ValueFigures]](), list[GradientFigures | None](), list[float]()
         for problem in problems:
-            report("estimators", done / whole)
-            seen = problem.examined(method, draws, rng)
-            for label, value in seen.values.items():
+            settings.on_progress("estimators", done / total)
+            measured = problem.measure(method, rng)
+            for label, value in measured.values.items():
                 values.setdefault(label, []).append(value)
-            slopes.append(seen.slope)
-            forwards.append(seen.forwards)
+            gradients.append(measured.gradient)
+            forwards.append(measured.forwards)
             done += cost[name]
-        found.append(EstimatorFigures(name, math.fsum(forwards) / len(forwards), values, slopes))
-    told = "every step of the trajectory" + (", choice of positions included" if scores_choice(decoding) else "")
-    return Audit(truth.told, told, found, draws, truth.slack, _marginal(problems) if truth.summed else None)
+        figures.append(EstimatorFigures(name, math.fsum(forwards) / len(forwards), values, gradients))
+    choice = ", choice of positions included" if scores_choice(settings.decoding) else ""
+    marginal = _marginal(problems) if exact.summed else None
+    reference = f"every step of the trajectory{choice}"
+    return Audit(exact.description, reference, figures, settings.draws, exact.slack, marginal)
 
 
 def _marginal(problems: Sequence["_Problem"]) -> EstimatorFigures | None:
     """None where no problem has a gradient."""
-    asked = [problem.marginal.forwards for problem in problems if problem.marginal is not None]
-    slopes = [None if problem.marginal is None else problem.marginal.slope for problem in problems]
-    return EstimatorFigures("sum over orders", math.fsum(asked) / len(asked), {}, slopes) if asked else None
+    forwards = [problem.marginal.forwards for problem in problems if problem.marginal is not None]
+    gradients = [None if problem.marginal is None else problem.marginal.gradient for problem in problems]
+    return EstimatorFigures("sum over orders", math.fsum(forwards) / len(forwards), {}, gradients) if forwards else None
 
 
-def _states(method: Method, trace: Trace) -> float:
-    """How much there is to ask, to tell the time that is left."""
+def _state_count(method: Method, trace: Trace) -> float:
+    """Masked states of one draw, to estimate the time that is left."""
     return float(len(method.probe(trace, torch.Generator().manual_seed(0), 1)[0].states_SL))
 
 
-class _Seen(NamedTuple):
-    values: dict[str, Value]
-    slope: Slope | None
+class _Measurement(NamedTuple):
+    values: dict[str, ValueFigures]
+    gradient: GradientFigures | None
     forwards: float
 
 
@@ -317,45 +321,45 @@ class _Problem:
         trace: Trace,
         exact_B: Tensor,
         reward_B: Tensor,
-        decoding: Decoding,
         summed: bool,
-        rows: MicroBatch,
+        settings: AuditSettings,
     ) -> None:
-        self.policy, self.trace, self.exact_B, self.rows = policy, trace, exact_B, rows
+        self.policy, self.trace, self.exact_B, self.settings = policy, trace, exact_B, settings
         self.advantage_B = group_mean(reward_B, trace.group_B)
         self.reference_P: Tensor | None = None
-        self.marginal: _Seen | None = None
+        self.marginal: _Measurement | None = None
+        decoding, micro_batch = settings.decoding, settings.micro_batch
         if bool((self.advantage_B.abs() > 1e-9).any()):
-            part = reference_part(trace, self.advantage_B, scores_choice(decoding))
-            self.reference_P, _ = gradient_of(policy, part, rows)
+            term = reference_term(trace, self.advantage_B, scores_choice(decoding))
+            self.reference_P, _ = gradient_of(policy, term, micro_batch)
         if self.reference_P is not None and summed:
-            vector_P, forwards = marginal_gradient(policy, trace, self.advantage_B, decoding, rows)
-            spread = _Spread()
-            spread.add(vector_P)
-            self.marginal = _Seen({}, spread.slope(self.reference_P), forwards)
+            vector_P, forwards = marginal_gradient(policy, trace, self.advantage_B, decoding, micro_batch)
+            moments = _RunningMoments()
+            moments.add(vector_P)
+            self.marginal = _Measurement({}, moments.figures(self.reference_P), forwards)
 
-    def examined(self, method: Method, draws: int, rng: torch.Generator) -> _Seen:
-        """Values and gradients of so many draws; of one where a second would be the same."""
+    def measure(self, method: Method, rng: torch.Generator) -> _Measurement:
+        """Values and gradients of so many draws; of one draw where a second would be the same."""
         trace = replace(self.trace, counted_BL=method.counted(self.trace))
-        estimates, spread, states = list[dict[str, Tensor]](), _Spread(), 0
+        estimates, moments, states = list[dict[str, Tensor]](), _RunningMoments(), 0
         probes = method.probe(trace, rng, 1)[0]
-        for draw in range(draws):
+        for draw in range(self.settings.draws):
             if self.reference_P is None:
-                answer_NL = logprobs(self.policy, probes, self.rows)
+                logp_NL = logprobs(self.policy, probes, self.settings.micro_batch)
             else:
-                part = LossTerm(probes, self.advantage_B, method.credit(trace), method.objective)
-                vector_P, answer_NL = gradient_of(self.policy, part, self.rows)
-                spread.add(vector_P)
-            estimates.append(likelihoods(method, probes, answer_NL))
+                term = LossTerm(probes, self.advantage_B, method.credit(trace), method.objective)
+                vector_P, logp_NL = gradient_of(self.policy, term, self.settings.micro_batch)
+                moments.add(vector_P)
+            estimates.append(likelihoods(method, probes, logp_NL))
             states += len(probes.states_SL)
             before, probes = probes, method.probe(trace, rng, 1)[0]
             if draw == 0 and _same(before, probes):
                 break
         tokens = float(trace.filled_BL.sum() / len(trace))
-        stacked = {label: torch.stack([found[label] for found in estimates]) for label in estimates[0]}
-        return _Seen(
-            values={label: value_of(found_DB, self.exact_B, tokens) for label, found_DB in stacked.items()},
-            slope=None if self.reference_P is None else spread.slope(self.reference_P),
+        stacked = {label: torch.stack([estimate[label] for estimate in estimates]) for label in estimates[0]}
+        return _Measurement(
+            values={label: value_figures(draws_DB, self.exact_B, tokens) for label, draws_DB in stacked.items()},
+            gradient=None if self.reference_P is None else moments.figures(self.reference_P),
             forwards=states / len(estimates) / len(trace),
         )
 

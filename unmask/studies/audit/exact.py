@@ -1,28 +1,28 @@
-"""The probability that the sampler writes a completion, over every order in which it could have come about.
+"""The probability that the sampler writes a completion, summed over every order in which it can do so.
 
 A state on the way to a completion o is the set of positions that are filled: their tokens are those of o. So
 
     alpha_0(nothing) = 1,    alpha_{t+1}(S) = sum over the S' = S without K of alpha_t(S') * P(step t commits K | S')
     log pi(o | q) = log alpha_T(everything)
 
-K runs over the sets of the step's size. With q_j the law position j draws from, s_j(v) the score that a draw v there is
-ranked by, C the masked positions of the block, and c the least (s_i(o_i), -i) over K (docs/estimators.md):
+K runs over the sets of the step's size. With q_j the distribution at position j, s_j(v) the score by which a draw v is
+ranked there, C the masked positions of the block, and c the least (s_i(o_i), -i) over K (docs/estimators.md):
 
     P(K | S') = prod over K of q_i(o_i) * prod over C without K of  F_j(c),   F_j(c) = P((s_j(v), -j) < c),  v ~ q_j
 
-for every order that ranks by what the policy says or by place (where the draw plays no part, F is 0 or 1), and
+for every order that ranks by the policy's output or by place (where the draw does not matter, F is 0 or 1), and
 prod over K of q_i(o_i) / C(|C|, |K|) for the random one. Blocks follow one another: the end of one is a single state.
 
-States whose alpha is below `tolerance` times the probability of the way the completion really came about, itself one
-of the terms, are not followed. What is lost is bounded by their sum, since nothing that follows has more than
-probability one: the result says how much that may be.
+States whose alpha is below `tolerance` times the probability of the order that was actually taken, itself one of the
+terms, are dropped. The loss is bounded by their sum, since what follows has at most probability one: `slack`.
 
-Everything is differentiable where gradients are enabled; a step's passes are done again on the way back, so that memory
-holds the states and not what the policy made of them.
+Everything is differentiable where gradients are enabled. A step's passes are recomputed in the backward pass, so memory
+holds the states and no activations.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from math import comb, log
 from typing import NamedTuple
@@ -52,23 +52,23 @@ _BY_DRAW: dict[Order, Callable[[StepLogits], Tensor]] = {
 """Orders that rank a position by what was drawn there: the score of every token, (Q, V)."""
 
 
-class Summed(NamedTuple):
+class OrderSum(NamedTuple):
     logp_B: Tensor
     """log pi(o | q) of every trace."""
     path_B: Tensor
-    """The log-probability of the way it really came about, choice of positions included."""
+    """The log-probability of the order that was actually taken, choice of positions included."""
     slack: float
     """The most by which any of the first may be too low, in nats."""
     states: int
     """Masked states the policy was asked at."""
 
 
-class TooMany(Exception):
-    """More states than were allowed."""
+class TooManyStates(Exception):
+    """The sum needs more states than allowed."""
 
 
-def summable(decoding: Decoding) -> bool:
-    """Whether the sum can be done at all: fixed numbers of positions a step, and sets that can be listed."""
+def can_sum_orders(decoding: Decoding) -> bool:
+    """Whether the sum is possible: a fixed number of positions per step, and few enough sets of them to list."""
     if decoding.threshold is not None or decoding.block > WIDEST:
         return False
     commits = decoding.schedule(decoding.length, decoding.steps, decoding.block)
@@ -81,22 +81,27 @@ def summable(decoding: Decoding) -> bool:
     return True
 
 
-def summed_orders(
-    policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, most: float = torch.inf, tolerance: float = 1e-6
-) -> Summed:
-    """log pi(o | q) of every trace, asking the policy at no more than `most` states: TooMany where more are needed."""
-    taken = _Way(policy, trace, decoding, rows, most)
+def sum_over_orders(
+    policy: Policy,
+    trace: Trace,
+    decoding: Decoding,
+    micro_batch: MicroBatch,
+    most: float = torch.inf,
+    tolerance: float = 1e-6,
+) -> OrderSum:
+    """log pi(o | q) of every trace, asking the policy at no more than `most` states; TooManyStates if it needs more."""
+    path = _OrderWalk(policy, trace, decoding, micro_batch, most)
     with torch.no_grad():
-        path_B, _ = taken.walked(None)
+        path_B, _ = path.walk(None)
     canvas_BL = torch.cat([trace.tokens_BL, trace.attended_BL.long()], 1)
     _, same_B = canvas_BL.unique(dim=0, return_inverse=True)  # traces that wrote the same have the same probability
     one_U = torch.zeros(int(same_B.max()) + 1, dtype=torch.long, device=same_B.device)
     one_U[same_B] = torch.arange(len(trace), device=same_B.device)
     best_U = path_B.new_zeros(len(one_U)).scatter_reduce(0, same_B, path_B, "amax", include_self=False)
-    ways = _Way(policy, select_traces(trace, one_U), decoding, rows, most - taken.asked)
-    logp_U, lost_U = ways.walked(best_U + log(tolerance))
+    orders = _OrderWalk(policy, select_traces(trace, one_U), decoding, micro_batch, most - path.asked)
+    logp_U, lost_U = orders.walk(best_U + log(tolerance))
     slack = float((torch.logaddexp(logp_U, lost_U) - logp_U).detach().max())
-    return Summed(logp_U[same_B], path_B, slack, taken.asked + ways.asked)
+    return OrderSum(logp_U[same_B], path_B, slack, path.asked + orders.asked)
 
 
 @dataclass(frozen=True)
@@ -112,25 +117,25 @@ class _Front:
         return _Front(self.trace_F[kept_F], self.filled_FW[kept_F], self.logp_F[kept_F])
 
 
-class _Way:
+class _OrderWalk:
     """From masks to given completions, step by step."""
 
-    def __init__(self, policy: Policy, trace: Trace, decoding: Decoding, rows: MicroBatch, most: float) -> None:
-        self.policy, self.trace, self.decoding, self.rows, self.most = policy, trace, decoding, rows, most
+    def __init__(self, policy: Policy, trace: Trace, decoding: Decoding, micro_batch: MicroBatch, most: float) -> None:
+        self.policy, self.trace, self.decoding, self.micro_batch, self.most = policy, trace, decoding, micro_batch, most
         self.start = trace.tokens_BL.shape[1] - decoding.length
         self.asked = 0
 
-    def walked(self, floor_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """log alpha of the finished canvases and of all that was left behind below the floor, (B,) each.
+    def walk(self, floor_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """log alpha of the finished canvases and of all states dropped below the floor, (B,) each.
 
-        Without a floor only the way each trace really took is walked.
+        Without a floor only the order that each trace took is followed.
         """
         trace, width = self.trace, self.decoding.block
         commits = self.decoding.schedule(self.decoding.length, self.decoding.steps, width)
-        begun_B = torch.arange(len(trace), device=trace.tokens_BL.device)
-        blank = torch.zeros(len(trace), width, dtype=torch.bool, device=begun_B.device)
-        front = _Front(begun_B, blank, torch.zeros_like(begun_B, dtype=torch.float64))
-        finished, lost, step = [front.only(begun_B[:0])], [front.only(begun_B[:0])], 0
+        first_B = torch.arange(len(trace), device=trace.tokens_BL.device)
+        blank = torch.zeros(len(trace), width, dtype=torch.bool, device=first_B.device)
+        front = _Front(first_B, blank, torch.zeros_like(first_B, dtype=torch.float64))
+        finished, lost, step = [front.only(first_B[:0])], [front.only(first_B[:0])], 0
         for number, sizes in enumerate(commits):
             first = self.start + number * width
             target_BW = trace.filled_BL[:, first : first + width]
@@ -138,7 +143,7 @@ class _Way:
             front = replace(front, filled_FW=torch.zeros_like(front.filled_FW))
             for size in sizes:
                 if size and len(front.trace_F):
-                    front = self._stepped(front, number, size)
+                    front = self._step(front, number, size)
                     if floor_B is None:
                         own_BW = target_BW & (trace.step_BL[:, first : first + width] <= step)
                         front = front.only((front.filled_FW == own_BW[front.trace_F]).all(-1))
@@ -154,10 +159,10 @@ class _Way:
                     ended_F = (unbroken_FW & (token_FW == trace.eos_id)).any(-1)
                     front = front.only(~done_F & ~ended_F)
                 step += 1
-        return _added(finished, len(trace)), _added(lost, len(trace))
+        return _trace_log_sums(finished, len(trace)), _trace_log_sums(lost, len(trace))
 
-    def _stepped(self, front: _Front, number: int, size: int) -> _Front:
-        """All that a step can make of the states, equal results added up."""
+    def _step(self, front: _Front, number: int, size: int) -> _Front:
+        """All states that a step can reach, equal ones merged."""
         first, width = self.start + number * self.decoding.block, self.decoding.block
         state_FL = self.trace.tokens_BL[front.trace_F].clone()
         state_FL[:, first + width :] = self.trace.mask_id
@@ -167,19 +172,21 @@ class _Way:
         count = int(number_F.max()) + 1
         self.asked += count
         if self.asked > self.most:
-            raise TooMany
-        found, left = [], int((~front.filled_FW[0]).sum())
-        some = max(1, min(self.rows.size, MOST_CELLS // (left * comb(left, size))))
-        for start in range(0, count, some):
-            index_G = ((number_F >= start) & (number_F < start + some)).nonzero().squeeze(1)
-            some_G = front.only(index_G), state_FL[index_G], number_F[index_G] - start
-            found.append(checkpoint(self._onwards, *some_G, first, size, use_reentrant=False, preserve_rng_state=False))
-        return _merged(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            raise TooManyStates
+        parts, left = [], int((~front.filled_FW[0]).sum())
+        chunk = max(1, min(self.micro_batch.size, MOST_CELLS // (left * comb(left, size))))
+        for start in range(0, count, chunk):
+            index_G = ((number_F >= start) & (number_F < start + chunk)).nonzero().squeeze(1)
+            some, state_GL, number_G = front.only(index_G), state_FL[index_G], number_F[index_G] - start
+            step = partial(checkpoint, self._successors, use_reentrant=False, preserve_rng_state=False)
+            parts.append(step(some, state_GL, number_G, first, size))
+        trace_H, filled_HW, logp_H = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return _merge_equal(trace_H, filled_HW, logp_H)
 
-    def _onwards(
+    def _successors(
         self, front: _Front, state_FL: Tensor, number_F: Tensor, first: int, size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a step leads from some states and with what probability, one row for every set it may choose."""
+        """The states that a step reaches from some states, with their log-probabilities: one row for every set."""
         trace, left = self.trace, int((~front.filled_FW[0]).sum())
         place_FM = (~front.filled_FW).nonzero()[:, 1].view(-1, left)
         states = int(number_F.max()) + 1
@@ -221,7 +228,7 @@ def _ranked(
     place_FM: Tensor,
     set_XK: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """log P(K) of every set of positions, (F, X), and the sets, (F, X, K): all other draws must rank below them."""
+    """log P(K) of every set of positions, (F, X), and the sets, (F, X, K); all other draws rank below them."""
     score_FM = score_QV[row_FM, token_FM]
     rank_FM = score_FM.sort(dim=-1, descending=True, stable=True).indices  # ties to the left
     score_FM, logq_FM, place_FM, row_FM = (x.gather(1, rank_FM) for x in (score_FM, logq_FM, place_FM, row_FM))
@@ -242,7 +249,7 @@ def _ranked(
     return logq_FM[:, set_XK].sum(-1) + passed_FX, place_FM[:, set_XK]
 
 
-def _merged(trace_H: Tensor, filled_HW: Tensor, logp_H: Tensor) -> _Front:
+def _merge_equal(trace_H: Tensor, filled_HW: Tensor, logp_H: Tensor) -> _Front:
     """Equal states of equal traces as one, their probabilities added."""
     bit_W = 2 ** torch.arange(filled_HW.shape[1], device=trace_H.device)
     code_H = trace_H * 2 ** filled_HW.shape[1] + (filled_HW * bit_W).sum(-1)
@@ -252,7 +259,7 @@ def _merged(trace_H: Tensor, filled_HW: Tensor, logp_H: Tensor) -> _Front:
     return _Front(code_F // 2 ** filled_HW.shape[1], (bits_F[:, None] & bit_W) > 0, logp_F)
 
 
-def _added(fronts: list[_Front], count: int) -> Tensor:
+def _trace_log_sums(fronts: list[_Front], count: int) -> Tensor:
     """log of the sum, trace by trace, (count,)."""
     logp_H, trace_H = (torch.cat(parts) for parts in zip(*((f.logp_F, f.trace_F) for f in fronts), strict=True))
     return _log_sums(logp_H, trace_H, count)

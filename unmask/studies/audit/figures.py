@@ -1,4 +1,4 @@
-"""What an audit measured, problem by problem, and the figures made of it, with their intervals.
+"""The measurements of an audit, problem by problem, and the figures computed from them, with intervals.
 
 Problems are the independent units: every interval is 95 %, by the jackknife over problems with Student's t; what two
 estimators differ by is paired over the problems. At a budget of F forward passes a completion, an estimator that takes
@@ -13,10 +13,9 @@ less than the mean of the problems' own where v differs much between them, but s
 values of a group's completions, less their mean.
 
 The mean of D draws has a cosine that is too small by the factor 1 / sqrt(1 + v / D), for its length holds the rest of
-the noise. That noise is taken off by its estimate, which is good for a small correction and not for a large one. So the
-cosine of the mean draw is told where v / D is at most 1/8, a correction of 6 %, and not elsewhere. A budget of more
-draws than were made, F / f > D, takes off the noise between them, v / D - v f / F of 1 + v f / F, by the same rule; one
-of fewer takes nothing off.
+the noise. An estimate of that noise is subtracted, which works for a small correction only. So the cosine of the mean
+draw is reported only where v / D is at most 1/8, a correction of 6 %. A budget of more draws than were made, F / f > D,
+subtracts the noise between them, v / D - v f / F of 1 + v f / F, by the same rule; one of fewer subtracts nothing.
 """
 
 import math
@@ -31,7 +30,7 @@ TINY = 1e-18
 STILL = 1e-9
 """A variance that is rounding, over what it is relative to."""
 MOST_LEFT = 1 / 8
-"""Noise over signal in the mean of all draws, squared lengths, up to which a cosine of the mean is told."""
+"""Noise over signal in the mean of all draws, squared lengths, up to which a cosine of the mean is reported."""
 
 Statistic = Callable[[Sequence[int]], float | None]
 """Numbers of problems -> a figure, None where it is not defined."""
@@ -40,7 +39,7 @@ Statistic = Callable[[Sequence[int]], float | None]
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
-class Value(NamedTuple):
+class ValueFigures(NamedTuple):
     """An estimator's values on the completions of one problem, against the exact ones. None: not defined there."""
 
     bias: float
@@ -59,7 +58,7 @@ class Value(NamedTuple):
     """Tokens of a completion."""
 
 
-class Slope(NamedTuple):
+class GradientFigures(NamedTuple):
     """An estimator's gradient on one problem, against the reference."""
 
     along: float
@@ -67,26 +66,26 @@ class Slope(NamedTuple):
     reference: float
     """Squared length of the reference."""
     signal: float
-    """Squared length of the expected gradient, noise taken off."""
+    """Squared length of the expected gradient, noise subtracted."""
     noise: float
     """Expected squared distance of one draw's gradient from the expected one."""
 
 
 @dataclass(frozen=True)
 class EstimatorFigures:
-    """What was found about one method; `values` has one reading, or two where the sign of the advantage matters."""
+    """The measurements of one method; `values` has one reading, or two where the sign of the advantage matters."""
 
     name: str
     forwards: float
-    """Masked states asked for a completion and draw."""
-    values: dict[str, list[Value]]
-    slopes: list[Slope | None]
-    """None for a problem whose rewards are all alike."""
+    """Masked states for each completion and draw."""
+    values: dict[str, list[ValueFigures]]
+    slopes: list[GradientFigures | None]
+    """None for a problem whose rewards are identical."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All that was measured, problem by problem."""
+    """All measurements, problem by problem."""
 
     truth: str
     """What the values are compared with."""
@@ -98,7 +97,7 @@ class Audit:
     slack: float = 0.0
     """The most by which an exact value may be too low, in nats."""
     marginal: EstimatorFigures | None = None
-    """The gradient of log pi(o | q) in an estimator's place, where the sum over orders can be done."""
+    """The gradient of log pi(o | q) as an estimator, where the sum over orders is possible."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Reading:
 
     name: str
     forwards: float
-    values: list[Value]
+    values: list[ValueFigures]
 
 
 def readings(audit: Audit) -> list[Reading]:
@@ -121,10 +120,10 @@ def readings(audit: Audit) -> list[Reading]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def jackknifed(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
+def jackknife_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
     """A figure of these problems with its interval: the spread of the figures with one problem left out.
 
-    None where it is not defined, or hangs on a single one of several problems.
+    None where it is not defined, or depends on a single one of several problems.
     """
     whole, count = statistic(problems), len(problems)
     if whole is None or count == 1:
@@ -138,7 +137,7 @@ def jackknifed(statistic: Statistic, problems: Sequence[int]) -> Interval | None
     return Interval(whole, whole - half, whole + half)
 
 
-def jackknifed_size(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
+def jackknife_log_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
     """The same for a positive figure, by its logarithm. Zero, up to rounding, has no interval."""
     whole = statistic(problems)
     if whole is not None and abs(whole) < STILL:
@@ -148,10 +147,10 @@ def jackknifed_size(statistic: Statistic, problems: Sequence[int]) -> Interval |
         value = statistic(some)
         return math.log(value) if value is not None and value > 0 else None
 
-    found = jackknifed(logarithm, problems)
-    if found is None or found.low is None or found.high is None:
-        return None if found is None else Interval(math.exp(found.mean), None, None)
-    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
+    logs = jackknife_interval(logarithm, problems)
+    if logs is None or logs.low is None or logs.high is None:
+        return None if logs is None else Interval(math.exp(logs.mean), None, None)
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high))
 
 
 class ShareEstimates(NamedTuple):
@@ -163,11 +162,14 @@ class ShareEstimates(NamedTuple):
     """With `signal` this makes 1."""
 
 
-def value_shares(values: Sequence[Value]) -> list[ShareEstimates | None]:
+Shares = Sequence[ShareEstimates | None]
+
+
+def value_shares(values: Sequence[ValueFigures]) -> list[ShareEstimates | None]:
     return [_shares(v.covariance, v.exact_spread, v.spread, v.noise) for v in values]
 
 
-def slope_shares(slopes: Sequence[Slope | None]) -> list[ShareEstimates | None]:
+def slope_shares(slopes: Sequence[GradientFigures | None]) -> list[ShareEstimates | None]:
     return [None if s is None else _shares(s.along, s.reference, s.signal, s.noise) for s in slopes]
 
 
@@ -179,25 +181,25 @@ def _shares(along: float, other: float, signal: float, noise: float) -> ShareEst
     return ShareEstimates(along / math.sqrt(other * whole), signal / whole, noise / whole)
 
 
-def defined(*columns: Sequence[object]) -> list[int]:
-    """The problems on which all have a say."""
+def defined_problems(*columns: Sequence[object]) -> list[int]:
+    """The problems on which all columns are defined."""
     return [i for i, cells in enumerate(zip(*columns, strict=True)) if None not in cells]
 
 
-def cosine(shares: Sequence[ShareEstimates | None], thinned: float) -> Statistic:
+def cosine(shares: Shares, thinned: float) -> Statistic:
     """The cosine (or r) when the noise is multiplied by `thinned`: 1 for one draw, 0 for the mean draw."""
 
     def figure(problems: Sequence[int]) -> float | None:
         some = [share for i in problems if (share := shares[i]) is not None]
         squared = math.fsum(s.signal + thinned * s.noise for s in some)
-        if squared <= 0:  # noise taken off has left nothing
+        if squared <= 0:  # nothing is left once the noise is subtracted
             return None
         return math.fsum(s.along for s in some) / math.sqrt(len(some) * squared)
 
     return figure
 
 
-def relative_noise(shares: Sequence[ShareEstimates | None]) -> Statistic:
+def relative_noise(shares: Shares) -> Statistic:
     """Expected squared error of one draw over the squared length of the mean draw."""
 
     def figure(problems: Sequence[int]) -> float | None:
@@ -208,30 +210,30 @@ def relative_noise(shares: Sequence[ShareEstimates | None]) -> Statistic:
     return figure
 
 
-def mean_cosine(shares: Sequence[ShareEstimates | None], draws: int) -> Statistic:
+def mean_cosine(shares: Shares, draws: int) -> Statistic:
     """The cosine of the mean draw; None where too much noise is left in it after so many draws."""
     return _trusted_cosine(shares, 0.0, draws)
 
 
-def budget_cosine(shares: Sequence[ShareEstimates | None], forwards: float, budget: float, draws: int) -> Statistic:
-    """The cosine at a budget; None for an estimator of which one draw costs more, or of which so many draws say too
-    little about the budget's."""
+def budget_cosine(shares: Shares, forwards: float, budget: float, draws: int) -> Statistic:
+    """The cosine at a budget; None for an estimator whose single draw costs more, or whose draws are too few for
+    this budget."""
     if forwards > budget + 1e-9:
         return lambda problems: None
     return _trusted_cosine(shares, forwards / budget, draws)
 
 
-def _trusted_cosine(shares: Sequence[ShareEstimates | None], thinned: float, draws: int) -> Statistic:
-    """None where much of the noise that so many draws have left would have to be taken off."""
+def _trusted_cosine(shares: Shares, thinned: float, draws: int) -> Statistic:
+    """None where too much of the noise that is left after so many draws would have to be subtracted."""
     if thinned * draws >= 1:
         return cosine(shares, thinned)
-    noise = relative_noise(shares)(defined(shares))
+    noise = relative_noise(shares)(defined_problems(shares))
     if noise is None or noise * (1 / draws - thinned) > MOST_LEFT * (1 + noise * thinned):
         return lambda problems: None
     return cosine(shares, thinned)
 
 
-def bounded(interval: Interval | None, most: float = 1.0) -> Interval | None:
+def clipped_interval(interval: Interval | None, most: float = 1.0) -> Interval | None:
     """The interval of a correlation, which does not reach beyond 1; of the difference of two, 2."""
     if interval is None:
         return None
@@ -241,7 +243,7 @@ def bounded(interval: Interval | None, most: float = 1.0) -> Interval | None:
 
 
 def mean_of(values: Sequence[float | None]) -> Interval | None:
-    """The mean of what is defined."""
+    """The mean of the defined values."""
     known = [value for value in values if value is not None]
     return t_interval(known) if known else None
 
@@ -249,51 +251,61 @@ def mean_of(values: Sequence[float | None]) -> Interval | None:
 # --- two estimators ------------------------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
-    """A figure of two estimators on the problems where both have it, and what lies between them."""
+class FigureComparison(NamedTuple):
+    """A figure of two estimators on the problems where both have it, and their difference or ratio."""
 
     figure: str
     one: float | None
     other: float | None
     change: Interval | None
-    """The first less the second; of variances the first over the second."""
+    """The first less the second; for variances the first over the second."""
     ratio: bool
 
 
-def compared(audit: Audit, one: EstimatorFigures, other: EstimatorFigures, budget: float) -> list[Compared]:
-    """Every figure of both, the change paired over problems. Two readings (spg's) are compared with their likes."""
+class _Pair(NamedTuple):
+    """A figure of two estimators, and the problems on which both are defined."""
 
-    def at_budget(
-        us: Sequence[ShareEstimates | None], them: Sequence[ShareEstimates | None]
-    ) -> tuple[Statistic, Statistic]:
-        ours = budget_cosine(us, one.forwards, budget, audit.draws)
-        return ours, budget_cosine(them, other.forwards, budget, audit.draws)
+    one: Statistic
+    other: Statistic
+    problems: Sequence[int]
 
-    found = list[Compared]()
+
+def estimator_comparison(
+    audit: Audit, one: EstimatorFigures, other: EstimatorFigures, budget: float
+) -> list[FigureComparison]:
+    """Every figure of both, the change paired over problems. Estimators with two readings are compared by reading."""
+    rows = list[FigureComparison]()
     for label in (label for label in one.values if label in other.values):
-        both = one.values[label], other.values[label]
-        us, them = (value_shares(values) for values in both)
-        found += [
-            _less("|bias|, nats", *_means(*([abs(v.bias) for v in values] for values in both)), most=math.inf),
-            _over("variance", *_means(*([v.noise for v in values] for values in both))),
-            _less("r", *_means(*([v.pearson for v in values] for values in both))),
-            _less("rank r", *_means(*([v.spearman for v in values] for values in both))),
-            _less(f"r at {budget:g}", *at_budget(us, them), defined(us, them)),
+        ours, theirs = one.values[label], other.values[label]
+        r = _budget_pair(value_shares(ours), value_shares(theirs), (one.forwards, other.forwards), budget, audit.draws)
+        bias = _mean_pair([abs(v.bias) for v in ours], [abs(v.bias) for v in theirs])
+        rows += [
+            _difference_row("|bias|, nats", bias, most=math.inf),
+            _ratio_row("variance", _mean_pair([v.noise for v in ours], [v.noise for v in theirs])),
+            _difference_row("r", _mean_pair([v.pearson for v in ours], [v.pearson for v in theirs])),
+            _difference_row("rank r", _mean_pair([v.spearman for v in ours], [v.spearman for v in theirs])),
+            _difference_row(f"r at {budget:g}", r),
         ]
     us, them = slope_shares(one.slopes), slope_shares(other.slopes)
-    some = defined(us, them)
+    some = defined_problems(us, them)
+    means = _Pair(mean_cosine(us, audit.draws), mean_cosine(them, audit.draws), some)
+    at_budget = _budget_pair(us, them, (one.forwards, other.forwards), budget, audit.draws)
     return [
-        *found,
-        _less("cosine", cosine(us, 1.0), cosine(them, 1.0), some),
-        _less("cosine of mean", mean_cosine(us, audit.draws), mean_cosine(them, audit.draws), some),
-        _over("rel. variance", relative_noise(us), relative_noise(them), some),
-        _less(f"cosine at {budget:g}", *at_budget(us, them), some),
+        *rows,
+        _difference_row("cosine", _Pair(cosine(us, 1.0), cosine(them, 1.0), some)),
+        _difference_row("cosine of mean", means),
+        _ratio_row("rel. variance", _Pair(relative_noise(us), relative_noise(them), some)),
+        _difference_row(f"cosine at {budget:g}", at_budget),
     ]
 
 
-def _means(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[Statistic, Statistic, list[int]]:
-    """The means of both, and the problems on which both have a say."""
+def _budget_pair(us: Shares, them: Shares, forwards: tuple[float, float], budget: float, draws: int) -> _Pair:
+    ours, theirs = forwards
+    pair = budget_cosine(us, ours, budget, draws), budget_cosine(them, theirs, budget, draws)
+    return _Pair(pair[0], pair[1], defined_problems(us, them))
 
+
+def _mean_pair(one: Sequence[float | None], other: Sequence[float | None]) -> _Pair:
     def mean(values: Sequence[float | None]) -> Statistic:
         def figure(problems: Sequence[int]) -> float | None:
             some = [value for i in problems if (value := values[i]) is not None]
@@ -301,7 +313,7 @@ def _means(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[
 
         return figure
 
-    return mean(one), mean(other), defined(one, other)
+    return _Pair(mean(one), mean(other), defined_problems(one, other))
 
 
 def difference(one: Statistic, other: Statistic) -> Statistic:
@@ -312,15 +324,16 @@ def difference(one: Statistic, other: Statistic) -> Statistic:
     return figure
 
 
-def _less(name: str, one: Statistic, other: Statistic, problems: Sequence[int], most: float = 2.0) -> Compared:
-    """`most`: how large a difference can be; of correlations 2."""
-    change = bounded(jackknifed(difference(one, other), problems), most)
-    return Compared(name, one(problems), other(problems), change, False)
+def _difference_row(name: str, pair: _Pair, most: float = 2.0) -> FigureComparison:
+    """`most`: how large a difference can be; 2 for correlations."""
+    change = clipped_interval(jackknife_interval(difference(pair.one, pair.other), pair.problems), most)
+    return FigureComparison(name, pair.one(pair.problems), pair.other(pair.problems), change, False)
 
 
-def _over(name: str, one: Statistic, other: Statistic, problems: Sequence[int]) -> Compared:
+def _ratio_row(name: str, pair: _Pair) -> FigureComparison:
     def ratio(some: Sequence[int]) -> float | None:
-        ours, theirs = one(some), other(some)
+        ours, theirs = pair.one(some), pair.other(some)
         return None if ours is None or theirs is None or theirs < STILL else ours / theirs
 
-    return Compared(name, one(problems), other(problems), jackknifed_size(ratio, problems), True)
+    change = jackknife_log_interval(ratio, pair.problems)
+    return FigureComparison(name, pair.one(pair.problems), pair.other(pair.problems), change, True)

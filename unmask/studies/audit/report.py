@@ -1,4 +1,4 @@
-"""From an audit's numbers to tables, a conclusion and a plot; all from what audit.json holds (audit_figures.py)."""
+"""Tables, a conclusion and a plot of an audit, all from audit.json."""
 
 import json
 import math
@@ -10,18 +10,18 @@ from rich.table import Table
 
 from unmask.studies.audit.figures import (
     Audit,
-    Compared,
     EstimatorFigures,
-    ShareEstimates,
-    Slope,
-    Value,
-    bounded,
+    FigureComparison,
+    GradientFigures,
+    Shares,
+    ValueFigures,
     budget_cosine,
+    clipped_interval,
     cosine,
-    defined,
+    defined_problems,
     difference,
-    jackknifed,
-    jackknifed_size,
+    jackknife_interval,
+    jackknife_log_interval,
     mean_cosine,
     mean_of,
     readings,
@@ -29,25 +29,26 @@ from unmask.studies.audit.figures import (
     slope_shares,
     value_shares,
 )
+from unmask.util.plots import new_figure
 from unmask.util.statistics import Interval
 
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
-def plain(audit: Audit) -> dict[str, Any]:
+def audit_data(audit: Audit) -> dict[str, Any]:
     """The numbers as JSON takes them, a list over the problems for every field."""
 
-    def lists(kind: Any, rows: Sequence[Value | Slope | None]) -> dict[str, list[float | None]]:
+    def lists(kind: Any, rows: Sequence[ValueFigures | GradientFigures | None]) -> dict[str, list[float | None]]:
         return {
             field: [None if row is None else _rounded(getattr(row, field)) for row in rows] for field in kind._fields
         }
 
-    def told_of(one: EstimatorFigures) -> dict[str, Any]:
+    def estimator_data(one: EstimatorFigures) -> dict[str, Any]:
         return {
             "name": one.name,
             "forwards": one.forwards,
-            "values": {label: lists(Value, rows) for label, rows in one.values.items()},
-            "slopes": lists(Slope, one.slopes),
+            "values": {label: lists(ValueFigures, rows) for label, rows in one.values.items()},
+            "slopes": lists(GradientFigures, one.slopes),
         }
 
     return {
@@ -55,8 +56,8 @@ def plain(audit: Audit) -> dict[str, Any]:
         "slack": audit.slack,
         "reference": audit.reference,
         "draws": audit.draws,
-        "marginal": None if audit.marginal is None else told_of(audit.marginal),
-        "estimators": [told_of(one) for one in audit.estimators],
+        "marginal": None if audit.marginal is None else estimator_data(audit.marginal),
+        "estimators": [estimator_data(one) for one in audit.estimators],
     }
 
 
@@ -64,16 +65,16 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 
-def restored(data: dict[str, Any]) -> Audit:
-    """What `plain` was made of."""
+def audit_from_data(data: dict[str, Any]) -> Audit:
+    """The audit that `audit_data` gave."""
 
     def rows(kind: Any, lists: dict[str, list[Any]]) -> list[Any]:
-        found = [kind(*cells) for cells in zip(*(lists[field] for field in kind._fields), strict=True)]
-        return [None if all(cell is None for cell in row) else row for row in found]
+        tuples = [kind._make(cells) for cells in zip(*(lists[field] for field in kind._fields), strict=True)]
+        return [None if all(cell is None for cell in row) else row for row in tuples]
 
     def estimator(one: dict[str, Any]) -> EstimatorFigures:
-        values = {label: rows(Value, lists) for label, lists in one["values"].items()}
-        return EstimatorFigures(one["name"], one["forwards"], values, rows(Slope, one["slopes"]))
+        values = {label: rows(ValueFigures, lists) for label, lists in one["values"].items()}
+        return EstimatorFigures(one["name"], one["forwards"], values, rows(GradientFigures, one["slopes"]))
 
     marginal = None if data["marginal"] is None else estimator(data["marginal"])
     estimators = [estimator(one) for one in data["estimators"]]
@@ -98,13 +99,13 @@ def value_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
             (
                 reading.name,
                 f"{forwards:.3g}",
-                told(bias, "+.2f"),
+                interval_text(bias, "+.2f"),
                 f"{bias.mean / tokens:+.3f}",
                 _few(noise),
                 _few(noise * forwards),
-                told(bounded(mean_of([v.pearson for v in values])), ".2f"),
-                told(bounded(mean_of([v.spearman for v in values])), ".2f"),
-                told(_affordable(value_shares(values), forwards, budget, audit.draws), ".2f"),
+                interval_text(clipped_interval(mean_of([v.pearson for v in values])), ".2f"),
+                interval_text(clipped_interval(mean_of([v.spearman for v in values])), ".2f"),
+                interval_text(_affordable(value_shares(values), forwards, budget, audit.draws), ".2f"),
             )
         )
     return rows
@@ -115,17 +116,17 @@ def slope_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
     rows = list[tuple[str, ...]]()
     for one in _all(audit):
         shares = slope_shares(one.slopes)
-        some = defined(shares)
-        noise = jackknifed_size(relative_noise(shares), some)
+        some = defined_problems(shares)
+        noise = jackknife_log_interval(relative_noise(shares), some)
         rows.append(
             (
                 one.name,
                 f"{one.forwards:.3g}",
-                told(bounded(jackknifed(cosine(shares, 1.0), some)), ".2f"),
-                told(_uncut(jackknifed(mean_cosine(shares, audit.draws), some)), ".2f"),
-                told(noise, ".3g"),
+                interval_text(clipped_interval(jackknife_interval(cosine(shares, 1.0), some)), ".2f"),
+                interval_text(_uncut(jackknife_interval(mean_cosine(shares, audit.draws), some)), ".2f"),
+                interval_text(noise, ".3g"),
                 "-" if noise is None else _few(noise.mean * one.forwards),
-                told(_affordable(shares, one.forwards, budget, audit.draws), ".2f"),
+                interval_text(_affordable(shares, one.forwards, budget, audit.draws), ".2f"),
             )
         )
     return rows
@@ -140,15 +141,17 @@ def _few(value: float) -> str:
 
 
 def _uncut(interval: Interval | None) -> Interval | None:
-    """The same, but for a figure above 1: the noise that was taken off was too much, which the reader should see."""
-    return interval if interval is not None and interval.mean > 1 else bounded(interval)
+    """The same, but for a figure above 1: too much noise was subtracted, which the reader should see."""
+    return interval if interval is not None and interval.mean > 1 else clipped_interval(interval)
 
 
-def _affordable(shares: Sequence[ShareEstimates | None], forwards: float, budget: float, draws: int) -> Interval | None:
-    return bounded(jackknifed(budget_cosine(shares, forwards, budget, draws), defined(shares)))
+def _affordable(shares: Shares, forwards: float, budget: float, draws: int) -> Interval | None:
+    return clipped_interval(
+        jackknife_interval(budget_cosine(shares, forwards, budget, draws), defined_problems(shares))
+    )
 
 
-def told(interval: Interval | None, form: str) -> str:
+def interval_text(interval: Interval | None, form: str) -> str:
     if interval is None:
         return "-"
     if interval.low is None or interval.high is None:
@@ -174,7 +177,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def named(audit: Audit, names: str) -> tuple[EstimatorFigures, EstimatorFigures]:
+def two_estimators(audit: Audit, names: str) -> tuple[EstimatorFigures, EstimatorFigures]:
     """Two estimators by their names, with a comma between."""
     known = {one.name: one for one in _all(audit)}
     words = [word.strip() for word in names.split(",")]
@@ -185,12 +188,17 @@ def named(audit: Audit, names: str) -> tuple[EstimatorFigures, EstimatorFigures]
     return known[words[0]], known[words[1]]
 
 
-def comparison(one: EstimatorFigures, other: EstimatorFigures, rows: Sequence[Compared]) -> Table:
-    """Both, and what lies between them, to print."""
+def comparison_table(one: EstimatorFigures, other: EstimatorFigures, rows: Sequence[FigureComparison]) -> Table:
+    """Both estimators and their differences, to print."""
 
-    def cells(row: Compared) -> list[str]:
+    def cells(row: FigureComparison) -> list[str]:
         both = ["-" if value is None else _few(value) for value in (row.one, row.other)]
-        return [row.figure, *both, told(row.change, ".2f" if row.ratio else "+.2f"), "ratio" if row.ratio else ""]
+        return [
+            row.figure,
+            *both,
+            interval_text(row.change, ".2f" if row.ratio else "+.2f"),
+            "ratio" if row.ratio else "",
+        ]
 
     columns = ["figure", one.name, other.name, "difference", ""]
     return _table("paired over problems", columns, [cells(row) for row in rows])
@@ -199,45 +207,47 @@ def comparison(one: EstimatorFigures, other: EstimatorFigures, rows: Sequence[Co
 # --- the conclusion ------------------------------------------------------------------------------------------------
 
 
-class Bid(NamedTuple):
-    """What an estimator offers at the budget."""
+class BudgetOffer(NamedTuple):
+    """An estimator at the budget."""
 
     name: str
-    shares: list[ShareEstimates | None]
+    shares: Shares
     thinned: float
     value: float
 
 
 def conclusion(audit: Audit, budget: float) -> str:
-    """One sentence: the best buy for the likelihood, the best for the gradient, and whether that is no tie."""
+    """One sentence: the best estimator of the likelihood, the best of the gradient, and whether a tie is excluded."""
     values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
     slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
     return (
         f"At {budget:g} forward passes a completion, "
-        f"for the likelihood {_best(_bids(values, budget, audit.draws), 'r')}; "
-        f"for the gradient {_best(_bids(slopes, budget, audit.draws), 'cosine')}."
+        f"for the likelihood {_best(_budget_offers(values, budget, audit.draws), 'r')}; "
+        f"for the gradient {_best(_budget_offers(slopes, budget, audit.draws), 'cosine')}."
     )
 
 
-def _bids(offers: list[tuple[str, float, list[ShareEstimates | None]]], budget: float, draws: int) -> list[Bid]:
-    """Those that are affordable and defined."""
-    bids = []
+def _budget_offers(offers: Sequence[tuple[str, float, Shares]], budget: float, draws: int) -> list[BudgetOffer]:
+    """The estimators that are affordable and defined."""
+    offered = []
     for name, forwards, shares in offers:
         value = budget_cosine(shares, forwards, budget, draws)(range(len(shares)))
         if value is not None:
-            bids.append(Bid(name, shares, forwards / budget, min(1.0, value)))
-    return bids
+            offered.append(BudgetOffer(name, shares, forwards / budget, min(1.0, value)))
+    return offered
 
 
-def _best(bids: list[Bid], unit: str) -> str:
-    """The best bid against the next."""
-    if not bids:
-        return "nothing can be said (no estimator is affordable, the draws are too few, or nothing varies in a group)"
-    best, *others = sorted(bids, key=lambda bid: -bid.value)
+def _best(offered: list[BudgetOffer], unit: str) -> str:
+    """The best offer against the next."""
+    if not offered:
+        return "no estimator can be chosen (none is affordable, the draws are too few, or nothing varies in a group)"
+    best, *others = sorted(offered, key=lambda offer: -offer.value)
     if not others:
         return f"{best.name} is the only one ({unit} {best.value:.2f})"
-    ours, theirs = (cosine(bid.shares, bid.thinned) for bid in (best, others[0]))
-    lead = bounded(jackknifed(difference(ours, theirs), defined(best.shares, others[0].shares)), 2.0)
+    ours, theirs = (cosine(offer.shares, offer.thinned) for offer in (best, others[0]))
+    lead = clipped_interval(
+        jackknife_interval(difference(ours, theirs), defined_problems(best.shares, others[0].shares)), 2.0
+    )
     if lead is None or lead.low is None or lead.high is None:
         return f"{best.name} has the largest {unit} ({best.value:.2f}), with too few problems for an interval"
     tie = "which excludes a tie" if lead.excludes_zero else "which does not exclude a tie"
@@ -248,38 +258,32 @@ def _best(bids: list[Bid], unit: str) -> str:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, data: dict[str, Any]) -> list[Path]:
+def write_audit(folder: Path, data: dict[str, Any]) -> list[Path]:
     """audit.json, and audit.png where matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "audit.json"
     path.write_text(json.dumps(data) + "\n")
     picture = folder / "audit.png"
-    return [path, picture] if plot(restored(data), data["steps"], picture) else [path]
+    return [path, picture] if draw_audit(audit_from_data(data), data["steps"], picture) else [path]
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_audit(path: Path) -> dict[str, Any]:
     """An audit.json."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
         data = json.loads(path.read_text())
-        restored(data)
+        audit_from_data(data)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not an audit.json: {error!r}") from None
     assert isinstance(data, dict)
     return data
 
 
-def plot(audit: Audit, steps: int, path: Path) -> bool:
+def draw_audit(audit: Audit, steps: int, path: Path) -> bool:
     """r and cosine against the forward passes spent; False where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
+    if (figure := new_figure(15, 6.5)) is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 6.5), layout="constrained")
     most = 2 * max([float(steps), *(one.forwards for one in audit.estimators)])
     values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
     slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
@@ -288,8 +292,8 @@ def plot(audit: Audit, steps: int, path: Path) -> bool:
         axes = figure.add_subplot(1, 2, place + 1)
         for name, forwards, shares in lines:
             spent = [forwards * (most / forwards) ** (i / 20) for i in range(21)]
-            found = [budget_cosine(shares, forwards, x, audit.draws)(range(len(shares))) for x in spent]
-            height = [math.nan if y is None else min(1.0, y) for y in found]
+            heights = [budget_cosine(shares, forwards, x, audit.draws)(range(len(shares))) for x in spent]
+            height = [math.nan if y is None else min(1.0, y) for y in heights]
             number = colour[name.partition(" (")[0]]
             look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
             axes.plot(spent, height, label=name, marker="o", markevery=[0], **look)  # type: ignore[arg-type]

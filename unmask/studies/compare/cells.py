@@ -1,14 +1,13 @@
-"""The cells of a comparison: which method with which plug-ins and options, and what configuration that is.
+"""The cells of a comparison: a method with plug-ins and options, its configuration, and the files of its outcome.
 
 A cell is written as on the command line: `agrpo`, `diffu_grpo+daca+dispo`, `agrpo:draws=2`, `my.py:halves:low=0.1`,
-`wd1:inner_steps=4+sml:strata=8`. After a colon stands an option of the method or plug-in, or else any key of the
-configuration.
+`wd1:inner_steps=4+sml:strata=8`. A colon precedes an option of the method or plug-in, or any key of the configuration.
 """
 
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +15,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from unmask.config import DEMO, Config, read_config
-from unmask.config.defaults import micro_batch_sizes
 from unmask.config.keys import with_old_keys
-from unmask.config.options import CHOICES, option_defaults
+from unmask.config.method_names import MethodSpec
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.own import WORD, is_own, label_of, own_method, piece_of, section_of
+from unmask.methods.own import WORD, is_own, section_of
 from unmask.models.load import outline
-from unmask.studies.cost.counting import counted, prompt_tokens
-from unmask.studies.cost.estimate import network_of
+from unmask.studies.cost.counting import planned_passes, prompt_tokens
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of
 from unmask.util.files import write_whole
@@ -58,120 +55,87 @@ def budget_of(text: str) -> Budget:
     return Budget(kind, value)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A method and its plug-ins, each with the options it is given."""
-
-    base: str
-    plugins: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        return "+".join(map(label_of, (self.base, *self.plugins)))
-
-    @property
-    def words(self) -> list[str]:
-        """As a training run takes them: names, and functions in files."""
-        return [piece_of(part)[0] for part in (self.base, *self.plugins)]
-
-    @property
-    def names(self) -> list[str]:
-        """What their options are called."""
-        return [section_of(word) for word in self.words]
-
-    def overrides(self) -> Iterator[str]:
-        """What its options are in the configuration."""
-        catalogue = {**BASES, **PLUGINS}
-        for key, part in [("method", self.base), *(("with", part) for part in self.plugins)]:
-            word, changes = piece_of(part)
-            factory = own_method(key, word, CHOICES) or catalogue.get(word)
-            own = option_defaults(factory) if factory is not None else {}
-            for change in changes:
-                yield f"{section_of(word)}.{change}" if change.partition("=")[0] in own else change
-
-
-def variants(methods: Sequence[str], plugins: Sequence[str]) -> list[Variant]:
+def method_grid(methods: Sequence[str], plugins: Sequence[str]) -> list[MethodSpec]:
     """Every method with every set of plug-ins; `none` is the empty set."""
-    found = [
-        Variant(method, () if names == "none" else tuple(names.split("+"))) for method in methods for names in plugins
-    ]
-    labels = [variant.label for variant in found]
-    if not found or not all(all(variant.names) for variant in found):
+    sets = [() if names == "none" else tuple(names.split("+")) for names in plugins]
+    grid = [MethodSpec(method, names) for method in methods for names in sets]
+    labels = [spec.label for spec in grid]
+    if not grid or not all(all(spec.sections) for spec in grid):
         raise ValueError("--methods and --with are names with commas between them, such as diffu_grpo,agrpo")
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise ValueError(f"{twice} is in the grid twice; name it once, and two functions differently")
-    return found
+    return grid
 
 
-def own_sections(grid: Iterable[Variant]) -> frozenset[str]:
-    return frozenset(section_of(word) for variant in grid for word in variant.words if is_own(word))
+def own_sections(grid: Iterable[MethodSpec]) -> frozenset[str]:
+    """The sections of options of functions in files."""
+    return frozenset(section_of(word) for spec in grid for word in spec.words if is_own(word))
 
 
-def reference_of(variant: Variant, grid: Iterable[Variant]) -> Variant | None:
-    """What a variant is compared with: its base as it is there, or without options; None if the grid has neither."""
-    for other in (Variant(variant.base), Variant(variant.words[0])):
-        if other in grid and other != variant:
+def reference_of(spec: MethodSpec, grid: Iterable[MethodSpec]) -> MethodSpec | None:
+    """What a method is compared with: its base with the same options, or without; None if the grid has neither."""
+    for other in (MethodSpec(spec.base), MethodSpec(spec.words[0])):
+        if other in grid and other != spec:
             return other
     return None
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all cells share."""
+class SharedSettings:
+    """The settings that all cells share."""
 
     path: Path | None = None
+    """A configuration file; the demo's if not given."""
     overrides: tuple[str, ...] = ()
     task: str | None = None
     device: str | None = None
     own: frozenset[str] = frozenset()
-    """What the options of functions in files are called, in all of the grid."""
+    """The sections of options of functions in files, over the whole grid."""
 
-    def check(self, grid: Sequence[Variant]) -> None:
-        """ValueError for a key that the grid sets, and for options of what is in no cell."""
-        used = {name for variant in grid for name in variant.names}
-        for text in (*self.overrides, *(text for variant in grid for text in variant.overrides())):
+    def check(self, grid: Sequence[MethodSpec]) -> None:
+        """ValueError for a key that the grid sets, and for options of a method that is in no cell."""
+        used = {section for spec in grid for section in spec.sections}
+        for text in (*self.overrides, *(text for spec in grid for text in spec.overrides())):
             key = text.partition("=")[0]
             if key in FIXED:
                 raise ValueError(f"{key}: the grid sets it; use {FIXED[key]}")
             if (name := key.split(".")[0]) in {*BASES, *PLUGINS} - used:
                 raise ValueError(f"{key}: no cell of the grid has {name}; name it in --methods or --with")
 
-    def config(self, variant: Variant, *more: str) -> Config:
-        """The configuration of a variant, `more` overrides on top."""
-        foreign = {*BASES, *PLUGINS, *self.own} - set(variant.names)
+    def config(self, spec: MethodSpec, *more: str) -> Config:
+        """The configuration of a method, `more` overrides on top."""
+        foreign = {*BASES, *PLUGINS, *self.own} - set(spec.sections)
         common = [text for text in self.overrides if text.partition("=")[0].split(".")[0] not in foreign]
-        base, *plugins = variant.words
+        base, *plugins = spec.words
         try:
             named: dict[str, Any] = {"task": self.task, "device": self.device, "method": base, "with": plugins}
-            return read_config(self.path or DEMO, [*common, *variant.overrides(), *more], **named)
+            return read_config(self.path or DEMO, [*common, *spec.overrides(), *more], **named)
         except ValueError as error:
-            raise ValueError(f"{variant.label}: {error}") from None
+            raise ValueError(f"{spec.label}: {error}") from None
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Forward passes of one update and of one evaluation, counted before there is a run: an upper bound where rows end
+class CellCost:
+    """Forward passes of one update and of one evaluation, counted before the run: an upper bound where completions end
     early or groups are idle."""
 
     update: float
     evaluation: float
 
 
-def cost_of(config: Config) -> Cost:
-    """By sending a stand-in through the real sampler and the real update (counting.py)."""
-    found, task = outline(checkpoint_of(config.model)), config.build_task()
-    decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, found)
-    network = network_of(config, found)
-    sizes = micro_batch_sizes(config, network.parameters + network.adapter)
-    passes = counted(config, config.build_method(), decoding, found, prompt, sizes)
+def cost_of(config: Config) -> CellCost:
+    """Counted with a stand-in for the model (cost/counting.py)."""
+    model, task = outline(checkpoint_of(config.model)), config.build_task()
+    decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, model)
+    passes = planned_passes(config, decoding, model, prompt)
     width = prompt + decoding.length
     forwards = {
         kind: (WITH_GRADIENT if kind == "update, gradient" else 1) * tally.columns / width
         for kind, tally in passes.items()
     }
     evaluation = sum(value for kind, value in forwards.items() if kind.startswith("evaluation"))
-    return Cost(sum(forwards.values()) - evaluation, evaluation)
+    return CellCost(sum(forwards.values()) - evaluation, evaluation)
 
 
 def key_of(data: Mapping[str, Any]) -> str:
@@ -182,17 +146,17 @@ def key_of(data: Mapping[str, Any]) -> str:
     words = [WORD.fullmatch(word) for word in (data.get("method", ""), *data.get("with", ()))]
     values += [word["file"] for word in words if word is not None]
     files = sorted({value for value in values if Path(value).is_file()})
-    held = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
-    return hashlib.sha256(json.dumps([with_old_keys(data), held], sort_keys=True).encode()).hexdigest()[:12]
+    hashes = {name: hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in files}
+    return hashlib.sha256(json.dumps([with_old_keys(data), hashes], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_json(path: Path, data: Any) -> None:
-    """JSON that is there entirely or not at all, whenever the process is killed or the disk is full."""
+    """Write JSON whole or not at all, also if the process is killed or the disk is full."""
     write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
-class Point(BaseModel):
-    """An evaluation in result.json: what had been spent, and what was solved, pass@k among the rest."""
+class CurvePoint(BaseModel):
+    """An evaluation in result.json: the cost so far and the solve rates; pass@k among the extra fields."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
@@ -204,9 +168,9 @@ class Point(BaseModel):
 
 
 class CellScores(BaseModel):
-    """What the table is made of."""
+    """What the table is computed from."""
 
-    curve: Annotated[list[Point], Field(min_length=1)]
+    curve: Annotated[list[CurvePoint], Field(min_length=1)]
     versions: dict[str, Any]
 
 
@@ -225,22 +189,22 @@ class CellFailure(BaseModel):
     error: str
 
 
-def read_whole(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
-    """What a file of this shape holds; None for one that is cut, or is something else."""
+def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
+    """The content of a JSON file of this shape; None for a file that is cut off or of another shape."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        shape.model_validate(found, strict=True)
+        data: dict[str, Any] = json.loads(path.read_text())
+        shape.model_validate(data, strict=True)
     except (OSError, ValueError, RecursionError):
         return None
-    return found
+    return data
 
 
 def outcome_of(folder: Path) -> dict[str, Any]:
-    """What a cell found, or {"error": why not}; nothing where it has not ended, or where its file is damaged."""
+    """The result of a cell, or {"error": reason}; empty while it has not ended, or where its file is damaged."""
     for name, shape in (("result.json", CellOutcome), ("error.json", CellFailure)):
         if (path := folder / name).is_file():
-            if (found := read_whole(path, shape)) is not None:
-                return found
-            told = f"{path} is cut or damaged: its run counts as not finished"
-            warnings.warn(told, stacklevel=1)  # of one place, so that it is said once, whoever asks
+            if (outcome := read_json(path, shape)) is not None:
+                return outcome
+            message = f"{path} is cut or damaged: its run counts as not finished"
+            warnings.warn(message, stacklevel=1)  # one place, so that the warning is shown once
     return {}

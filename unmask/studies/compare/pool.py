@@ -1,4 +1,4 @@
-"""Cells side by side: one process each, started once and given one cell after the other."""
+"""A pool of processes that train cells side by side, each one cell after the other."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class CellJob:
     folder: Path
     config: dict[str, Any]
     weight: float
-    """About what it costs, in forwards."""
+    """Its cost, estimated in forward passes."""
 
     @property
     def finished(self) -> bool:
@@ -37,8 +37,8 @@ class CellJob:
 
 
 @dataclass(frozen=True)
-class Event:
-    """Something has happened to a job."""
+class JobEvent:
+    """The progress or the end of a job."""
 
     job: CellJob
     share: float = 1.0
@@ -52,15 +52,15 @@ def cores() -> int:
 
 
 def threads_of(workers: int) -> int:
-    """Threads a process, so that all together have the cores; OMP_NUM_THREADS, where it is set, has the last word."""
+    """Threads of a process, so that all together use the cores; OMP_NUM_THREADS, if set, overrides it."""
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // workers))
 
 
-def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Event]:
-    """Train every job, `workers` at a time; yields what happens. Whatever ends one, the others go on; who stops asking
-    ends them all."""
+def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[JobEvent]:
+    """Train every job, `workers` at a time, and yield their events. A failed job does not stop the others; closing the
+    iterator stops them all."""
     waiting: Queue[CellJob] = Queue()
-    events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
+    events: SimpleQueue[JobEvent | BaseException | None] = SimpleQueue()
     running: list[subprocess.Popen[str]] = []
     over, threads = Flag(), list[Thread]()
     for job in jobs:
@@ -75,18 +75,18 @@ def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Even
                 except Empty:
                     break
                 if process is None:
-                    process = _started(threads_of(workers))
+                    process = _start_worker(threads_of(workers))
                     running.append(process)
-                    if over.is_set():  # it may have come after the others were killed
+                    if over.is_set():  # it may have started after the others were killed
                         process.kill()
-                for event in _served(process, job, keep, over):
+                for event in _run_job(process, job, keep, over):
                     events.put(event)
                 if process.poll() is not None:
                     process = None
             if process is not None and process.stdin is not None:
                 process.stdin.close()
             events.put(None)
-        except BaseException as error:  # a thread's errors are nobody's, unless they are handed on
+        except BaseException as error:  # the main thread raises it
             events.put(error)
 
     count = min(workers, len(jobs))
@@ -107,24 +107,24 @@ def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[Even
         for process in running:
             process.kill()
         for thread in threads:
-            if thread.ident is not None:  # a signal may fall before its start
+            if thread.ident is not None:  # a signal may come before its start
                 thread.join()
         for process in running:
-            with suppress(BrokenPipeError), process:  # its pipes are closed, and it is waited for
+            with suppress(BrokenPipeError), process:  # closes its pipes and waits for it
                 pass
 
 
-def _started(threads: int) -> "subprocess.Popen[str]":
+def _start_worker(threads: int) -> "subprocess.Popen[str]":
     home = str(Path(unmask.__file__).parents[1])
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     command = [sys.executable, "-m", "unmask.studies.compare.worker"]
-    with block_signals():  # a signal to all of a job reaches this process too, which ends them and notes no failure
+    with block_signals():  # a signal to the whole job reaches this process too, which ends them and logs no failure
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-def _served(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Flag) -> Iterator[Event]:
-    """Give a job to a process and pass on what it says, until it has done or died; where all is over, it was killed."""
+def _run_job(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Flag) -> Iterator[JobEvent]:
+    """Send a job to a process and yield its events, until it ends or dies; once `over` is set it was killed."""
     assert process.stdin is not None and process.stdout is not None
     order = {"folder": str(job.folder.resolve()), "config": job.config, "keep": keep}
     try:
@@ -133,15 +133,15 @@ def _served(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Fl
         for line in process.stdout:
             message = json.loads(line)
             if "share" in message:
-                yield Event(job, min(0.99, message["share"]))
+                yield JobEvent(job, min(0.99, message["share"]))
                 continue
-            yield Event(job, error=message.get("error", ""))
+            yield JobEvent(job, error=message.get("error", ""))
             return
     except BrokenPipeError:
         pass
     if over.is_set():
         return
-    told = f"its process ended with code {process.wait()}: see {job.folder / 'log.txt'}"
+    message = f"its process ended with code {process.wait()}: see {job.folder / 'log.txt'}"
     job.folder.mkdir(parents=True, exist_ok=True)
-    write_json(job.folder / "error.json", {"error": told})
-    yield Event(job, error=told)
+    write_json(job.folder / "error.json", {"error": message})
+    yield JobEvent(job, error=message)

@@ -1,7 +1,7 @@
 """A process that trains the cells it is given, one after the other: `python -m unmask.studies.compare.worker`.
 
 In: a JSON object a line, {"folder", "config", "keep"}. Out: {"share": part of the updates done}, and at the end of a
-cell {"done": true} or {"error": ...}. When its input ends, whoever gave the orders is gone, and so is it.
+cell {"done": true} or {"error": ...}. It exits when its input ends, since its parent is gone then.
 """
 
 import gc
@@ -22,10 +22,8 @@ TAIL = 20
 
 LEARNING = ("seed", "updates", "prompts", "group", "inner_steps", "idle_groups", "optimizer")
 """Keys of a configuration, beside the method's, on which an evaluation before training does not depend."""
-STARTS: dict[str, Any] = {}
-"""Evaluations before training that this process has made, by `start_key`."""
 
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
@@ -33,11 +31,12 @@ def main() -> None:
     orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
     Thread(target=_listen, args=(orders,), daemon=True).start()
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")
 
+    starts: dict[str, Any] = {}
     while True:
-        run_cell(**orders.get(), tell=tell)
+        run_cell(**orders.get(), starts=starts, send=send)
 
 
 def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
@@ -46,8 +45,11 @@ def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
     os._exit(0)
 
 
-def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> None:
-    """Train a cell in its folder from the beginning; result.json or error.json is written last, and whole."""
+def run_cell(folder: str, config: dict[str, Any], keep: bool, starts: dict[str, Any], send: Send) -> None:
+    """Train a cell in its folder from the beginning; result.json or error.json is written last, and whole.
+
+    `starts`: evaluations before training that this process has made, by `start_key`; a new one is added.
+    """
     home = Path(folder)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
@@ -56,20 +58,20 @@ def run_cell(folder: str, config: dict[str, Any], keep: bool, tell: Tell) -> Non
         os.dup2(log.fileno(), 2)
         message: dict[str, Any] = {"done": True}
         try:
-            name, found = "result.json", _trained(home, config, keep, tell)
-        except Exception as error:  # whatever ended this cell, the others go on
+            name, outcome = "result.json", _train_cell(home, config, keep, starts, send)
+        except Exception as error:  # the other cells are still trained
             traceback.print_exc()
             message = {"error": f"{type(error).__name__}: {error}"}
-            name, found = "error.json", message
+            name, outcome = "error.json", message
         from unmask.studies.compare.cells import write_json
 
-        write_json(home / name, found)
+        write_json(home / name, outcome)
         sys.stdout.flush()
         sys.stderr.flush()
-    tell(message)
+    send(message)
 
 
-def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[str, Any]:
+def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, Any], send: Send) -> dict[str, Any]:
     import torch
 
     from unmask.config import parse_config
@@ -80,23 +82,24 @@ def _trained(home: Path, data: dict[str, Any], keep: bool, tell: Tell) -> dict[s
 
     class CellRun(RunFolder):
         def draw(self) -> None:
-            """The comparison draws all of them."""
+            """Nothing: the comparison draws all curves."""
 
     config = parse_config(data)
-    told = [0.0]
+    sent_at = 0.0
 
     def on_metrics(step: int, metrics: dict[str, float]) -> None:
-        if time.monotonic() - told[0] > 0.5:
-            told[0] = time.monotonic()
-            tell({"share": step / config.updates})
+        nonlocal sent_at
+        if time.monotonic() - sent_at > 0.5:
+            sent_at = time.monotonic()
+            send({"share": step / config.updates})
 
     start, key = time.perf_counter(), start_key(data)
-    known = None if keep else STARTS.get(key)  # a run that is kept shows its own, for the view
-    STARTS[key] = train(config, lambda: CellRun(home / "run", config.dump()), Hooks(on_metrics), before=known).before
+    known = None if keep else starts.get(key)  # a run folder that is kept holds its own, for the viewer
+    starts[key] = train(config, lambda: CellRun(home / "run", config.dump()), Hooks(on_metrics), before=known).before
     wall = time.perf_counter() - start
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # the next cell may be another process's
+        torch.cuda.empty_cache()  # the next cell may run in another process
     result = result_of(read_metrics(home / "run"))
     if not keep:
         for name in ("config.yaml", "metrics.jsonl"):
@@ -115,7 +118,7 @@ def start_key(data: dict[str, Any]) -> str:
 
 
 def result_of(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Evaluations with what had been spent when they were made, and training metrics at the end."""
+    """The evaluations with the cost so far, and training metrics at the end."""
     spent, curve = {"forwards": 0.0, "seconds": 0.0}, []
     updates = [row for row in rows if "cost/forwards" in row]
     for row in rows:

@@ -1,7 +1,7 @@
-"""Passes through the model, counted before there is one.
+"""Forward passes of a run, counted without its model.
 
-A stand-in that notes what it is asked and answers nothing goes through the real sampler and the real update on a few
-traces, so a new method is counted without being known here.
+A stand-in for the model goes through the real sampler and the real update on a few traces, and counts the passes. So a
+new method is counted without any code here.
 """
 
 import re
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from unmask.config import Config
-from unmask.config.defaults import MicroBatchSizes
-from unmask.core.method import Method
+from unmask.config.defaults import micro_batch_sizes
 from unmask.core.policy import Memory
 from unmask.core.schedule import one_by_one
 from unmask.core.trace import select_traces
 from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds, sample
+from unmask.studies.cost.network import network_of
 from unmask.tasks import Task
 from unmask.training.batch import RESAMPLES
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
@@ -32,10 +32,10 @@ from unmask.util.micro_batch import MicroBatch
 TEMPLATE = 16
 """Tokens that a chat template adds to a prompt, about."""
 ASSUMED = 200
-"""Tokens of a prompt whose row cannot be had, template included."""
+"""Tokens of a prompt whose row cannot be read, template included."""
 PIECES = re.compile(r"[^\W\d_]+|[^\s]")  # words, digits and signs
 NO_HUB = "read from the hub"
-"""What tasks.data.hub_rows says where it has no rows."""
+"""Part of the message of tasks.support.data.hub_rows when it has no rows."""
 
 
 @dataclass
@@ -43,20 +43,20 @@ class Tally:
     """Passes of one kind."""
 
     states: int = 0
-    """Canvases that went through."""
+    """Canvases that were computed."""
     columns: int = 0
     """Columns that were computed."""
     positions: int = 0
-    """Positions at which the head was asked."""
+    """Positions at which logits were computed."""
     most: int = 0
     """Canvases in the largest pass."""
     asked: int = 0
-    """Positions in the pass that asks at most of them."""
+    """Positions of logits in the pass with the most."""
     sizes: dict[int, float] = field(default_factory=dict)
-    """Passes by the canvases in them."""
+    """The number of passes, by the canvases in them."""
 
     def add(self, states: int, columns: int, positions: int) -> None:
-        """One pass more."""
+        """Count one pass."""
         self.states, self.columns = self.states + states, self.columns + states * columns
         self.positions, self.asked = self.positions + positions, max(self.asked, positions)
         self.most, self.sizes[states] = max(self.most, states), self.sizes.get(states, 0) + 1
@@ -68,30 +68,30 @@ class Tally:
 
     def together(self, factor: float, most: int) -> "Tally":
         """The same with `most` canvases in every pass."""
-        found = self.times(factor)
-        if not found.states:
-            return found
-        return replace(found, most=most, asked=round(self.asked * most / self.most), sizes={most: found.states / most})
+        total = self.times(factor)
+        if not total.states:
+            return total
+        return replace(total, most=most, asked=round(self.asked * most / self.most), sizes={most: total.states / most})
 
 
 class StandIn(nn.Module):
-    """Implements Policy with nothing behind it: notes what is asked, and never writes an end token."""
+    """A Policy without weights: counts its passes, and never samples an end token."""
 
     mask_id, eos_id, pad_id, vocabulary = 0, 1, 1, 4
     tokenizer: Any = None
 
-    def __init__(self, found: Outline) -> None:
+    def __init__(self, model: Outline) -> None:
         super().__init__()
-        self.max_length, self.causal_block, self.shift = found.max_length, found.causal_block, found.family.shift
+        self.max_length, self.causal_block, self.shift = model.max_length, model.causal_block, model.family.shift
         self.weight = nn.Parameter(torch.zeros(1))
-        self.noted: dict[str, Tally] = defaultdict(Tally)
+        self.counts: dict[str, Tally] = defaultdict(Tally)
 
-    def note(self, kind: str, states: int, columns: int, at_Q: Tensor) -> Tensor:
-        self.noted["gradient" if torch.is_grad_enabled() else kind].add(states, columns, len(at_Q))
+    def count(self, kind: str, states: int, columns: int, at_Q: Tensor) -> Tensor:
+        self.counts["gradient" if torch.is_grad_enabled() else kind].add(states, columns, len(at_Q))
         return self.weight.expand(len(at_Q), 1)
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        return self.note("whole", len(tokens_SL), tokens_SL.shape[1], at_Q)
+        return self.count("whole", len(tokens_SL), tokens_SL.shape[1], at_Q)
 
     def head(self, hidden_QD: Tensor) -> Tensor:
         return hidden_QD + torch.tensor([0.0, -1e4, 0.0, 0.0])
@@ -101,7 +101,7 @@ class StandIn(nn.Module):
 
 
 class CachingStandIn(StandIn):
-    """Implements CachingPolicy in the same way."""
+    """The same as a CachingPolicy."""
 
     def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
         return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
@@ -110,19 +110,18 @@ class CachingStandIn(StandIn):
         return nullcontext()
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
-        return self.note("window", len(tokens_SL), last - max(0, first - int(self.shift)), at_Q)
+        return self.count("window", len(tokens_SL), last - max(0, first - int(self.shift)), at_Q)
 
 
-def counted(
-    config: Config, method: Method, decoding: Decoding, found: Outline, prompt: int, sizes: MicroBatchSizes
-) -> dict[str, Tally]:
-    """Passes of one update and of one evaluation, by kind; "update, no gradient" are the policy's own.
+def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: int) -> dict[str, Tally]:
+    """Passes of one update and of one evaluation, by kind; "update, no gradient" counts the policy only.
 
     prompt   tokens of the longest prompt
-    sizes    canvases in one pass of a rollout and of an update
     """
-    kind = StandIn if found.family.encoder else CachingStandIn
-    sampler, policy, reference, replayer, examinee = (kind(found) for _ in range(5))
+    method, network = config.build_method(), network_of(config, model)
+    sizes = micro_batch_sizes(config, network.parameters + network.adapter)
+    stand_in = StandIn if model.family.encoder else CachingStandIn
+    sampler, policy, reference, replayer, evaluated = (stand_in(model) for _ in range(5))
     if decoding.threshold is not None:  # at worst one position a step
         decoding = replace(decoding, threshold=None, schedule=one_by_one)
     groups = min(config.prompts, -(sizes.update // -config.group))  # as many as fill a pass
@@ -139,7 +138,7 @@ def counted(
     )
 
     rng = torch.Generator().manual_seed(config.seed)
-    reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # nothing is idle
+    reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # no group is idle
     branches, branch_reward_B = rollouts.branches, None
     if branches is not None:
         branch_reward_B = torch.rand(len(branches), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -154,41 +153,41 @@ def counted(
         replays = 0
     if replays:
         replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(sizes.rollout))
-    sample(examinee, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
+    sample(evaluated, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
     widest = {"rollout": min(everything, sizes.rollout), "evaluation": min(solved, sizes.rollout)}
     return {
-        "rollout, whole": sampler.noted["whole"].together(scale, widest["rollout"]),
-        "rollout, window": sampler.noted["window"].together(scale, widest["rollout"]),
-        "cache check": replayer.noted["whole"].together(replays, sizes.rollout),
-        "update, no gradient": policy.noted["whole"].times(scale),
-        "update, reference": reference.noted["whole"].times(scale),
-        "update, gradient": policy.noted["gradient"].times(scale),
-        "evaluation, whole": examinee.noted["whole"].together(solved, widest["evaluation"]),
-        "evaluation, window": examinee.noted["window"].together(solved, widest["evaluation"]),
+        "rollout, whole": sampler.counts["whole"].together(scale, widest["rollout"]),
+        "rollout, window": sampler.counts["window"].together(scale, widest["rollout"]),
+        "cache check": replayer.counts["whole"].together(replays, sizes.rollout),
+        "update, no gradient": policy.counts["whole"].times(scale),
+        "update, reference": reference.counts["whole"].times(scale),
+        "update, gradient": policy.counts["gradient"].times(scale),
+        "evaluation, whole": evaluated.counts["whole"].together(solved, widest["evaluation"]),
+        "evaluation, window": evaluated.counts["window"].together(solved, widest["evaluation"]),
     }
 
 
 def _first_batch(config: Config) -> int:
-    """The seed of a run's first batch (batch.rewarded)."""
+    """The seed of a run's first batch (training/batch.py)."""
     return (config.seed * 2**24 + 1) * (1 + RESAMPLES)
 
 
-def prompt_tokens(config: Config, task: Task, found: Outline) -> tuple[int, list[str]]:
+def prompt_tokens(config: Config, task: Task, model: Outline) -> tuple[int, list[str]]:
     """The longest prompt of the first batch and of the evaluation, and what had to be assumed about it."""
     try:
         rows = task.rows("train", config.prompts, _first_batch(config)) + task.rows("test", config.eval.prompts, 0)
     except ValueError as error:
         if NO_HUB not in str(error):
             raise
-        told = f"prompts are assumed to have {ASSUMED} tokens; {task.name}.data=FILE.jsonl would tell"
-        return ASSUMED, [f"the rows of {task.name} cannot be had from the hub: {told}"]
-    if found.tokenizer is not None:
-        return max(len(task.prompt_ids(found.tokenizer, row)) for row in rows), []
+        note = f"prompts are assumed to have {ASSUMED} tokens; for the true length set {task.name}.data=FILE.jsonl"
+        return ASSUMED, [f"the rows of {task.name} cannot be read from the hub: {note}"]
+    if model.tokenizer is not None:
+        return max(len(task.prompt_ids(model.tokenizer, row)) for row in rows), []
     size, unit = (_pieces, "word, digit or sign") if task.text else (len, "character")
     longest = max(size(task.system + task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
-    return longest, [f"the tokenizer is not here: a prompt is taken to be a token a {unit}, and {TEMPLATE} more"]
+    return longest, [f"the tokenizer is not here: prompts are assumed to have a token per {unit} and {TEMPLATE} more"]
 
 
 def _pieces(text: str) -> int:

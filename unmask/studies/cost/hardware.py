@@ -1,7 +1,7 @@
-"""What hardware reaches, as far as it was measured: docs/dry_run.md says which row each figure is from.
+"""Rates that hardware reaches, as measured: docs/dry_run.md says which row each number is from.
 
 The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes
-the figures.
+them.
 """
 
 import os
@@ -11,23 +11,21 @@ import subprocess
 import time
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from unmask.studies.cost.estimate import Network
+from unmask.studies.cost.network import Network
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The part of a large matrix product's rate that a pass reaches, and what there is beside the products."""
+    """The share of a large matrix product's rate that a pass reaches, and the cost beside the products."""
 
     whole: float
     window: float
     gradient: float
     vocabulary: float = 354.0
-    """Bytes of memory traffic a logit that is drawn from; row "early", dual cache, less its passes."""
+    """Bytes of memory traffic for each logit that is sampled from; row "early", dual cache, less its passes."""
     launch: float = 1.25e-3
     """Seconds that a layer of a pass takes however little it has to do, with an adapter beside its matrices; row
     "growth", length 256, less its whole passes and its sampling."""
@@ -39,7 +37,7 @@ COMPILED = Efficiency(whole=0.810, window=0.775, gradient=0.683)  # rows "trunk"
 CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0)
 H200_RATE = 772e12  # row "peak"
 SHEET = H200_RATE / 989e12
-"""What the H200 reaches of its data sheet; other GPUs are taken to reach as much of theirs."""
+"""The share of its data sheet that the H200 reaches; other GPUs are assumed to reach the same share."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +63,15 @@ GPUS = {
 NAMES = (*GPUS, "cpu")
 
 
-def gpu(key: str, network: "Network", compiled: bool) -> Hardware:
+def gpu(key: str, network: Network, compiled: bool) -> Hardware:
     name, half, single, bandwidth, memory = GPUS[key]
     rate = SHEET * 1e12 * (half if network.item == 2 else single)
     known = key == "h200" and network.item == 2
-    source = "rates measured" if known else "rates from its data sheet, of which the H200 reached so much"
+    source = "rates measured" if known else "rates from its data sheet, scaled by the share that the H200 reached"
     return Hardware(name, rate, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, source)
 
 
-def cpu(network: "Network") -> Hardware:
+def cpu(network: Network) -> Hardware:
     deep, wide = min(1024, network.width), min(1024, network.inner)
     rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
     threads = torch.get_num_threads()
@@ -81,17 +79,17 @@ def cpu(network: "Network") -> Hardware:
     return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, source)
 
 
-def hardware_of(name: str | None, network: "Network", compiled: bool, tiny: bool) -> Hardware | str:
-    """By name; None: what is at hand, the GPU but for the embedded model. A sentence where nothing is known of it."""
+def hardware_of(name: str | None, network: Network, compiled: bool, tiny: bool) -> Hardware | str:
+    """By name; None: what is at hand, the CPU for the embedded model. A note where the rates are not known."""
     if name in GPUS:
         return gpu(name, network, compiled)
-    found = None if tiny or name == "cpu" else gpu_at_hand()
-    if found is None:
+    at_hand = None if tiny or name == "cpu" else gpu_at_hand()
+    if at_hand is None:
         return cpu(network)
     for key, word in (("h200", "H200"), ("h100", "H100"), ("a100-80", "A100.*80"), ("4090", "4090")):
-        if re.search(word, found[0]):
-            return replace(gpu(key, network, compiled), name=found[0], memory=found[1])
-    return f"{found[0]}, {found[1]:.0f} GiB: no figures for it here; name one that is like it with --hardware"
+        if re.search(word, at_hand[0]):
+            return replace(gpu(key, network, compiled), name=at_hand[0], memory=at_hand[1])
+    return f"{at_hand[0]}, {at_hand[1]:.0f} GiB: its rates are not known; name a similar GPU with --hardware"
 
 
 def gpu_at_hand() -> tuple[str, float] | None:
@@ -100,10 +98,10 @@ def gpu_at_hand() -> tuple[str, float] | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    name, _, memory = said.partition("\n")[0].rpartition(",")
+    name, _, memory = output.partition("\n")[0].rpartition(",")
     return (name.strip(), float(memory) / 1024) if name else None
 
 

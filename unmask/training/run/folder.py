@@ -33,6 +33,7 @@ from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.training.run.health import HealthWarning
 from unmask.util.files import fsync, naming_file, write_whole
+from unmask.util.plots import new_figure
 from unmask.util.versions import versions
 
 
@@ -171,15 +172,9 @@ class RunFolder:
 
     def draw(self) -> Path | None:
         """curves.png, where matplotlib is installed."""
-        try:
-            import matplotlib
-        except ImportError:
+        if (figure := new_figure(9, 3.2)) is None:
             return None
-        matplotlib.use("Agg")
-        from matplotlib.figure import Figure
-
         rows = read_metrics(self.path)
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         for axes, names in (
             (left, ["train/reward"]),
