@@ -195,7 +195,7 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
     """Sampled and greedy, by task and by steps."""
     import torch
 
-    from unmask.evaluation.evaluate import evaluate
+    from unmask.evaluation.evaluate import Evaluator
     from unmask.models import load_model
     from unmask.rollout.decoding import Decoding
     from unmask.tasks import TASKS
@@ -209,9 +209,9 @@ def solve_rates(model: Path, problems: int, samples: int) -> dict[str, Any]:
         for share in SHARES:
             how = Decoding(length, max(1, length // 2 // share), length)
             with torch.no_grad():
-                told = evaluate(policy, task, rows, how, samples, 0, device(), MicroBatch(256))
-            found.setdefault(name, {})[f"1/{share}"] = told.data()
-            print(name, f"1/{share}", told.sampled, told.greedy, flush=True)
+                evaluation = Evaluator(policy, task, how, samples, 0, device(), MicroBatch(256)).evaluate(rows)
+            found.setdefault(name, {})[f"1/{share}"] = evaluation.data()
+            print(name, f"1/{share}", evaluation.sampled, evaluation.greedy, flush=True)
     return found
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from unmask.core.trace import Trace, state_before
-from unmask.evaluation.evaluate import evaluate
-from unmask.evaluation.prompt_variants import PromptVariant, worded
+from unmask.evaluation.evaluate import Evaluator
+from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import CELLS, UNITS
 from unmask.util.micro_batch import MicroBatch
@@ -37,9 +37,10 @@ ROWS = MicroBatch(512)
 def solved(policy: Model, task_name: str, steps: int | None = None, template: str = "") -> dict[str, float]:
     task = TASKS[task_name]()
     if template:
-        task = worded(task, PromptVariant("", template, ""))
+        task = task_in_variant(task, PromptVariant("", template, ""))
     decoding = Decoding(task.length, steps or task.length // 2, task.length)
-    found = evaluate(policy, task, task.rows("test", PROBLEMS, 0), decoding, SAMPLES, SEED, "cpu", ROWS)
+    evaluator = Evaluator(policy, task, decoding, SAMPLES, SEED, "cpu", ROWS)
+    found = evaluator.evaluate(task.rows("test", PROBLEMS, 0))
     return {"sampled": found.sampled.value, "greedy": found.greedy.value, "pass@4": found.passes[SAMPLES].value}
 
 
@@ -62,7 +63,7 @@ def breaks(policy: Model) -> dict[str, Any]:
     rows = [row for row in task.rows("test", PROBLEMS, 0) for _ in range(SAMPLES)]
     prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
     decoding = Decoding(task.length, task.length // 2, task.length)
-    trace = decoding.sample(policy, prompts, row_seeds(SEED, len(rows)), ROWS).trace
+    trace = sample(policy, prompts, row_seeds(SEED, len(rows)), decoding, micro_batch=ROWS).trace
     found = list(first_breaks(trace, policy.mask_id))
     steps = [step for step in found if step is not None]
     at = [steps.count(step) / len(found) for step in range(trace.steps)]

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from unmask import daca, dispo, load_model, loss_terms, row_seeds, sample
+from unmask import Decoding, ScoredRollouts, Scorer, daca, dispo, load_model, loss_terms, row_seeds, sample
 from unmask.core.method import Method
 from unmask.core.probes import Probes, ask
 from unmask.methods import BASES
@@ -33,24 +33,24 @@ METHODS = {
 }
 
 
-def rolled(policy: Model, method: Method) -> Rollouts:
+def roll_out(policy: Model, method: Method) -> Rollouts:
     prompt = policy.tokenizer.prompt(PROMPT)
-    group_B = torch.zeros(8, dtype=torch.long)
-    return sample(policy, [prompt] * 8, row_seeds(1, 8), length=16, steps=8, group_B=group_B, **method.sampling)
+    group_B, decoding = torch.zeros(8, dtype=torch.long), Decoding(length=16, steps=8)
+    return sample(policy, [prompt] * 8, row_seeds(1, 8), decoding, group_B=group_B, request=method.request)
 
 
 def questions(policy: Model, method: Method, rollouts: Rollouts) -> list[tuple[Probes, list[int], torch.Tensor]]:
-    """Of the first rollout, and then of its branches: the probes, which of their rows, and what they find."""
-    rewards = [float(number % 2) for number in range(8)]  # any that differ: what is asked does not depend on them
-    twigs = None if rollouts.branches is None else torch.arange(len(rollouts.branches)).double() % 2
-    reference, rng = copy.deepcopy(policy), torch.Generator().manual_seed(5)
+    """Of the first rollout, and then of its branches: the probes, which of their rows, and the log-probabilities."""
+    reward_B = torch.arange(8) % 2.0  # any that differ: what is asked does not depend on them
+    branch_reward_B = None if rollouts.branches is None else torch.arange(len(rollouts.branches)).double() % 2
+    batch, rng = ScoredRollouts(rollouts, reward_B, branch_reward_B), torch.Generator().manual_seed(5)
     with torch.no_grad():
-        (parts,) = loss_terms(method, policy, reference, rollouts, torch.tensor(rewards), twigs, rng)
-        found = []
-        for probes in (part.probes for part in parts):
+        (terms,) = loss_terms(method, batch, Scorer(policy, copy.deepcopy(policy)), rng)
+        asked = []
+        for probes in (term.probes for term in terms):
             mine_B = probes.trace.group_B == 0 if probes.trace is rollouts.branches else torch.arange(8) == 0
-            found.append((probes, mine_B[probes.trace_N].nonzero().flatten().tolist(), ask(policy, probes)))
-        return found
+            asked.append((probes, mine_B[probes.trace_N].nonzero().flatten().tolist(), ask(policy, probes)))
+        return asked
 
 
 def row(axes: Axes, place: float, policy: Model, ids: list[int], fills: list[str], bold: bool = False) -> None:
@@ -63,7 +63,7 @@ def row(axes: Axes, place: float, policy: Model, ids: list[int], fills: list[str
 
 
 def draw(policy: Model, method: Method, path: Path) -> None:
-    rollouts = rolled(policy, method)
+    rollouts = roll_out(policy, method)
     trace, asked = rollouts.trace, questions(policy, method, rollouts)
     steps, blues = matplotlib.colormaps["YlGnBu"], matplotlib.colormaps["Blues"]
     lines = []

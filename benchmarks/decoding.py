@@ -24,12 +24,12 @@ from adapt_study import LESSONS
 
 from unmask.config import Config, parse_config
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import evaluate, mean_proportion
-from unmask.evaluation.prompt_variants import PromptVariant, worded
+from unmask.evaluation.evaluate import Evaluator, mean_proportion
+from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model, load_model
 from unmask.rollout.cache import Cache
-from unmask.rollout.decoding import Decoding, completions
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions, row_seeds, sample
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import score
 from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs
@@ -89,11 +89,11 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
         row_seeds(SEED, len(rows)).to(given.device),
     )
     batch = MicroBatch(given.rows)
-    how.sample(policy, prompts[: given.rows], seed_B[: given.rows], batch)  # for nothing
+    sample(policy, prompts[: given.rows], seed_B[: given.rows], how, micro_batch=batch)  # to warm up
     if given.device.startswith("cuda"):
         torch.cuda.synchronize()
     clock = time.perf_counter()
-    trace = how.sample(policy, prompts, seed_B, batch).trace
+    trace = sample(policy, prompts, seed_B, how, micro_batch=batch).trace
     if given.device.startswith("cuda"):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - clock
@@ -131,8 +131,8 @@ def frontier(policy: Model, config: Config, given: argparse.Namespace) -> dict[s
     found = {}
     for share in SHARES:
         fewer = replace(how, steps=how.steps // share)
-        told = evaluate(policy, task, rows, fewer, given.samples, SEED, given.device, MicroBatch(given.rows))
-        found[f"1/{share}"] = told.data()
+        evaluator = Evaluator(policy, task, fewer, given.samples, SEED, given.device, MicroBatch(given.rows))
+        found[f"1/{share}"] = evaluator.evaluate(rows).data()
     return found
 
 
@@ -140,16 +140,18 @@ def elsewhere(policy: Model, config: Config, given: argparse.Namespace) -> dict[
     """Solved in every wording of the prompt, and on the other lessons, in as many positions as they were taught in."""
     task = config.build_task()
     how = decoding_of(config, task)
-    asked = {"own": (task, how), **{one.name: (worded(task, one), how) for one in WORDINGS.get(config.task, ())}}
+    asked = {
+        "own": (task, how),
+        **{one.name: (task_in_variant(task, one), how) for one in WORDINGS.get(config.task, ())},
+    }
     for name, length in LESSONS.items():
         if name != config.task:
             asked[name] = TASKS[name](), replace(how, length=length, steps=length // 2)
     found = {}
     for name, (other, way) in asked.items():
         rows = other.rows("test", given.problems, 0)
-        found[name] = evaluate(
-            policy, other, rows, way, given.samples, SEED, given.device, MicroBatch(given.rows)
-        ).data()
+        evaluator = Evaluator(policy, other, way, given.samples, SEED, given.device, MicroBatch(given.rows))
+        found[name] = evaluator.evaluate(rows).data()
     return found
 
 

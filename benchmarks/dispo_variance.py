@@ -20,7 +20,7 @@ from unmask.core.trace import state_before
 from unmask.models import Model
 from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import MicroBatch
 
@@ -67,7 +67,7 @@ def main() -> None:
     rows = task.rows("train", given.puzzles, 0)
     prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
     decoding = Decoding(task.length, task.length // 2, task.length)
-    trace = decoding.sample(policy, prompts, row_seeds(0, len(rows)), MicroBatch(512)).trace
+    trace = sample(policy, prompts, row_seeds(0, len(rows)), decoding, micro_batch=MicroBatch(512)).trace
     results: dict[str, dict[str, object]] = {}
     for step in range(trace.steps):
         told, apart = {size: list[tuple[float, float]]() for size in SIZES}, []

@@ -22,8 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 with atheris.instrument_imports(include=["unmask", "yaml"]):
     from corpus_runners import cases, content, text
     from unmask.config import read_config
-    from unmask.evaluation.grade import graded
-    from unmask.evaluation.prompt_variants import filled
+    from unmask.evaluation.grade import grade_lines
+    from unmask.evaluation.prompt_variants import template_text
     from unmask.sandbox.wire import ProtocolError, pack, unpack
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
@@ -76,7 +76,7 @@ def completion(data: bytes) -> None:
         assert task.reward_range[0] <= outcome.reward <= task.reward_range[1], (name, outcome)
     math500.answer(written), math500.normal(written), math500.words(written)
     program_of(written, "add"), one_block(written), continuation(written)
-    refusing(filled, written, {"puzzle": "1", "own_prompt": "2"})
+    refusing(template_text, written, {"puzzle": "1", "own_prompt": "2"})
 
 
 def stored(data: bytes) -> None:
@@ -84,7 +84,7 @@ def stored(data: bytes) -> None:
     name = sorted(GRADERS.keys(), key=str)[data[0] % len(GRADERS)]
 
     def read() -> None:
-        graded(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
+        grade_lines(GRADERS[name], [("line", line) for line in read_rows(FILE, {"generation": str})])
 
     refusing(read)
 

@@ -24,7 +24,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "train/nats": "train/nll",
+    "train/late_ends": "train/late_eos",
+}
 """Names that changed, old to new: metrics, JSON keys, columns. Applied to the old record of a comparison."""
 
 BASES = ("diffu_grpo", "unigrpo", "coupled_grpo", "wd1", "spg", "gspo", "espo", "reinforce_pp", "agrpo")

@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from speed_bench import Bench
+from speed_bench import SpeedBench
 from speed_rollout import early, peak, rollout, trunk, waiting
 from speed_training import agreement, growth, memory, methods, step
 
@@ -28,12 +28,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     wanted = [name for name in SECTIONS if name in arguments.sections or "all" in arguments.sections]
-    bench = Bench(arguments.toy)
+    bench = SpeedBench(arguments.toy)
     if "trunk" not in wanted and not arguments.eager:
         bench.policy.compile_layers()
     for name in wanted:
         SECTIONS[name](bench)
-        arguments.out.write_text(json.dumps(bench.found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(bench.results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

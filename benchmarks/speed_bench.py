@@ -1,4 +1,4 @@
-"""What all sections of speed.py share: the model, its shape, the clock, and what has been found."""
+"""What all sections of speed.py share: the model, its shape, the clock, and the results."""
 
 import json
 import platform
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask.core.specs import RolloutRequest
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.load import Released
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, sample
 
 MASK, EOS = 126336, 126081
@@ -20,12 +22,12 @@ SHAPE = {"length": 256, "steps": 128, "block": 32}
 PROMPT = 200
 
 
-class Bench:
-    """A model, its device, and what has been found."""
+class SpeedBench:
+    """A model, its device, and the results."""
 
     def __init__(self, toy: bool) -> None:
         self.toy, self.device = toy, "cuda" if torch.cuda.is_available() else "cpu"
-        self.found: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv)}
+        self.results: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv)}
         self.shape = {"length": 32, "steps": 16, "block": 8} if toy else SHAPE
         self.prompt = 12 if toy else PROMPT
         self.policy = llada(self.device, toy)
@@ -44,8 +46,11 @@ class Bench:
     def seeds(self, rows: int) -> Tensor:
         return torch.arange(rows, device=self.device)
 
-    def roll(self, rows: int, copies: int = 1, **how: Any) -> Rollouts:
-        return sample(self.policy, self.prompts(rows, copies), self.seeds(rows), **{**self.shape, **how})
+    def roll(self, rows: int, copies: int = 1, request: RolloutRequest = RolloutRequest(), **decoding: Any) -> Rollouts:
+        """Rollouts of `rows` prompts, `copies` of each, which are a group."""
+        prompts, seed_B = self.prompts(rows, copies), self.seeds(rows)
+        settings = Decoding(**{**self.shape, **decoding})
+        return sample(self.policy, prompts, seed_B, settings, group_B=seed_B // copies, request=request)
 
     def seconds(self, action: Callable[[], Any], repeats: int = 1, warm: bool = True) -> float:
         if warm:
@@ -72,17 +77,21 @@ class Bench:
         return torch.cuda.max_memory_allocated() / 2**30
 
     def note(self, section: str, **values: Any) -> None:
-        self.found.setdefault(section, []).append(values)
+        self.results.setdefault(section, []).append(values)
         print(section, json.dumps(values), flush=True)
 
 
 def machine() -> dict[str, str]:
     import transformers
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        versions["gpu"] = torch.cuda.get_device_name()
+    return versions
 
 
 def llada(device: str, toy: bool) -> Released:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed_bench import Bench
+from speed_bench import SpeedBench
 from torch import Tensor
 
 from unmask.core.schedule import even
@@ -16,7 +16,7 @@ from unmask.core.token_sampling import TokenSampling
 from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
 from unmask.rollout.cache import Cache
-from unmask.rollout.sample import _Walk
+from unmask.rollout.sample import _Denoiser
 from unmask.training.mismatch import mismatch_metrics, replay_logprobs
 from unmask.util.micro_batch import MicroBatch
 
@@ -35,7 +35,9 @@ def as_written(policy: Released) -> Iterator[None]:
 
 
 @torch.no_grad()
-def plain_step(bench: Bench, tokens_BL: Tensor, first: int, last: int, size: int, temperature: float = 1.0) -> None:
+def plain_step(
+    bench: SpeedBench, tokens_BL: Tensor, first: int, last: int, size: int, temperature: float = 1.0
+) -> None:
     """Not compiled; all logits; double-precision Gumbel noise over the vocabulary; softmax; top-k row by row."""
     policy = bench.policy
     every_Q = torch.arange(tokens_BL.numel(), device=tokens_BL.device)
@@ -56,7 +58,7 @@ def plain_step(bench: Bench, tokens_BL: Tensor, first: int, last: int, size: int
         tokens_BL[row, place] = token_BL[row, place]
 
 
-def plain_seconds(bench: Bench, rows: int, steps: int) -> float:
+def plain_seconds(bench: SpeedBench, rows: int, steps: int) -> float:
     """Seconds of a plain rollout, reckoned from its first `steps` steps: every step costs the same.
 
     Rows whose double-precision noise would not fit are done in parts, one after the other.
@@ -79,7 +81,7 @@ def plain_seconds(bench: Bench, rows: int, steps: int) -> float:
 # --- the sections
 
 
-def peak(bench: Bench) -> None:
+def peak(bench: SpeedBench) -> None:
     """The rate of one large matrix product: what "peak" means in the other sections."""
     size = 512 if bench.toy else 8192
     kind = torch.float32 if bench.device == "cpu" else torch.bfloat16
@@ -89,7 +91,7 @@ def peak(bench: Bench) -> None:
     bench.note("peak", tflops=bench.peak, size=size)
 
 
-def trunk_tflop(bench: Bench, rows: int, columns: int, seen: int) -> float:
+def trunk_tflop(bench: SpeedBench, rows: int, columns: int, seen: int) -> float:
     config = bench.policy.lm.config
     weights = sum(w.numel() for w in bench.policy.lm.model.layers[0].parameters())
     tokens = rows * columns
@@ -98,7 +100,7 @@ def trunk_tflop(bench: Bench, rows: int, columns: int, seen: int) -> float:
 
 
 @torch.no_grad()
-def trunk(bench: Bench) -> None:
+def trunk(bench: SpeedBench) -> None:
     """One pass of 32 canvases, and of the 32 columns of a block against a memory: eager and compiled."""
     rows = 4 if bench.toy else 32
     tokens = torch.tensor(bench.prompts(rows), device=bench.device)
@@ -129,7 +131,7 @@ def trunk(bench: Bench) -> None:
             bench.note("trunk", kind=name, compiled=compiled, rows=rows, ms=1e3 * seconds, share_of_peak=share)
 
 
-def rollout(bench: Bench) -> None:
+def rollout(bench: SpeedBench) -> None:
     """Exact and cached rollouts against the plain loop."""
     small = 4 if bench.toy else 32
     plain = plain_seconds(bench, small, 4)
@@ -155,38 +157,38 @@ def rollout(bench: Bench) -> None:
     )
 
 
-def waiting(bench: Bench) -> None:
+def waiting(bench: SpeedBench) -> None:
     """The places at which a step waits for the device, by torch's own watch; there should be none."""
     if bench.device == "cpu":
         return
-    plain = _Walk.step
+    plain = _Denoiser.step
 
-    def watched(walk: _Walk, *arguments: int) -> None:
+    def watched(denoiser: _Denoiser, *arguments: int) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            plain(walk, *arguments)
+            plain(denoiser, *arguments)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    for how in (
+    for settings in (
         {},
         {"cache": Cache()},
-        {"law": TokenSampling(0.8, top_k=20)},
-        {"record": dps(diffu_grpo()).sampling["record"]},
+        {"sampling": TokenSampling(0.8, top_k=20)},
+        {"request": dps(diffu_grpo()).request},
     ):
-        bench.roll(4, **how)  # compiled by now, which does wait
-        _Walk.step = watched
-        with warnings.catch_warnings(record=True) as said:
+        bench.roll(4, **settings)  # compiled by now, which does wait
+        _Denoiser.step = watched
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            bench.roll(4, **how)
-        _Walk.step = plain
-        places = {f"{Path(w.filename).name}:{w.lineno}" for w in said if "called a synchronizing" in str(w.message)}
-        told = {name: str(value) for name, value in how.items()}
-        bench.note("waiting", rows=4, steps=bench.shape["steps"], places=sorted(places), how=told)
+            bench.roll(4, **settings)
+        _Denoiser.step = plain
+        places = {f"{Path(w.filename).name}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message)}
+        named = {name: str(value) for name, value in settings.items()}
+        bench.note("waiting", rows=4, steps=bench.shape["steps"], places=sorted(places), how=named)
 
 
 @contextmanager
-def ending(bench: Bench) -> Iterator[None]:
+def ending(bench: SpeedBench) -> Iterator[None]:
     """Under it the policy writes an end token from a third of the completion on."""
     policy, ends = bench.policy, [torch.zeros(0)]
     plain = {name: getattr(policy, name) for name in ("hidden", "remember", "hidden_window", "head")}
@@ -214,7 +216,7 @@ def ending(bench: Bench) -> Iterator[None]:
             delattr(policy, name)
 
 
-def early(bench: Bench) -> None:
+def early(bench: SpeedBench) -> None:
     """Rows that end at a third of the length retire."""
     rows = 4 if bench.toy else 32
     for name, cache in (("exact", None), ("dual cache", Cache())):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from speed_bench import Bench
+from speed_bench import SpeedBench
 from speed_rollout import plain_seconds
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts
-from unmask.training.loss_terms import loss_terms
+from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import logprobs, update
 from unmask.util.micro_batch import MicroBatch
 
@@ -21,8 +21,8 @@ from unmask.util.micro_batch import MicroBatch
 class Trainer:
     """One training step of a method on random rewards, with LoRA r128 on every linear layer of the blocks."""
 
-    def __init__(self, bench: Bench, rows: int, gradient_checkpointing: bool = False) -> None:
-        self.bench, self.rows = bench, MicroBatch(rows)
+    def __init__(self, bench: SpeedBench, rows: int, gradient_checkpointing: bool = False) -> None:
+        self.bench, self.micro_batch = bench, MicroBatch(rows)
         bench.policy.gradient_checkpointing = gradient_checkpointing
         if not trainable_parameters(bench.policy):
             add_adapter(bench.policy, LoraOptions(rank=4 if bench.toy else 128), seed=0)
@@ -32,7 +32,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(trainable_parameters(bench.policy), lr=1e-6, fused=bench.device == "cuda")
         self.reference = ReferencePolicy(bench.policy, alike=bench.policy.compiled)
 
-    def learn(self, method: Any, rollouts: Rollouts, right_or_wrong: bool = False) -> None:
+    def train(self, method: Any, rollouts: Rollouts, right_or_wrong: bool = False) -> None:
         """Rewards are all different, so that nothing is idle; or 0 and 1 alike often."""
         rng = torch.Generator().manual_seed(0)
 
@@ -40,19 +40,17 @@ class Trainer:
             drawn = torch.rand(count, dtype=torch.float64, generator=rng).to(self.bench.device)
             return drawn.round() if right_or_wrong else drawn
 
-        reward, twigs = rewards(len(rollouts.trace)), rollouts.branches
-        branch_reward = None if twigs is None else rewards(len(twigs))
+        reward_B, branches = rewards(len(rollouts.trace)), rollouts.branches
+        batch = ScoredRollouts(rollouts, reward_B, None if branches is None else rewards(len(branches)))
         reference = self.reference if method.needs_reference else None
-        turns = loss_terms(method, self.bench.policy, reference, rollouts, reward, branch_reward, rng, rows=self.rows)
-        for parts in turns:
-            update(self.bench.policy, self.optimizer, parts, self.rows, 1.0)
+        for terms in loss_terms(method, batch, Scorer(self.bench.policy, reference, self.micro_batch), rng):
+            update(self.bench.policy, self.optimizer, terms, self.micro_batch, 1.0)
 
 
-def step(bench: Bench) -> None:
+def step(bench: SpeedBench) -> None:
     """Rollout of 8 x 8 and update: DACA with the dual cache against diffu-GRPO on the plain loop; DiSPO's price."""
     groups = (2, 4) if bench.toy else (8, 8)
     rows = groups[0] * groups[1]
-    group = torch.arange(rows, device=bench.device) // groups[1]
     trainer = Trainer(bench, 16)
     plain = plain_seconds(bench, rows, 4)
     times: dict[str, float] = {}
@@ -61,15 +59,15 @@ def step(bench: Bench) -> None:
         found: list[Rollouts] = []
 
         def roll(m: Any = method, f: list[Rollouts] = found) -> None:
-            f.append(bench.roll(rows, groups[1], cache=Cache(), group_B=group, **m.sampling))
+            f.append(bench.roll(rows, groups[1], request=m.request, cache=Cache()))
 
         rolled = bench.seconds(roll)
-        learnt = bench.seconds(lambda m=method, f=found: trainer.learn(m, f[-1]))
-        times[name] = rolled + learnt
-        bench.note("step", method=name, rows=rows, rollout=rolled, update=learnt, total=times[name])
-        times[name + " update"] = learnt
+        updated = bench.seconds(lambda m=method, f=found: trainer.train(m, f[-1]))
+        times[name] = rolled + updated
+        bench.note("step", method=name, rows=rows, rollout=rolled, update=updated, total=times[name])
+        times[name + " update"] = updated
         if name == "dispo":
-            some = bench.seconds(lambda m=method, f=found: trainer.learn(m, f[-1], right_or_wrong=True))
+            some = bench.seconds(lambda m=method, f=found: trainer.train(m, f[-1], right_or_wrong=True))
             ratio = times["diffu_grpo"] / (rolled + some)
             bench.note("step", kind="dispo's throughput, rewards 0 or 1", update=some, ratio=ratio)
     baseline = plain + times["diffu_grpo update"]
@@ -78,37 +76,35 @@ def step(bench: Bench) -> None:
     bench.note("step", kind="dispo's throughput against diffu_grpo's", ratio=times["diffu_grpo"] / times["dispo"])
 
 
-def agreement(bench: Bench) -> None:
+def agreement(bench: SpeedBench) -> None:
     """Before any step: log-probabilities of the old policy and of the reference against the policy's own."""
     rows = 4 if bench.toy else 16
     trainer = Trainer(bench, 16)
-    rollouts = bench.roll(rows, rows, cache=Cache(), group_B=torch.zeros_like(bench.seeds(rows)))
+    rollouts = bench.roll(rows, rows, cache=Cache())
     (probes,) = diffu_grpo().probe(rollouts.trace, torch.Generator().manual_seed(0), 1)
     new_NL = ask(bench.policy, probes).detach()
     for name, policy in (("old", bench.policy), ("reference", trainer.reference)):
-        apart_NL = (logprobs(policy, probes, trainer.rows) - new_NL).abs()
+        apart_NL = (logprobs(policy, probes, trainer.micro_batch) - new_NL).abs()
         bench.note("agreement", of=name, compiled=bench.policy.compiled, largest=float(apart_NL.max()))
 
 
-def memory(bench: Bench) -> None:
+def memory(bench: SpeedBench) -> None:
     """The peak of LoRA training at group 8, prompt 200 and completion 256, rollout included."""
     rows = 4 if bench.toy else 8
-    group = torch.zeros(rows, dtype=torch.long, device=bench.device)
     for name, method in (("diffu_grpo", diffu_grpo()), ("daca", daca(diffu_grpo(), strata=4))):
         trainer = Trainer(bench, 1, gradient_checkpointing=True)
 
         def whole_step(m: Any = method, t: Trainer = trainer) -> None:
             for _ in range(2):  # from the second on the optimiser's state is there during the rollout
-                t.learn(m, bench.roll(rows, rows, cache=Cache(), group_B=group, **m.sampling))
+                t.train(m, bench.roll(rows, rows, request=m.request, cache=Cache()))
 
         bench.note("memory", method=name, rows=rows, micro_batch=1, peak_gib=bench.memory(whole_step))
 
 
-def methods(bench: Bench) -> None:
+def methods(bench: SpeedBench) -> None:
     """One training step of every method at the same rollout: seconds, memory and passes."""
     groups = (2, 4) if bench.toy else (2, 8)
     rows = groups[0] * groups[1]
-    group = torch.arange(rows, device=bench.device) // groups[1]
     trainer = Trainer(bench, 16)
     shelf = {name: factory() for name, factory in BASES.items()}
     shelf["agrpo"] = agrpo(draws=8) if bench.toy else agrpo(draws=24)
@@ -116,7 +112,7 @@ def methods(bench: Bench) -> None:
     shelf |= {"diffu_grpo + sml": sml(base), "diffu_grpo + dps": dps(base), "diffu_grpo + daca": daca(base)}
     shelf |= {"diffu_grpo + dispo": dispo(base)}
     for name, method in shelf.items():
-        rollouts = bench.roll(rows, groups[1], cache=Cache(), group_B=group, **method.sampling)
+        rollouts = bench.roll(rows, groups[1], request=method.request, cache=Cache())
         passed = {"forward": 0, "with gradient": 0}
         inner = bench.policy.hidden
 
@@ -125,9 +121,9 @@ def methods(bench: Bench) -> None:
             return inner(tokens, *rest)
 
         bench.policy.hidden = counted
-        peak_gib = bench.memory(lambda m=method, r=rollouts: trainer.learn(m, r))
+        peak_gib = bench.memory(lambda m=method, r=rollouts: trainer.train(m, r))
         bench.policy.hidden = inner
-        seconds = bench.seconds(lambda m=method, r=rollouts: trainer.learn(m, r), warm=False)
+        seconds = bench.seconds(lambda m=method, r=rollouts: trainer.train(m, r), warm=False)
         equivalents = (passed["forward"] + 3 * passed["with gradient"]) / rows  # a way back costs two forward
         bench.note(
             "methods",
@@ -140,7 +136,7 @@ def methods(bench: Bench) -> None:
         )
 
 
-def growth(bench: Bench) -> None:
+def growth(bench: SpeedBench) -> None:
     """Cost against completion length, group size and strata: dual-cache rollout and DACA update."""
     trainer = Trainer(bench, 8)
     lengths = (16, 32) if bench.toy else (128, 256, 512, 1024)
@@ -151,30 +147,25 @@ def growth(bench: Bench) -> None:
 
         def roll(s: dict[str, int] = shape) -> Rollouts:
             method = daca(diffu_grpo(), strata=4)
-            return bench.roll(
-                small, small, **s, cache=Cache(), group_B=torch.zeros_like(bench.seeds(small)), **method.sampling
-            )
+            return bench.roll(small, small, method.request, **s, cache=Cache())
 
         rolled: list[Rollouts] = []
         seconds = bench.seconds(lambda r=roll, out=rolled: out.append(r()), warm=length in lengths[:2])
-        learnt = bench.seconds(lambda r=rolled[-1]: trainer.learn(daca(diffu_grpo(), strata=4), r))
-        bench.note("growth", by="length", **one, rows=small, rollout=seconds, update=learnt)
+        updated = bench.seconds(lambda r=rolled[-1]: trainer.train(daca(diffu_grpo(), strata=4), r))
+        bench.note("growth", by="length", **one, rows=small, rollout=seconds, update=updated)
     sizes = (2, 4) if bench.toy else (4, 16, 64)
     for rows in sizes:
-        group = torch.zeros_like(bench.seeds(rows))
         method = daca(diffu_grpo(), strata=4)
         rolled = []
 
-        def roll_group(r: int = rows, g: Tensor = group, m: Any = method, out: list[Rollouts] = rolled) -> None:
-            out.append(bench.roll(r, r, cache=Cache(), group_B=g, **m.sampling))
+        def roll_group(r: int = rows, m: Any = method, out: list[Rollouts] = rolled) -> None:
+            out.append(bench.roll(r, r, m.request, cache=Cache()))
 
         seconds = bench.seconds(roll_group, warm=False)
-        learnt = bench.seconds(lambda r=rolled, m=method: trainer.learn(m, r[0]))
-        bench.note("growth", by="group", group=rows, rollout=seconds, update=learnt)
-    rollouts = bench.roll(
-        small, small, cache=Cache(), group_B=torch.zeros_like(bench.seeds(small)), **daca(diffu_grpo()).sampling
-    )
+        updated = bench.seconds(lambda r=rolled, m=method: trainer.train(m, r[0]))
+        bench.note("growth", by="group", group=rows, rollout=seconds, update=updated)
+    rollouts = bench.roll(small, small, daca(diffu_grpo()).request, cache=Cache())
     for strata in (1, 2, 4) if bench.toy else (1, 2, 4, 8, 16):
         method = daca(diffu_grpo(), strata=strata)
-        learnt = bench.seconds(lambda m=method, r=rollouts: trainer.learn(m, r))
-        bench.note("growth", by="strata", strata=strata, rows=small, update=learnt)
+        updated = bench.seconds(lambda m=method, r=rollouts: trainer.train(m, r))
+        bench.note("growth", by="strata", strata=strata, rows=small, update=updated)

@@ -30,7 +30,7 @@ WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Pa
 DOORS = {
     "unmask.config.parse": ["read_config", "parse_config"],
     "unmask.training.loop": ["train", "resume"],
-    "unmask.evaluation.evaluate": ["evaluate"],
+    "unmask.evaluation.evaluate": ["Evaluator"],
     "unmask.view.page": ["export"],
     "unmask.models.lora": ["add_adapter", "merge", "save_adapter", "load_adapter"],
     "unmask.models.checkpoint": ["save"],
@@ -168,14 +168,19 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def public_names() -> dict[str, str]:
+    """The names that `unmask` exports, each with its module: read from the stub."""
+    stub = ast.parse(Path(unmask.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.name: f"unmask.{node.module}" for node in imports for name in node.names}
+
+
 def interface() -> str:
     """reference/api.md: a directive of mkdocstrings for every public name, by the module it lives in."""
     homes: dict[str, list[str]] = {}
-    for name in dir(unmask):
-        if name not in ("__version__", "TYPE_CHECKING"):
-            home = unmask._homes()[name]
-            module = getattr(getattr(unmask, name), "__module__", home)  # a method's own, not the shelf's
-            homes.setdefault(module if module.startswith("unmask.") else home, []).append(name)
+    for name, home in public_names().items():
+        module = getattr(getattr(unmask, name), "__module__", home)  # a method's own, not that of its package
+        homes.setdefault(module if module.startswith("unmask.") else home, []).append(name)
     lines = ["# Python", NOTE, "", "What `import unmask` offers; used in [the parts alone](../python.md).", ""]
     lines += ["Names end in their shape, one letter a dimension: B traces, L positions of the canvas, V vocabulary, "]
     lines[-1] += "T steps, S masked states, N questions, M units."

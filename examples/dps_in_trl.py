@@ -14,7 +14,6 @@ except ImportError as error:
 
 import unmask
 from unmask.integrations.trl import DiffusionGRPOTrainer
-from unmask.rollout.decoding import Decoding
 
 UPDATES, PROMPTS, GROUP = 40, 8, 8
 
@@ -31,7 +30,7 @@ def solved_cells(completions, puzzle, **columns):
 trainer = DiffusionGRPOTrainer(
     policy,
     method=unmask.dps(unmask.agrpo(), strength=0.3),
-    decoding=Decoding(length=16, steps=8, block=16),
+    decoding=unmask.Decoding(length=16, steps=8, block=16),
     reward_funcs=solved_cells,
     args=GRPOConfig(
         "runs/dps_in_trl",
@@ -48,7 +47,7 @@ trainer = DiffusionGRPOTrainer(
         dataloader_pin_memory=False,
     ),
     train_dataset=Dataset.from_list(puzzles),
-    rows=512,
+    micro_batch_size=512,
 )
 trainer.train()
 trainer.save_model("runs/dps_in_trl/model")

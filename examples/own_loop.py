@@ -15,6 +15,7 @@ policy = unmask.load_model("tiny")
 reference = copy.deepcopy(policy).requires_grad_(False)
 task = unmask.TASKS["sudoku"]()
 method = unmask.dispo(unmask.daca(unmask.diffu_grpo(), strata=4), branches=2)
+decoding, scorer = unmask.Decoding(LENGTH, STEPS), unmask.Scorer(policy, reference)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
 rng = torch.Generator().manual_seed(0)
 
@@ -30,19 +31,19 @@ for update in range(UPDATES):
         policy,
         [policy.tokenizer.encode(task.prompt(row)) for row in rows],
         unmask.row_seeds(update, len(rows)),
-        length=LENGTH,
-        steps=STEPS,
+        decoding,
         group_B=torch.arange(len(rows)) // GROUP,
-        **method.sampling,
+        request=method.request,
     )
     # The rewards are yours: of every completion, and of the fillings that DiSPO compares at a visited state.
     reward_B = rewards(rows, rollouts.trace)
     branch_reward_B = rewards([rows[i] for i in rollouts.branches.group_B.tolist()], rollouts.branches)
-    # Advantage, credit (DPS), and where to ask (SML), with the old and the reference policy's answers: a part a term.
-    for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, branch_reward_B, rng):
+    # Advantage, credit (DPS), and where to ask (SML), with the old and the reference policy's log-probabilities.
+    batch = unmask.ScoredRollouts(rollouts, reward_B, branch_reward_B)
+    for terms in unmask.loss_terms(method, batch, scorer, rng):
         optimizer.zero_grad()
-        for part in parts:
-            unmask.accumulate(policy, part, micro_batch=256)  # adds to .grad, at most 256 states in memory
+        for term in terms:
+            unmask.accumulate(policy, term, micro_batch=256)  # adds to .grad, at most 256 states in memory
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
     print(f"update {update:3d}  reward {reward_B.mean():.3f}  of the branches {branch_reward_B.mean():.3f}")

@@ -34,7 +34,7 @@ def main():
     result = train(config, lambda: RunFolder(fresh_folder("own-task"), config.dump()))
     print(f"reward {result.before.reward:.2f} -> {result.after.reward:.2f}")
     print(f"solved {result.before.sampled} -> {result.after.sampled}")
-    print(f"{result.run.folder} has the weights and the log")
+    print(f"{result.run.path} has the weights and the log")
 
 
 if __name__ == "__main__":

@@ -18,17 +18,17 @@ from unmask.config import read_config
 from unmask.core.schedule import timestep
 from unmask.core.token_sampling import TokenSampling
 from unmask.evaluation.benchmark import (
-    Bench,
-    Case,
+    Benchmark,
+    BenchmarkCase,
     card,
     cases_by_length,
-    decoding_by,
-    hashed,
+    completion_lengths,
+    forward_passes,
     measure,
-    passes_made,
-    tokens_said,
+    protocol_decoding,
+    short_hash,
 )
-from unmask.evaluation.evaluate import evaluate, wilson_interval
+from unmask.evaluation.evaluate import Evaluator, wilson_interval
 from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
@@ -73,7 +73,7 @@ def letter_task() -> Task:
 
 def test_decodings_are_those_of_their_protocols() -> None:
     def told(protocol, length):
-        how = decoding_by(protocol, length)
+        how = protocol_decoding(protocol, length)
         assert how.sampling.temperature == 0.0
         return how.steps, how.block, how.attend_padding, how.stops
 
@@ -86,17 +86,19 @@ def test_decodings_are_those_of_their_protocols() -> None:
 
 def test_batches_are_the_protocols_where_it_says_so() -> None:
     d1, ours = gsm8k.Gsm8k(protocol="d1"), gsm8k.Gsm8k()
-    assert [case.batch.size for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
-    assert [case.batch.size for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
+    assert [case.micro_batch.size for case in cases_by_length(d1, [128, 512], None, MicroBatch(32))] == [8, 4]
+    assert [case.micro_batch.size for case in cases_by_length(ours, [128, 512], None, MicroBatch(32))] == [32, 32]
 
 
 def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
     policy, task = load_model("tiny"), letter_task()
-    bench = Bench(policy, task.rows("test", 6, 0))
-    case = Case(task, decoding_by(FIELD_DECODING, 16), MicroBatch(4))
+    bench = Benchmark(policy, task.rows("test", 6, 0))
+    case = BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 16), MicroBatch(4))
     line = measure(bench, case)
     prompts = [task.prompt_ids(policy.tokenizer, row) for row in bench.rows]
-    trace = unmask.sample(policy, prompts, torch.zeros(6, dtype=torch.long), case.how, micro_batch=MicroBatch(64)).trace
+    trace = unmask.sample(
+        policy, prompts, torch.zeros(6, dtype=torch.long), case.decoding, micro_batch=MicroBatch(64)
+    ).trace
     texts = [policy.tokenizer.decode(ids) for ids in trace.tokens_BL[:, -16:].tolist()]
     assert list(line.texts) == texts  # greedy: noise and batch do not matter
     points = sum(min(2, text.count("31")) for text in texts)
@@ -109,8 +111,10 @@ def test_a_line_is_what_grading_the_greedy_answers_gives() -> None:
 def test_pass_at_k_of_a_table_is_that_of_an_evaluation() -> None:
     policy, task = load_model("tiny"), TASKS["sudoku"]()
     rows, how = task.rows("test", 12, 0), Decoding(16, 8, 16)
-    line = measure(Bench(policy, rows, samples=4, sampling=how.sampling, seed=5), Case(task, how, MicroBatch(5)))
-    expected = evaluate(policy, task, rows, how, samples=4, seed=5)
+    line = measure(
+        Benchmark(policy, rows, samples=4, sampling=how.sampling, seed=5), BenchmarkCase(task, how, MicroBatch(5))
+    )
+    expected = Evaluator(policy, task, how, samples=4, seed=5).evaluate(rows)
     assert line.sampled == expected.passes and 0 < line.sampled[1].value < line.sampled[4].value
     assert line.score == expected.greedy
     assert line.data()["pass@4"] == expected.passes[4]._asdict()
@@ -121,13 +125,13 @@ def test_pass_at_k_of_a_table_is_that_of_an_evaluation() -> None:
 def test_samples_are_guided_as_the_line_is_and_the_card_has_their_whole_law() -> None:
     policy, task = load_model("tiny"), TASKS["sudoku"]()
     rows, law = task.rows("test", 6, 0), TokenSampling(0.7, top_k=3, top_p=0.9, guidance=1.0)
-    bench = Bench(policy, rows, samples=2, sampling=law, seed=1234567)
-    line = measure(bench, Case(task, decoding_by(FIELD_DECODING, 16), MicroBatch(8)))
+    bench = Benchmark(policy, rows, samples=2, sampling=law, seed=1234567)
+    line = measure(bench, BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 16), MicroBatch(8)))
     told = "2 at temperature 0.7, top_k 3, top_p 0.9, guidance 0.0, seed 1234567"
     assert (line.card["sampled"], line.card["guidance"]) == (told, 0)  # a protocol's line is not guided
-    how = replace(decoding_by(FIELD_DECODING, 16), sampling=replace(law, guidance=0.0))
-    assert line.sampled == evaluate(policy, task, rows, how, 2, seed=1234567).passes
-    guided = card(bench, Case(task, Decoding(16, 8, 16, sampling=law), MicroBatch(8)))
+    how = replace(protocol_decoding(FIELD_DECODING, 16), sampling=replace(law, guidance=0.0))
+    assert line.sampled == Evaluator(policy, task, how, samples=2, seed=1234567).evaluate(rows).passes
+    guided = card(bench, BenchmarkCase(task, Decoding(16, 8, 16, sampling=law), MicroBatch(8)))
     assert (guided["sampled"], guided["guidance"]) == (told.replace("guidance 0", "guidance 1"), 1)
 
 
@@ -148,26 +152,26 @@ def test_the_passes_counted_are_those_that_a_row_makes_alone(how: dict) -> None:
     trace = sample(policy, prompts, torch.arange(4), **how).trace
     each = 2 if trace.sampling.guidance else 1
     expected = [each * by_hand(policy, p, i, order="low_confidence", **how).forwards for i, p in enumerate(prompts)]
-    assert passes_made(trace) == expected and len(set(expected)) > 1
+    assert forward_passes(trace) == expected and len(set(expected)) > 1
     for i, prompt in enumerate(prompts):
         policy.calls.clear()
         sample(policy, [prompt], torch.tensor([i]), **how)
         assert len(policy.calls) == expected[i]
     said = [row[-12:] for row in trace.tokens_BL.tolist()]
-    assert tokens_said(trace, 1) == [row.index(1) if 1 in row else 12 - row.count(MASK) for row in said]
+    assert completion_lengths(trace, 1) == [row.index(1) if 1 in row else 12 - row.count(MASK) for row in said]
 
 
 def test_the_card_changes_with_what_changes_a_number() -> None:
     policy, task = load_model("tiny"), letter_task()
-    rows, how = task.rows("test", 4, 0), decoding_by(FIELD_DECODING, 16)
+    rows, how = task.rows("test", 4, 0), protocol_decoding(FIELD_DECODING, 16)
 
     def told(rows=rows, task=task, batch=4, **changes) -> dict:
-        return card(Bench(policy, rows), Case(task, replace(how, **changes), MicroBatch(batch)))
+        return card(Benchmark(policy, rows), BenchmarkCase(task, replace(how, **changes), MicroBatch(batch)))
 
     first = told()
     assert first["model"] == "tiny" and first["dtype"] == "float32" and first["problems"] == 4
-    assert first["prompt"] == hashed(["", task.prompt(rows[0]), ""]) and first["split"] == hashed(rows)
-    assert first["template"] == hashed(policy.tokenizer.encode(task.prompt(rows[0])))
+    assert first["prompt"] == short_hash(["", task.prompt(rows[0]), ""]) and first["split"] == short_hash(rows)
+    assert first["template"] == short_hash(policy.tokenizer.encode(task.prompt(rows[0])))
     assert (first["padding"], first["ends"], first["batch"]) == ("masked", "at the end token", 4)
     others = [told(rows[1:]), told(task=task.variant(system="Think.")), told(steps=4), told(batch=8)]
     others += [told(attend_padding=True), told(stops=False), told(threshold=0.9), told(schedule=timestep)]
@@ -245,10 +249,10 @@ def test_the_card_tells_chat_templates_apart(bytes_llada: Path) -> None:
     other.tokenizer.fast.chat_template = LLADA_TEMPLATE.replace("user", "human") + " "
     task = gsm8k.Gsm8k()
     one, two = (
-        card(Bench(each, PROBLEMS[:2]), Case(task, decoding_by(FIELD_DECODING, 8), MicroBatch(2)))
+        card(Benchmark(each, PROBLEMS[:2]), BenchmarkCase(task, protocol_decoding(FIELD_DECODING, 8), MicroBatch(2)))
         for each in (policy, other)
     )
-    assert one["template"] == hashed(task.prompt_ids(policy.tokenizer, task.about.example)) != two["template"]
+    assert one["template"] == short_hash(task.prompt_ids(policy.tokenizer, task.about.example)) != two["template"]
     assert {**one, "template": ""} == {**two, "template": ""}
 
 

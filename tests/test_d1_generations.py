@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.evaluation.grade import graded
+from unmask.evaluation.grade import grade_lines
 from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k, math500, text_countdown, text_sudoku
 
@@ -39,7 +39,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 
 
 def grades(name: str, rows: list[dict[str, Any]], protocol: str = "d1") -> Any:
-    return graded(TASKS[NAMES[name]](protocol=protocol), [(str(row["id"]), row) for row in rows])
+    return grade_lines(TASKS[NAMES[name]](protocol=protocol), [(str(row["id"]), row) for row in rows])
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -18,7 +18,7 @@ from rich.console import Console
 import unmask.cli.display
 from helpers import sample
 from unmask.cli.display import canvases, live, play, training_display
-from unmask.cli.panel import STOPS, Panel, Written, canvas, clean, sparkline, step_style, written
+from unmask.cli.panel import STOPS, Completion, Panel, canvas, clean, completion_of, sparkline, step_style
 from unmask.config import Config, parse_config
 from unmask.core.shapes import NEVER
 from unmask.core.trace import Trace, state_before
@@ -75,7 +75,7 @@ def test_a_hostile_completion_is_shown_and_not_obeyed(width: int) -> None:
             return "".join(HOSTILE[token % len(HOSTILE)] for token in ids)
 
     trace = rolled()
-    found = written(Hostile(), trace, 12)
+    found = completion_of(Hostile(), trace, 12)
     panel, console = Panel(parse_config({}), "a [bold]name[/]"), terminal(width)
     panel.sample = clean("".join(HOSTILE)), found, 0.5
     console.print(panel)
@@ -99,7 +99,7 @@ def test_a_canvas_is_the_state_before_its_step_in_the_colours_of_the_steps() -> 
     trace, tokenizer = rolled(), CharacterTokenizer()
     assert (trace.step_BL == NEVER).any() and (trace.filled_BL.sum(-1) == 12).any()
     for row in range(len(trace)):
-        found = written(tokenizer, trace, 12, row)
+        found = completion_of(tokenizer, trace, 12, row)
         for step in range(found.steps + 1):
             state = tokenizer.show(state_before(trace, step)[row, -12:].tolist())
             assert canvas(found, step).plain == state.replace("\n", "↵")
@@ -117,7 +117,7 @@ def test_colours_run_from_the_first_stop_to_the_last() -> None:
 
 
 def test_the_denoising_is_played_at_its_speed_and_skipped_by_an_interrupt(screen: Console, monkeypatch) -> None:
-    found, slept = Written([*"abcd"], [1, 0, 2, 1]), []
+    found, slept = Completion([*"abcd"], [1, 0, 2, 1]), []
     monkeypatch.setattr(time, "sleep", slept.append)
     play(found, speed=4)
     assert slept == [0.25] * 3
@@ -170,7 +170,7 @@ def test_it_fits_every_width() -> None:
     panel = Panel(config, "sudoku-diffu_grpo+daca-seed0", clock=lambda: 1.0)
     for count, (_, step, metrics) in enumerate(events(config)):
         panel.report(step, metrics, ["entropy_collapse"] if count % 3 else [])
-    panel.sample = "a prompt " * 30, Written(["字", "ab", "·"] * 99, [*range(99)] * 3), 1.0
+    panel.sample = "a prompt " * 30, Completion(["字", "ab", "·"] * 99, [*range(99)] * 3), 1.0
     for width in (*range(1, 44), 80, 200):
         console = terminal(width)
         console.print(panel)
@@ -206,19 +206,19 @@ def test_a_run_in_a_terminal(unmask, model: str, screen: Console) -> None:
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError])
 def test_the_cursor_comes_back_whatever_ends_a_run_and_warnings_stay_above(screen: Console, ending, capsys) -> None:
     with pytest.raises(ending):
-        with training_display(parse_config({"updates": 9}), "name") as (report, _):
-            report(0, {})
-            report(1, {"train/reward": 0.0, "train/solved": 0.0, "warn/idle_groups": 1.0})
+        with training_display(parse_config({"updates": 9}), "name", lambda: False) as hooks:
+            hooks.on_metrics(0, {})
+            hooks.on_metrics(1, {"train/reward": 0.0, "train/solved": 0.0, "warn/idle_groups": 1.0})
             raise ending
     assert shown(screen).rindex("\x1b[?25h") > shown(screen).rindex("\x1b[?25l")
     assert "idle_groups, update 1" in shown(screen)
-    assert capsys.readouterr().err.startswith("update 1: warning: idle_groups: more than nine groups in ten")
+    assert capsys.readouterr().err.startswith("update 1: warning: idle_groups: ")
 
 
 def test_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     console = terminal()
-    console.print(canvas(Written([*"ab"], [0, 1]), 2))
+    console.print(canvas(Completion([*"ab"], [0, 1]), 2))
     assert "ab" in SAFE.sub("", shown(console)) and not re.search(r"\x1b\[[\d;]*3[0-9]", shown(console))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-import unmask
 from unmask.config import Config
 from unmask.config.options import option_defaults
 from unmask.methods import BASES, PLUGINS
@@ -82,7 +81,7 @@ def test_every_metric_that_a_page_names_is_documented() -> None:
     """Names such as train/kl: what to look at must be something a run writes."""
     told = "".join((DOCS / name).read_text() for name in ("metrics.md", "sft.md"))  # of training, of fine-tuning
     known = set(re.findall(r"`((?:train|eval|cost|memory|time|warn)/[\w@]+)`", told))
-    known |= {"eval/pass@4", "eval/solved_sampled_high", "train/part/NAME", "warn/NAME"}
+    known |= {"eval/pass@4", "eval/solved_sampled_high", "train/reward/NAME", "warn/NAME"}
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for name in re.findall(r"`((?:train|eval|cost|memory|time|warn)/[\w@]+)`", page.read_text()):
             assert name in known, f"{page.name} names {name}"
@@ -151,7 +150,7 @@ def test_the_reference_has_every_key_with_a_meaning_and_every_public_name(refere
             assert f"`{field.alias or name}`" in keys or field.exclude
             assert told.get(name), f"{model.__name__}.{name} has no docstring"
     page = reference.interface()
-    assert all(re.search(rf"^::: unmask\.[\w.]*\b{name}$", page, re.MULTILINE) for name in unmask._homes())
+    assert all(re.search(rf"^::: unmask\.[\w.]*\b{name}$", page, re.MULTILINE) for name in reference.public_names())
 
 
 def test_equations_become_mathml_and_links_out_of_the_pages_words() -> None:

@@ -37,7 +37,7 @@ DOORS = {
     "unmask.models": ("load_model",),
     "unmask.studies.compare.compare": ("_alone",),
     "unmask.studies.compare.report": ("redraw",),
-    "unmask.training.setup": ("prepared",),
+    "unmask.training.setup": ("set_up",),
     "unmask.studies.audit.report": ("read",),
     "unmask.evaluation.grade": ("grade_file",),
     "unmask.sft.pretrain": ("pretrain",),

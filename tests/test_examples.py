@@ -92,7 +92,7 @@ def test_the_method_of_ones_own_trains_from_python_and_from_the_command_line(mon
 def trace():
     policy = tiny_policy(TinyShape(width=8, layers=1, heads=2, hidden=8, max_length=24)).double()
     prompts, groups = [[5, 6], [7, 8, 9]] * 2, torch.tensor([0, 1] * 2)
-    return policy, unmask.sample(policy, prompts, unmask.row_seeds(0, 4), length=7, group_B=groups).trace
+    return policy, unmask.sample(policy, prompts, unmask.row_seeds(0, 4), unmask.Decoding(7), group_B=groups).trace
 
 
 def loss_and_slope(policy, method, trace):

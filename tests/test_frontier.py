@@ -6,23 +6,26 @@ from pathlib import Path
 import pytest
 
 from unmask.core.schedule import even, timestep
-from unmask.evaluation.benchmark import Case
-from unmask.evaluation.step_sweep import cases_by_steps, plot_place
+from unmask.evaluation.benchmark import BenchmarkCase
+from unmask.evaluation.step_sweep import cases_by_steps, plot_path
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import MicroBatch
 from wording import naming
 
 
-def case(*shape: int, **how) -> Case:
-    return Case(TASKS["sudoku"](), Decoding(*shape, **how), MicroBatch(8))
+def case(*shape: int, **how) -> BenchmarkCase:
+    return BenchmarkCase(TASKS["sudoku"](), Decoding(*shape, **how), MicroBatch(8))
 
 
 def test_only_the_steps_differ() -> None:
     first = case(16, 8, 8)
     found = cases_by_steps(first, [2, 16])
-    assert [c.how.steps for c in found] == [2, 16]
-    assert all((c.task, c.how.length, c.how.block, c.batch) == (first.task, 16, 8, first.batch) for c in found)
+    assert [c.decoding.steps for c in found] == [2, 16]
+    assert all(
+        (c.task, c.decoding.length, c.decoding.block, c.micro_batch) == (first.task, 16, 8, first.micro_batch)
+        for c in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,17 +46,17 @@ def test_steps_that_do_not_fit_are_told_which_do(shape: tuple[int, int, int], st
 
 
 def test_dreams_schedule_takes_any_number_and_a_threshold_none() -> None:
-    assert [c.how.steps for c in cases_by_steps(case(16, 8, 16, schedule=timestep), [3, 40])] == [3, 40]
+    assert [c.decoding.steps for c in cases_by_steps(case(16, 8, 16, schedule=timestep), [3, 40])] == [3, 40]
     with pytest.raises(ValueError, match=r"rollout\.threshold"):
         cases_by_steps(case(16, 16, 16, threshold=0.9), [4])
 
 
 def test_the_plot_goes_where_it_is_told_or_beside_the_table_or_the_run(tmp_path: Path) -> None:
-    assert plot_place(Path("a.png"), Path("b.json"), "tiny") == Path("a.png")
-    assert plot_place(None, Path("x/b.json"), "tiny") == Path("x/b.png")
-    assert plot_place(None, None, str(tmp_path)) == plot_place(None, None, "tiny") == Path("frontier.png")
+    assert plot_path(Path("a.png"), Path("b.json"), "tiny") == Path("a.png")
+    assert plot_path(None, Path("x/b.json"), "tiny") == Path("x/b.png")
+    assert plot_path(None, None, str(tmp_path)) == plot_path(None, None, "tiny") == Path("frontier.png")
     (tmp_path / "config.yaml").write_text("")
-    assert plot_place(None, None, str(tmp_path)) == tmp_path / "frontier.png"
+    assert plot_path(None, None, str(tmp_path)) == tmp_path / "frontier.png"
 
 
 def test_the_command_draws_more_passes_for_a_better_score(unmask, tmp_path: Path) -> None:

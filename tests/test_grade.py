@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unmask.evaluation.benchmark import Bench, Case, measured
+from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, run_benchmark
 from unmask.evaluation.evaluate import wilson_interval
-from unmask.evaluation.grade import graded, score
+from unmask.evaluation.grade import grade_lines, grade_proportion
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
@@ -74,20 +74,20 @@ def test_a_compressed_file_and_the_other_tasks(unmask, tmp_path: Path) -> None:
         assert code == 0, err
         assert json.loads(told)["score"] == 1.0
     numbers = {"generation": "\\boxed{1+2}", "numbers": [1, 2], "target": 4}
-    assert graded(TASKS["countdown_text"](), [("here", numbers)]).score.value == 0.0
+    assert grade_lines(TASKS["countdown_text"](), [("here", numbers)]).score.value == 0.0
 
 
 def test_points_are_pooled_and_rows_are_the_units() -> None:
     grades = [Grade(4, 8), Grade(0, 8), Grade(8, 8), Grade(4, 4)]
-    found = score(grades)
+    found = grade_proportion(grades)
     assert found.value == 16 / 28
     residuals = [g.points - found.value * g.out_of for g in grades]
     half = 1.959963984540054 * math.sqrt(sum(r * r for r in residuals) / 3 * 4) / 28
     assert found.low == pytest.approx(max(0, found.value - half)) and found.high == min(1, found.value + half)
-    alike = score([Grade(0, 8)] * 5)
+    alike = grade_proportion([Grade(0, 8)] * 5)
     assert alike.value == alike.low == 0 and 0 < alike.high < 1  # Wilson's, where the normal interval is empty
     with pytest.raises(ValueError, match="anything to score"):
-        score([Grade(0, 0)])
+        grade_proportion([Grade(0, 0)])
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ def test_work_is_done_ahead() -> None:
         prepare=lambda rows, texts: called.append(([row["puzzle"] for row in rows], texts))
     )
     lines = [("here", {"puzzle": "1234............", "generation": text}) for text in ("1", "2")]
-    graded(task, lines)
+    grade_lines(task, lines)
     assert called == [(["1234............"] * 2, ["1", "2"])]
 
 
 def test_a_table_tells_both_scores_and_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     task = TASKS["sudoku"]()
     task = task.variant(other_scores={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
-    bench = Bench(tiny_policy(), task.rows("test", 3, 0))
-    (line,) = measured(bench, [Case(task, Decoding(16, 4, 16), MicroBatch(8))], "steps", quiet=False)
+    bench = Benchmark(tiny_policy(), task.rows("test", 3, 0))
+    (line,) = run_benchmark(bench, [BenchmarkCase(task, Decoding(16, 4, 16), MicroBatch(8))], "steps", quiet=False)
     assert line.data()["half"]["value"] == 0.5 and line.card["seen"] == 3
     header, told = capsys.readouterr().out.splitlines()[1:3]
     assert header.split()[1:3] == ["score", "half"] and "50.0 %" in told

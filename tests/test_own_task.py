@@ -248,7 +248,7 @@ def test_training_and_evaluating_a_file(
     assert code == 0
     metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert sum("train/reward" in line for line in metrics) == 3
-    assert all(line["train/part/reward"] == line["train/reward"] for line in metrics if "train/reward" in line)
+    assert all(line["train/reward/reward"] == line["train/reward"] for line in metrics if "train/reward" in line)
     samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
     assert all(s["reward"] == s["completion"].count(s["row"]["answer"]) / 8 for s in samples)
     capsys.readouterr()

@@ -31,8 +31,8 @@ MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "job
 KEYWORDS = {"trust_remote_code", "allow_pickle", "weights_only", "shell"}
 
 ALLOWED = {
-    ("doctor.py", "importlib.import_module"): "asks whether an optional package of ours can be imported",
-    ("own_file.py", "importlib.util.spec_from_file_location"): "the user's own task or method, named by the user",
+    ("cli/doctor.py", "importlib.import_module"): "asks whether an optional package of ours can be imported",
+    ("util/user_file.py", "importlib.util.spec_from_file_location"): "the user's own task or method, named by the user",
     ("sandbox/judge.py", "exec"): "runs a benchmark's tests, inside a sandbox",
     ("sandbox/judge.py", "compile"): "the same",
     ("sandbox/worker.py", "exec"): "runs the program, inside a sandbox",

@@ -12,7 +12,7 @@ from reward_cases import completions, earned, tasks
 
 from unmask import sandbox
 from unmask.cli.describe import description
-from unmask.evaluation.benchmark import Bench, card, cases_by_length
+from unmask.evaluation.benchmark import Benchmark, card, cases_by_length
 from unmask.models import tiny_policy
 from unmask.tasks import TASKS, own
 from unmask.tasks.benchmarks import gsm8k, humaneval, json_schema, math500, mbpp, text_countdown
@@ -72,7 +72,7 @@ def test_the_hash_of_a_prompt_is_that_of_the_card(name: str) -> None:
         if name == "gsm8k":
             rows = [{"question": "Another?", "answer": "#### 1"}]
         (case,) = cases_by_length(task, [16], None, MicroBatch(4))
-        assert card(Bench(tiny_policy(), rows), case)["prompt"] == digest
+        assert card(Benchmark(tiny_policy(), rows), case)["prompt"] == digest
 
 
 SAID = {

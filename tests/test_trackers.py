@@ -21,7 +21,7 @@ from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.trackers import TRACKERS, check
+from unmask.training.run.trackers import TRACKERS, check_trackers
 from unmask.util.signals import Paused
 
 
@@ -141,7 +141,7 @@ def test_one_that_cannot_start_ends_a_new_run_but_not_one_that_goes_on(config, h
     with pytest.raises(Paused):
         resume(tmp_path / "run", hooks=Hooks(should_stop=iter([False, True]).__next__))
     heard.starts = False
-    with pytest.warns(UserWarning, match="tensorboard fails"):
+    with pytest.warns(UserWarning, match="tensorboard failed"):
         resume(tmp_path / "run")
     assert (tmp_path / "run" / "finished.json").exists() and len(heard.lines) == 3
 
@@ -159,7 +159,7 @@ def test_a_folder_of_the_same_name_is_no_package(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(ValueError, match="wandb is not installed"):
-        check(["wandb"])
+        check_trackers(["wandb"])
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -176,10 +176,10 @@ def test_only_the_first_process_asks_who_it_is(rank: str, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setenv("RANK", rank)
     if rank == "1":
-        check(["wandb"])
+        check_trackers(["wandb"])
     else:
         with pytest.raises(ValueError, match=r"^track: wandb .*No API key configured"):
-            check(["wandb"])
+            check_trackers(["wandb"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada,
 from helpers import assert_close
 from unmask.core.options import LoraOptions
 from unmask.core.probes import ask, at_states
-from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, loss_of, prompt_ids
+from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, prompt_ids, rows_loss
 from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
@@ -71,7 +71,7 @@ def settings(folder, **more):
 def trainer_of(folder, policy, method, callbacks=(), eval_dataset=None, **more):
     return DiffusionGRPOTrainer(
         policy, method, HOW, reward_funcs=[digits, short], args=settings(folder, **more), train_dataset=DATA,
-        eval_dataset=eval_dataset, callbacks=list(callbacks), rows=3,
+        eval_dataset=eval_dataset, callbacks=list(callbacks), micro_batch_size=3,
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ class Gradients(TrainerCallback):
 
 
 def own_path(policy, method, reference):
-    """Our trainer's steps on the same prompts, by `sample`, `parts_of` and `update` alone."""
+    """Our trainer's steps on the same prompts, by `sample`, `loss_terms` and `update` alone."""
     optimizer = torch.optim.AdamW(trainable_parameters(policy), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
     gradients, found = [], []
     optimizer.register_step_pre_hook(
@@ -97,7 +97,7 @@ def own_path(policy, method, reference):
         prompts = [prompt for prompt in pair for _ in range(GROUP)]
         rollouts = unmask.sample(
             policy, [policy.tokenizer.encode(p) for p in prompts], unmask.row_seeds(SEED * 2**24 + done, 2 * GROUP),
-            length=6, steps=3, group_B=torch.arange(2 * GROUP) // GROUP, **method.sampling,
+            HOW, group_B=torch.arange(2 * GROUP) // GROUP, request=method.request,
         )  # fmt: skip
         texts = [policy.tokenizer.decode(ids) for ids in rollouts.trace.tokens_BL[:, -6:].tolist()]
         length_B = [0.0 if x is None else x for x in short(prompts, texts)]
@@ -105,8 +105,9 @@ def own_path(policy, method, reference):
         reward_B = share_B.double() + 0.5 * torch.tensor(length_B).double()
         assert unmask.varied(reward_B, rollouts.trace.group_B).any()  # or there would be nothing to compare
         rng = torch.Generator().manual_seed(SEED * 2**24 + done)
-        for parts in unmask.loss_terms(method, policy, reference, rollouts, reward_B, None, rng, turns=2):
-            found.append(update(policy, optimizer, parts, micro_batch=64, max_grad_norm=1.0))
+        batch, scorer = unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy, reference)
+        for terms in unmask.loss_terms(method, batch, scorer, rng, inner_steps=2):
+            found.append(update(policy, optimizer, terms, micro_batch=64, max_grad_norm=1.0))
     return found, gradients
 
 
@@ -225,14 +226,15 @@ def test_a_run_goes_on_between_batches_and_never_inside_one(tmp_path):
 
 def test_a_micro_batch_of_which_nothing_is_asked_adds_nothing_and_can_be_gone_back_through():
     policy, method = small(), unmask.diffu_grpo(kl=0)
-    trace, _ = unmask.sample(policy, [[5], [6, 7]], unmask.row_seeds(0, 2), length=4, group_B=torch.tensor([0, 0]))
+    prompts, group_B = [[5], [6, 7]], torch.tensor([0, 0])
+    trace, _ = unmask.sample(policy, prompts, unmask.row_seeds(0, 2), Decoding(4), group_B=group_B)
     (probes,) = method.probe(trace, torch.Generator().manual_seed(0), 1)
     probes, credit_BL = at_states(probes, probes.trace_N == 1), method.credit(trace)
     part = LossTerm(probes, torch.tensor([1.0, -1.0]), credit_BL, method.objective)
     whole, _ = term_loss(part, ask(policy, probes))
     for rows, expected in (([0], 0.0), ([1], whole.item()), ([0, 1], whole.item())):
         policy.zero_grad()
-        loss, _, _ = loss_of(policy, part, torch.tensor(rows))
+        loss, _, _ = rows_loss(policy, part, torch.tensor(rows))
         loss.backward()
         assert loss.item() == pytest.approx(expected, abs=1e-15)
         assert any(p.grad.any() for p in policy.parameters()) == (1 in rows)

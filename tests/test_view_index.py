@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.view.index import RunReader, index_of
+from unmask.view.index import RunReader, runs_index
 from unmask.view.page import index_text
 from unmask.view.series import BINS, PENDING, Series
 
@@ -73,11 +73,11 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_that_has_only_begun_is_a_run(folder: Path) -> None:
     run = RunReader(folder)
     assert not run.refresh()
-    (told,) = index_of([run], live=True)["runs"]
+    (told,) = runs_index([run], live=True)["runs"]
     assert (told["name"], told["method"], told["task"]) == ("first", "diffu_grpo + daca + dispo", "sudoku")
     assert (told["updates"], told["done"], told["finished"], told["metrics"]) == (80, 0, None, {})
     assert (told["warnings"], told["errors"], told["traces"]) == ([], 0, [])
-    assert index_of([run], live=True)["live"] and not index_of([run], live=False)["live"]
+    assert runs_index([run], live=True)["live"] and not runs_index([run], live=False)["live"]
 
 
 def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
     assert told["metrics"]["train/reward"] == {"x": [1, 2], "y": [None, 1.5]} and told["done"] == 2
     assert [entry["id"] for entry in told["traces"]] == ["t1-0", "e1-0"]
     assert (told["warnings"], told["errors"]) == ([{"step": 2, "name": "idle"}], 2)
-    assert not index_of([run], live=True)["live"] and told["finished"] == {"before": {}, "after": {}}
+    assert not runs_index([run], live=True)["live"] and told["finished"] == {"before": {}, "after": {}}
     assert [run.trace(name) for name in ("e1-0", "t1-0")] == [group(name)[:-1].encode() for name in ("e1-0", "t1-0")]
     assert run.trace("../../etc/passwd") is None and run.trace("e9-0") is None
 
@@ -183,7 +183,7 @@ def test_runs_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "b" / "first").mkdir(parents=True)
     (tmp_path / "b" / "first" / "config.yaml").write_text("task: sudoku\n")
     runs = [RunReader(folder), RunReader(tmp_path / "b" / "first")]
-    names = [run["name"] for run in index_of(runs, live=False)["runs"]]
+    names = [run["name"] for run in runs_index(runs, live=False)["runs"]]
     assert names == [str(folder), str(tmp_path / "b" / "first")]
 
 
@@ -214,7 +214,7 @@ def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: st
 def test_a_run_is_finished_by_what_a_run_writes(folder: Path, text: str) -> None:
     (folder / "finished.json").write_text(text)
     run = RunReader(folder)
-    assert not run.refresh() and index_of([run], live=True)["live"]
+    assert not run.refresh() and runs_index([run], live=True)["live"]
 
 
 def test_warnings_have_the_types_that_the_page_shows(folder: Path) -> None:
@@ -227,8 +227,8 @@ def test_warnings_have_the_types_that_the_page_shows(folder: Path) -> None:
     run = RunReader(folder)
     assert run.refresh()
     assert run.data("first")["warnings"] == [
-        {"step": None, "name": "5", "value": None, "bound": None, "told": None},
-        {"step": 2, "value": None, "told": "{}"},
+        {"step": None, "name": "5", "value": None, "bound": None, "message": None},
+        {"step": 2, "value": None, "message": "{}"},
     ]
 
 
@@ -297,7 +297,7 @@ BOMB = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 
 NONE = ("- 1\n", "a: [", "a: !!int ''", "a: !!timestamp x", "a: " + "[" * 9999, BOMB, "a: &a [*a]\n")
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "no run folder"), *((text, "not a con") for text in NONE)])
+@pytest.mark.parametrize(("text", "says"), [(None, "not a run folder"), *((text, "not a con") for text in NONE)])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)

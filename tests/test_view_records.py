@@ -30,7 +30,7 @@ from unmask.training.loop import resume, train
 from unmask.training.loss_terms import Scorer
 from unmask.training.run.base_run import EVAL_SEED
 from unmask.training.run.folder import RunFolder
-from unmask.training.run.records import answer_of, rounded, short
+from unmask.training.run.records import expected_answer, short_number, short_text
 from unmask.training.setup import decoding_of
 from unmask.training.update import LossTerm
 from unmask.util.micro_batch import MicroBatch
@@ -133,7 +133,7 @@ def test_every_field_of_a_taught_group_is_what_the_update_had(tmp_path: Path, se
         assert [p is not None for p in rollout["p"]] == written.tolist()
         assert rollout["counted"] == trace.counted_BL[i, -16:].int().tolist()
         assert near(rollout["weight"], credit_BL[i, -16:]) and near([rollout["advantage"]], advantage_B[i])
-        assert rollout["reward"] == rounded(task.reward(row, decode(ids.tolist())))
+        assert rollout["reward"] == short_number(task.reward(row, decode(ids.tolist())))
         assert rollout["solved"] == task.solved(row, decode(ids.tolist())) and rollout["verdict"] is None
     assert any(rollout["advantage"] for rollout in line["rollouts"]) and credit_BL.std() > 0
     check_probes(line, seen)
@@ -169,7 +169,7 @@ def check_branches(line: Line, reward: Callable[[Any, str], float], row: Any) ->
             later = [place for place, step in enumerate(rollout["filled"]) if step is None or step >= branch["at"]]
             assert [int(place) for place in branch["filled"]] == later
             canvas = [branch["filled"].get(str(place), token) for place, token in enumerate(rollout["tokens"])]
-            assert branch["reward"] == rounded(reward(row, "".join(canvas).partition("¶")[0]))
+            assert branch["reward"] == short_number(reward(row, "".join(canvas).partition("¶")[0]))
             assert branch["advantage"] == pytest.approx(branch["reward"] - sum(rewards) / len(rewards), abs=1e-4)
             steps.add(branch["at"])
             branched += 1
@@ -235,7 +235,7 @@ def check_answers(line: Line, seen: Seen) -> None:
             continue
         for told, n in zip(rollout["probes"], questions, strict=True):
             assert near(told["logp"], logp_NL[n, -16:][probes.asked_NL[n, -16:]])
-            assert told["weight"] == rounded(float(probes.weight_M[probes.unit_N[n]]))
+            assert told["weight"] == short_number(float(probes.weight_M[probes.unit_N[n]]))
         assert {told["term"] for told in rollout["probes"]} <= set(range(int((probes.trace_M == i).sum())))
         assert rollout["weight"] is None  # no base weighs its tokens
     assert any(rollout["taught"] for rollout in line["rollouts"])
@@ -379,8 +379,8 @@ def test_a_task_of_ones_own_is_no_sudoku_whatever_its_name(model: str, tmp_path:
 
 def test_answers_are_short_and_without_their_reasoning() -> None:
     grid = "1234341221434321"
-    assert answer_of(TASKS["sudoku_text"](), {"puzzle": "1" + "0" * 15, "solution": grid}) == grid
+    assert expected_answer(TASKS["sudoku_text"](), {"puzzle": "1" + "0" * 15, "solution": grid}) == grid
     unsolvable = {"numbers": [2, 2], "target": 90, "prompt": ""}
-    assert answer_of(TASKS["countdown_text"](), unsolvable) is None
-    assert short("a\n b" + "c" * 999) == "a b" + "c" * 194 + "..." and rounded(math.inf) is None
-    assert rounded(0.123456) == 0.1235 and rounded(1234567.0) == 1235000.0
+    assert expected_answer(TASKS["countdown_text"](), unsolvable) is None
+    assert short_text("a\n b" + "c" * 999) == "a b" + "c" * 194 + "..." and short_number(math.inf) is None
+    assert short_number(0.123456) == 0.1235 and short_number(1234567.0) == 1235000.0

@@ -94,7 +94,7 @@ def test_a_run_without_groups_is_exported_with_its_samples(template: Path, tmp_p
 def test_one_run_may_be_given_alone_and_a_page_is_written_whole_or_not_at_all(template: Path, tmp_path: Path) -> None:
     made(tmp_path / "a")
     (tmp_path / "out.html").write_text("before")
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="not a run folder"):
         export([tmp_path / "a", tmp_path / "none"], tmp_path / "out.html", page=template)
     assert (tmp_path / "out.html").read_text() == "before"
     assert "unmask-data" in export(str(tmp_path / "a"), str(tmp_path / "out.html"), page=template).read_text()

@@ -22,7 +22,7 @@ from unmask.tasks.task import RewardPart
 from unmask.training.batch import rollout_signs
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.health import NORMS, REACH, SIGNS, WINDOW, health_warnings, sentences, updates_of
+from unmask.training.run.health import CHECKS, NORMS, REACH, WINDOW, health_warnings, recent_updates, warning_messages
 from unmask.training.run.state import newest_state
 
 
@@ -51,13 +51,13 @@ def run(config: Config, folder: Path) -> list[dict[str, Any]]:
     train(config, lambda: RunFolder(folder, config.dump()))
     file = folder / "warnings.jsonl"
     begun = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    for row in updates_of(read_metrics(folder)):
+    for row in recent_updates(read_metrics(folder)):
         so_far = [warning["name"] for warning in begun if warning["step"] <= row["step"]]
         counts = {key.removeprefix("warn/"): value for key, value in row.items() if key.startswith("warn/")}
         assert counts == {name: so_far.count(name) for name in so_far}
     for warning in begun:
-        sign = SIGNS[warning["name"]]
-        assert (warning["bound"], warning["told"]) == (sign.bound, sign.told)
+        sign = CHECKS[warning["name"]]
+        assert (warning["bound"], warning["message"]) == (sign.bound, sign.message)
         assert warning["value"] < sign.bound if sign.below else warning["value"] > sign.bound
     return begun
 
@@ -82,8 +82,8 @@ def test_completions_of_end_tokens_and_steps_spent_on_them(tmp_path: Path) -> No
     config = config_for(tmp_path, fond_of_ends, rollout={"order": "random"})
     found = names(run(config, tmp_path / "run"))
     assert found["empty_completions"] == found["late_ends"] == WINDOW
-    row = updates_of(read_metrics(tmp_path / "run"))[-1]
-    assert row["train/empty"] > 0.5 and row["train/late_ends"] > 0.9
+    row = recent_updates(read_metrics(tmp_path / "run"))[-1]
+    assert row["train/empty"] > 0.5 and row["train/late_eos"] > 0.9
 
 
 def test_rollouts_that_are_all_the_same(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_prompts_that_leave_no_room_are_left_out_and_never_cut(tmp_path: Path) -
     config = config_for(tmp_path, updates=2, prompts=3)
     found = run(config, tmp_path / "run")
     assert names(found) == {"long_prompts": 1} and found[0]["value"] == pytest.approx(1 / 3)
-    rows = updates_of(read_metrics(tmp_path / "run"))
+    rows = recent_updates(read_metrics(tmp_path / "run"))
     assert [row["train/traces"] for row in rows] == [6, 6]
     # The others are what they are without it.
     alone = config_for(tmp_path, updates=2, prompts=2, toy={"long": 0})
@@ -208,7 +208,8 @@ def test_a_warning_is_a_line_on_standard_error(tmp_path: Path, unmask) -> None:
     options = ["updates=10", "prompts=2", "group=2", "eval.prompts=2", "eval.samples=1", "toy.dull=9", "--model", model]
     code, out, err = unmask("train", "--task", "toy", *options, "--out", "run")
     assert code == 0 and "warning" not in out
-    assert err.count("warning") == 1 and f"update {WINDOW}: warning: idle_groups: {SIGNS['idle_groups'].told}" in err
+    message = f"update {WINDOW}: warning: idle_groups: {CHECKS['idle_groups'].message}"
+    assert err.count("warning") == 1 and message in err
 
 
 # --- history ------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def test_a_run_that_is_resumed_warns_as_one_that_was_not(tmp_path: Path) -> None
         assert told(config, tmp_path / str(at)) == whole
 
 
-KEYS = ["idle_groups", "empty", "nats", "solved", "reward", "grad_norm", "late_ends", "skipped", "part/format"]
+KEYS = ["idle_groups", "empty", "nll", "solved", "reward", "grad_norm", "late_eos", "skipped", "reward/format"]
 ROWS = st.lists(
     st.fixed_dictionaries({}, optional={f"train/{key}": st.sampled_from([0.0, 0.01, 0.3, 1.0, 50.0]) for key in KEYS}),
     max_size=3 * REACH,
@@ -283,23 +284,23 @@ def test_a_gradient_is_compared_with_the_median_of_those_before_it() -> None:
 
 def test_sentences_are_of_what_is_counted_more() -> None:
     now = {"warn/idle_groups": 2.0, "warn/late_ends": 1.0, "train/reward": 3.0}
-    (line,) = sentences({"warn/idle_groups": 1.0, "warn/late_ends": 1.0}, now)
-    assert line == f"warning: idle_groups: {SIGNS['idle_groups'].told}"
-    assert list(sentences(now, now)) == []
+    (line,) = warning_messages({"warn/idle_groups": 1.0, "warn/late_ends": 1.0}, now)
+    assert line == f"warning: idle_groups: {CHECKS['idle_groups'].message}"
+    assert list(warning_messages(now, now)) == []
 
 
 def test_signs_by_hand() -> None:
     """Against a walk over every position of every row."""
     policy = toy_model()
     trace = sample(policy, [[5], [6, 7]] * 8, row_seeds(1, 16), length=6, steps=3).trace
-    late, empty, nats = [], [], []
+    late, empty, nll = [], [], []
     for row in range(16):
         wrote = [i for i in range(trace.tokens_BL.shape[1]) if trace.step_BL[row, i] in (0, 1, 2)]
         ends = [bool(trace.tokens_BL[row, i] == policy.eos_id) for i in wrote]
         late += [end for end, i in zip(ends, wrote, strict=True) if trace.step_BL[row, i] == 2]
         empty.append(all(ends))
-        nats.append(-sum(float(trace.logp_BL[row, i]) for i in wrote))
+        nll.append(-sum(float(trace.logp_BL[row, i]) for i in wrote))
     found = rollout_signs(trace)
     assert 0 < sum(late) < len(late) and 0 < sum(empty) < 16
-    expected = {"empty": sum(empty) / 16, "nats": sum(nats) / 16, "late_ends": sum(late) / len(late)}
+    expected = {"empty": sum(empty) / 16, "nll": sum(nll) / 16, "late_eos": sum(late) / len(late)}
     assert found == pytest.approx(expected)

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from unmask.evaluation.benchmark import Bench, Case, card, prompt_hash
+from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, card, prompt_hash
 from unmask.evaluation.evaluate import Z_95
-from unmask.evaluation.prompt_variants import OWN_PROMPT, PromptVariant, filled, paired, read_wordings, worded
+from unmask.evaluation.prompt_variants import (
+    OWN_PROMPT,
+    PromptVariant,
+    paired_difference,
+    read_prompt_variants,
+    task_in_variant,
+    template_text,
+)
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
@@ -26,15 +33,15 @@ def written(path: Path, *rows: dict) -> Path:
 def test_fields_are_put_in_their_places() -> None:
     fields = {"question": "How {many}?", "numbers": [3, 4], "schema": {"type": "integer"}, "n": 2, "name": "é"}
     template = "{{{question}}} {numbers} {schema}{n}{name}{{}}"
-    assert filled(template, fields) == '{How {many}?} [3, 4] {"type": "integer"}2é{}'
-    assert filled("no field", {}) == "no field" and filled("", fields) == ""
+    assert template_text(template, fields) == '{How {many}?} [3, 4] {"type": "integer"}2é{}'
+    assert template_text("no field", {}) == "no field" and template_text("", fields) == ""
 
 
 @given(st.text())
 def test_a_template_without_fields_is_its_text(text: str) -> None:
     escaped = text.replace("{", "{{").replace("}", "}}")
-    assert filled(escaped, {"question": "?"}) == text
-    assert filled("{question}" + escaped + "{question}", {"question": "?"}) == f"?{text}?"
+    assert template_text(escaped, {"question": "?"}) == text
+    assert template_text("{question}" + escaped + "{question}", {"question": "?"}) == f"?{text}?"
 
 
 @pytest.mark.parametrize(
@@ -53,43 +60,45 @@ def test_a_template_without_fields_is_its_text(text: str) -> None:
 )
 def test_nothing_but_the_names_of_fields_is_understood(template: str, told: str) -> None:
     with pytest.raises(ValueError) as error:
-        filled(template, {"question": "?", "answer": "!"})
+        template_text(template, {"question": "?", "answer": "!"})
     assert told in str(error.value)
 
 
 def test_a_task_in_other_words_is_else_the_same() -> None:
     task = TASKS["gsm8k"](protocol="d1")
     row = {"question": "How many?", "answer": "#### 4"}
-    other = worded(task, PromptVariant("short", "Q: {question} A:", "here"))
+    other = task_in_variant(task, PromptVariant("short", "Q: {question} A:", "here"))
     assert other.prompt(row) == "Q: How many? A:" and other.prefill == task.prefill
     assert other.grade(row, r"\boxed{4}") == task.grade(row, r"\boxed{4}") and other.decoding == task.decoding
-    around = worded(task, PromptVariant("polite", f"Please. {{{OWN_PROMPT}}}", "here"))
+    around = task_in_variant(task, PromptVariant("polite", f"Please. {{{OWN_PROMPT}}}", "here"))
     assert around.prompt(row) == f"Please. {task.prompt(row)}"
 
 
 def test_a_file_of_wordings(tmp_path: Path) -> None:
-    found = read_wordings(written(tmp_path / "w.jsonl", {"name": "short", "template": "a"}, {"template": "b"}))
+    found = read_prompt_variants(written(tmp_path / "w.jsonl", {"name": "short", "template": "a"}, {"template": "b"}))
     assert [(w.name, w.template) for w in found] == [("short", "a"), ("wording 2", "b")]
     for name in ("own", "short"):
         rows = [{"name": "short", "template": "a"}, {"name": name, "template": "b"}]
         with pytest.raises(ValueError, match=f"row 2: the name '{name}' is taken"):
-            read_wordings(written(tmp_path / "bad.jsonl", *rows))
+            read_prompt_variants(written(tmp_path / "bad.jsonl", *rows))
 
 
 def test_one_prompt_has_one_hash() -> None:
     """In a table of lengths, in one of wordings, and worded anew in the same words; of the example, if it will do."""
     policy, task = tiny_policy(), TASKS["gsm8k"](protocol="d1")
-    bench = Bench(policy, [{"question": "Who?", "answer": "#### 4", "id": "a"}])
+    bench = Benchmark(policy, [{"question": "Who?", "answer": "#### 4", "id": "a"}])
 
     def told(task: Task, wording: str = "") -> tuple[str, str]:
-        found = card(bench, Case(task, Decoding(8, 8, 8), MicroBatch(4), wording))
+        found = card(bench, BenchmarkCase(task, Decoding(8, 8, 8), MicroBatch(4), wording))
         return found["prompt"], found["template"]
 
     plain = told(task)
     assert plain[0] == prompt_hash(task, task.about.example) != prompt_hash(task, bench.rows[0])
-    assert told(task, "own") == told(worded(task, PromptVariant("same", "{own_prompt}", "here")), "same") == plain
-    assert told(worded(task, PromptVariant("other", "{question}", "here")), "other")[0] != plain[0]
-    numbered = worded(
+    assert (
+        told(task, "own") == told(task_in_variant(task, PromptVariant("same", "{own_prompt}", "here")), "same") == plain
+    )
+    assert told(task_in_variant(task, PromptVariant("other", "{question}", "here")), "other")[0] != plain[0]
+    numbered = task_in_variant(
         task, PromptVariant("numbered", "{id}: {question}", "here")
     )  # which the example cannot be asked in
     assert told(numbered, "numbered")[0] == prompt_hash(numbered, bench.rows[0])
@@ -105,20 +114,20 @@ def test_the_interval_of_a_paired_difference_is_agresti_and_mins() -> None:
     gained, lost, n = 3 + 0.5, 1 + 0.5, 8 + 2
     centre = (gained - lost) / n
     half = Z_95 * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
-    found = paired(before, after)
+    found = paired_difference(before, after)
     assert tuple(found) == pytest.approx((2 / 8, centre - half, centre + half))
-    assert tuple(paired(after, before)) == pytest.approx((-found.value, -found.high, -found.low))
-    same = paired(before, before)
+    assert tuple(paired_difference(after, before)) == pytest.approx((-found.value, -found.high, -found.low))
+    same = paired_difference(before, before)
     assert same.value == 0 and -same.low == pytest.approx(same.high) and same.high > 0.1  # eight alike prove little
 
 
 def test_points_are_pooled_as_scores_are() -> None:
     """Two problems of eight and four cells: the difference of the scores, whatever the sizes."""
     before, after = [Grade(2.0, 8.0), Grade(1.0, 4.0)], [Grade(8.0, 8.0), Grade(0.0, 4.0)]
-    found = paired(before, after)
+    found = paired_difference(before, after)
     assert found.value == pytest.approx(8 / 12 - 3 / 12) and -1 <= found.low < found.value < found.high <= 1
     scaled = [[Grade(3 * grade.points, 3 * grade.out_of) for grade in grades] for grades in (before, after)]
-    assert tuple(paired(*scaled)) == pytest.approx(tuple(found))
+    assert tuple(paired_difference(*scaled)) == pytest.approx(tuple(found))
 
 
 @pytest.mark.parametrize(("gains", "losses"), [(0.1, 0.1), (0.2, 0.05), (0.02, 0.0), (0.4, 0.3), (0.6, 0.1)])
@@ -131,7 +140,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(gains: float, losses: 
             chance = ways * gains**gained * losses**lost * (1 - gains - losses) ** (n - gained - lost)
             after = verdicts(*[1] * gained, *[0] * (n - gained))
             before = verdicts(*[0] * gained, *[1] * lost, *[0] * (n - gained - lost))
-            found = paired(before, after)
+            found = paired_difference(before, after)
             holds += chance * (found.low <= gains - losses <= found.high)
     assert 0.93 < holds <= 1.0
 

@@ -1,4 +1,9 @@
 # The public names of `unmask` and where they live: read by type checkers, and by lazy_loader at run time.
+from . import (
+    methods as methods,
+    models as models,
+    view as view,
+)
 from .core.advantage import (
     ADVANTAGES as ADVANTAGES,
     batch_z_score as batch_z_score,
@@ -53,6 +58,9 @@ from .core.probes import (
     unit_likelihood as unit_likelihood,
     views as views,
     visited as visited,
+)
+from .core.schedule import (
+    SCHEDULES as SCHEDULES,
 )
 from .core.specs import (
     Branch as Branch,
@@ -154,12 +162,18 @@ from .training.mismatch import (
     replay_logprobs as replay_logprobs,
     truncated_weights as truncated_weights,
 )
+from .training.run.replay import (
+    replay as replay,
+)
 from .training.update import (
     LossTerm as LossTerm,
     accumulate as accumulate,
     logprobs as logprobs,
     term_loss as term_loss,
     update as update,
+)
+from .util.micro_batch import (
+    MicroBatch as MicroBatch,
 )
 
 __version__: str

@@ -36,13 +36,13 @@ def adapt(
     folder = run_folder(f"adapt-{Path(model).name}", out)
     final = folder.resolve()
     if final == Path.cwd():
-        raise ValueError("a run of unmask adapt takes the place of its folder: choose another --out")
+        raise ValueError("unmask adapt replaces its folder: choose another --out")
     config = read_settings(arguments, data, model=str(folder.absolute() / "start"))
     if config.full is False:
         raise ValueError("full: an adapter cannot train a new MASK token; adapting trains all weights")
     config = config.model_copy(update={"full": True})
-    # The run folder is made aside, with its model in it, and gets its name in one step once training can begin: killed
-    # before, nothing has the name, and killed afterwards, everything is there that --resume needs.
+    # The run folder is made aside with its model in it, and renamed once training can begin: killed before that, there
+    # is no folder of that name; killed afterwards, everything is there that --resume needs.
     source, there = source_folder(model), next(path for path in final.parents if path.exists())
     aside = there / f".{final.name}.new-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)

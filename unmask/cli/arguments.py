@@ -1,4 +1,4 @@
-"""What several commands take, and how it is read."""
+"""Arguments that several commands share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,17 +19,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def of_task(task: str | None, **options: Any) -> list[str]:
     """Options of a task as overrides."""
-    given = {key: value for key, value in options.items() if value is not None}
-    if given and task is None:
-        raise ValueError(f"--{next(iter(given))} belongs to a task: name it with --task")
+    values = {key: value for key, value in options.items() if value is not None}
+    if values and task is None:
+        raise ValueError(f"--{next(iter(values))} belongs to a task: name it with --task")
     section = "own" if task is not None and task.endswith(".py") else task
-    return [f"{section}.{key}={value}" for key, value in given.items()]
+    return [f"{section}.{key}={value}" for key, value in values.items()]
 
 
 def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, Any], str | None]":
-    """What a command that does not train starts from, and the task it is asked for: for a plain model the demo's
-    settings, for a run its own without all that names a Python file. A folder may come from anywhere, and what is in
-    it says nothing of what is run here: a method is not needed, and the file of a task must be named by the user too.
+    """The settings of a command that does not train, and its task: for a plain model the demo's settings, for a run its
+    own without any Python file it names. A run folder may come from anywhere and must not decide what code is run: a
+    method is not needed, and the file of a task must be named by the user too.
     """
     from unmask.config import DEMO
     from unmask.config.parse import without_method
@@ -44,8 +44,8 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
         return data, task
     file = own.get("file") if isinstance(own, dict) else None
     if task is None:
-        told = short_repr(file) if isinstance(file, str) else "FILE.py"
-        raise ValueError(f"{folder}: its task is a Python file, which is run if you name it too: add --task {told}")
+        name = short_repr(file) if isinstance(file, str) else "FILE.py"
+        raise ValueError(f"{folder}: its task is a Python file, which is run only if you name it: add --task {name}")
     if isinstance(file, str) and Path(file).resolve() == Path(task).resolve():
         return {**data, "task": "own", "own": own}, None  # with the rows and weights that the run had
     return data, task

@@ -38,7 +38,7 @@ def compare(
     lr: Annotated[
         str | None, typer.Option(help="Learning rates to choose from for each method, e.g. 5e-5,1e-4,2e-4.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; the same command goes on in it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; the same command resumes it.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: one a core; on a GPU one.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     data: DataOption = None,
@@ -48,13 +48,13 @@ def compare(
 ) -> None:
     """Train methods against each other: a table over seeds, learning curves, and one sentence of conclusion.
 
-    A finished run is not run again, so a comparison that was killed goes on with the same command.
+    A finished run is not run again, so the same command resumes a comparison that was killed.
     """
     if redraw is not None:
-        from unmask.studies.compare.report import redraw as drawn_again
+        from unmask.studies.compare.report import redraw as redraw_results
 
         with _short_warnings():
-            found, folder = drawn_again(redraw), redraw
+            results, folder = redraw_results(redraw), redraw
     elif not methods or out is None:
         raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
     else:
@@ -66,13 +66,13 @@ def compare(
             path, overrides = split_settings(arguments or [])
             settings = SharedSettings(path, (*of_task(task, data=data), *overrides), task, device)
             plan = Comparison(methods.split(","), plugins.split(","), seeds, budget, _rates(lr), settings)
-            found = run_comparison(plan, out, jobs, keep, report)
+            results = run_comparison(plan, out, jobs, keep, report)
     from unmask.studies.compare.report import markdown
 
     if as_json:
-        typer.echo(json.dumps(found["summary"], indent=1))
+        typer.echo(json.dumps(results["summary"], indent=1))
         return
-    typer.echo(markdown(found["summary"]))
+    typer.echo(markdown(results["summary"]))
     typer.echo(f"{folder / 'table.md'}, {folder / 'curves.png'}; everything: {folder / 'results.json'}")
 
 
@@ -93,19 +93,19 @@ class _Stopped(BaseException):
 @contextmanager
 def _stoppable(out: Path) -> Iterator[None]:
     """SIGTERM and SIGINT end what is under way: the one with exit code 0, as in `unmask train`, the other with 130."""
-    heard_at = -math.inf
+    stopped_at = -math.inf
 
-    def heard(number: int, frame: FrameType | None) -> None:
-        nonlocal heard_at
-        if time.monotonic() > heard_at + AT_ONCE:  # a second one would be in the way of ending the processes
-            heard_at = time.monotonic()
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped_at
+        if time.monotonic() > stopped_at + AT_ONCE:  # a second one would be in the way of ending the processes
+            stopped_at = time.monotonic()
             raise _Stopped(number)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     except _Stopped as stopped:
-        typer.echo(f"stopped: what is finished is kept in {out}, and the same command goes on", err=True)
+        typer.echo(f"stopped: finished runs are kept in {out}. To resume: the same command", err=True)
         raise typer.Exit(130 if stopped.number == signal.SIGINT else 0) from None
     finally:
         for number, handler in before.items():
@@ -136,13 +136,13 @@ def _display() -> "Iterator[Callable[[ComparisonProgress], None]]":
             left = f"{_duration(now.left)} left"
             bar.update(job, completed=now.share, description=f"{now.stage} {now.done}/{now.total}", left=left)
             if now.event.share == 1.0:
-                text = f"{now.stage} {now.done}/{now.total}  {_told(now)}" + ("" if live else f"  {left}")
+                text = f"{now.stage} {now.done}/{now.total}  {_event_text(now)}" + ("" if live else f"  {left}")
                 bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield report
 
 
-def _told(now: "ComparisonProgress") -> str:
+def _event_text(now: "ComparisonProgress") -> str:
     job, error = now.event.job, now.event.error
     rate = f" lr {job.config['optimizer']['lr']:g}" if now.stage == "learning rates" else ""
     text = f"{job.label} seed {job.seed}{rate}: "

@@ -60,12 +60,12 @@ def _facts(task: Task) -> dict[str, Any]:
     if not task.facts([]):
         return {}
     rows = {split: task.rows(split, SEEN, 0) for split in SPLITS}
-    return {"facts": {split: {"rows": SEEN, **task.facts(found)} for split, found in rows.items()}}
+    return {"facts": {split: {"rows": SEEN, **task.facts(split_rows)} for split, split_rows in rows.items()}}
 
 
-def _counted(split: str, facts: dict[str, int]) -> str:
-    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in facts.items() if name != "rows")
-    return f"of the first {facts['rows']} generated for {split}: {told}"
+def _facts_text(split: str, facts: dict[str, int]) -> str:
+    counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in facts.items() if name != "rows")
+    return f"of the first {facts['rows']} generated for {split}: {counts}"
 
 
 def _protocol_hash(factory: Factory, protocol: str) -> str:
@@ -75,26 +75,28 @@ def _protocol_hash(factory: Factory, protocol: str) -> str:
     return prompt_hash(task, row)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(task: dict[str, Any]) -> str:
     """A description to read."""
-    reward, prompt, sizes = found["reward"], found["prompt"], found["splits"]["sizes"]
+    reward, prompt, sizes = task["reward"], task["prompt"], task["splits"]["sizes"]
     span = "any number" if reward["low"] is None else f"{reward['low']:g} to {reward['high']:g}"
     parts = " + ".join(f"{weight:g} x {name}" for name, weight in reward["parts"].items())
     counts = ", ".join(f"{count} {split}" for split, count in sizes.items())
     lines = {
-        "source": found["source"],
-        "splits": "; ".join(text for text in (counts, found["splits"]["apart"]) if text),
-        "rows": "; ".join(_counted(split, facts) for split, facts in found["splits"].get("facts", {}).items()),
-        "length": f"{found['length']} tokens, usually",
+        "source": task["source"],
+        "splits": "; ".join(text for text in (counts, task["splits"]["apart"]) if text),
+        "rows": "; ".join(_facts_text(split, facts) for split, facts in task["splits"].get("facts", {}).items()),
+        "length": f"{task['length']} tokens, usually",
         "reward": f"{span}: {parts}" if parts else span,
-        "protocols": ", ".join(f"{name} (prompt {digest})" for name, digest in found["protocols"].items()),
-        "needs": "; ".join(found["needs"]),
-        "options": ", ".join(f"{key}={value!r}" for key, value in found["options"].items()),
+        "protocols": ", ".join(f"{name} (prompt {digest})" for name, digest in task["protocols"].items()),
+        "needs": "; ".join(task["needs"]),
+        "options": ", ".join(f"{key}={value!r}" for key, value in task["options"].items()),
     }
-    told = [f"{found['name']}: {found['summary']}", ""] + [f"{key:10} {value}" for key, value in lines.items() if value]
+    text = [f"{task['name']}: {task['summary']}", ""] + [f"{key:10} {value}" for key, value in lines.items() if value]
     if "missing" in prompt:
-        return "\n".join([*told, "", f"no prompt to show: {prompt['missing']}"])
-    said = [f"system: {prompt['system']}"] if prompt["system"] else []
-    said += [prompt["text"], f"(the answer begins with {prompt['prefill']})"] if prompt["prefill"] else [prompt["text"]]
-    shown = "\n".join(f"    {line}" for line in "\n".join(said).splitlines())
-    return "\n".join([*told, "", f"prompt of an example, {prompt['hash']}:", "", shown])
+        return "\n".join([*text, "", f"no prompt to show: {prompt['missing']}"])
+    turns = [f"system: {prompt['system']}"] if prompt["system"] else []
+    turns += (
+        [prompt["text"], f"(the answer begins with {prompt['prefill']})"] if prompt["prefill"] else [prompt["text"]]
+    )
+    shown = "\n".join(f"    {line}" for line in "\n".join(turns).splitlines())
+    return "\n".join([*text, "", f"prompt of an example, {prompt['hash']}:", "", shown])

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from unmask.cli.panel import Panel, Written, canvas
-from unmask.training.run.health import sentences
+from unmask.cli.panel import Completion, Panel, canvas
+from unmask.training.run.health import warning_messages
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -51,23 +51,23 @@ def training_display(config: "Config", name: str, should_stop: "Callable[[], boo
     panel, every, drawn = Panel(config, name), max(1, config.updates // 12), live()
     # What is printed meanwhile goes above the panel, but for a standard error that goes elsewhere.
     frame = Live(panel, console=console, refresh_per_second=1, redirect_stderr=sys.stderr.isatty())
-    begun: list[bool] = []
-    warned: dict[str, float] = {}
+    started: list[bool] = []
+    warning_counts: dict[str, float] = {}
 
     def report(step: int, metrics: dict[str, float]) -> None:
-        if not begun:
-            begun.append(True)
+        if not started:
+            started.append(True)
             _line(_header(config, name))
             if drawn:
                 frame.start(refresh=True)
-        told = list(sentences(warned, metrics))
-        panel.report(step, metrics, [sentence.split(": ")[1] for sentence in told])
+        messages = list(warning_messages(warning_counts, metrics))
+        panel.report(step, metrics, [message.split(": ")[1] for message in messages])
         if not drawn and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
             text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
             _line(f"update {step:4d}/{config.updates}  {text}")
-        for sentence in told:
-            print(f"update {step}: {sentence}", file=sys.stderr, flush=True)
-        warned.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
+        for message in messages:
+            print(f"update {step}: {message}", file=sys.stderr, flush=True)
+        warning_counts.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
 
     try:
         from unmask.training.run.base_run import Hooks
@@ -80,8 +80,8 @@ def training_display(config: "Config", name: str, should_stop: "Callable[[], boo
 
 def _header(config: "Config", name: str) -> str:
     kl = config.build_method().kl
-    told = f"KL {kl:g} to the model it starts from" if kl else "no KL"
-    return f"{name}: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts, {told}"
+    penalty = f"KL {kl:g} to the model it starts from" if kl else "no KL"
+    return f"{name}: {config.updates} updates of {config.prompts} prompts x {config.group} rollouts, {penalty}"
 
 
 def _line(text: str) -> None:
@@ -140,32 +140,32 @@ def next_commands(task: "Task", folder: str, file: str = "") -> list[str]:
     return [f"unmask eval {folder}{named}", *sample, f"unmask view {folder}", next_run, "unmask methods"]
 
 
-def show_evaluation(title: str, found: "Evaluation") -> None:
-    _line(f"{title}: {found.problems} held-out problems, {found.samples} samples each")
+def show_evaluation(title: str, evaluation: "Evaluation") -> None:
+    _line(f"{title}: {evaluation.problems} held-out problems, {evaluation.samples} samples each")
     table = Table()
     table.add_column("")
     table.add_column("of problems, 95 % interval", justify="right")
-    table.add_row("pass@1 sampled", str(found.sampled))
-    table.add_row("pass@1 greedy", str(found.greedy))
-    for k, share in found.passes.items():
+    table.add_row("pass@1 sampled", str(evaluation.sampled))
+    table.add_row("pass@1 greedy", str(evaluation.greedy))
+    for k, share in evaluation.passes.items():
         if k > 1:
             table.add_row(f"pass@{k}", str(share))
-    if found.mixed is not None:
-        table.add_row(f"{max(found.passes)} samples differ", str(found.mixed))
+    if evaluation.mixed is not None:
+        table.add_row(f"{max(evaluation.passes)} samples differ", str(evaluation.mixed))
     console.print(table)
 
 
-def canvases(found: Written) -> Iterator[str]:
+def canvases(completion: Completion) -> Iterator[str]:
     """The completion after each denoising step, step 0 all masked: a line each."""
-    for step in range(found.steps + 1):
-        yield f"{step:4d}  {canvas(found, step).plain}"
+    for step in range(completion.steps + 1):
+        yield f"{step:4d}  {canvas(completion, step).plain}"
 
 
-def play(found: Written, speed: float) -> None:
+def play(completion: Completion, speed: float) -> None:
     """The denoising in place, `speed` steps a second; Ctrl-C skips to its end."""
     with Live(console=console, auto_refresh=False) as frame:
         with suppress(KeyboardInterrupt):
-            for step in range(found.steps):
-                frame.update(Text.assemble((f"step {step}\n", "dim"), canvas(found, step)), refresh=True)
+            for step in range(completion.steps):
+                frame.update(Text.assemble((f"step {step}\n", "dim"), canvas(completion, step)), refresh=True)
                 time.sleep(1 / speed)
-        frame.update(Text.assemble((f"{found.steps} steps\n", "dim"), canvas(found)), refresh=True)
+        frame.update(Text.assemble((f"{completion.steps} steps\n", "dim"), canvas(completion)), refresh=True)

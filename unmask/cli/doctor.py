@@ -71,9 +71,9 @@ def examine() -> list[Finding]:
     findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}"))
     findings.append(Finding("bubblewrap", not sandbox.problem(), False, f"runs programs: {sandbox.description()}"))
     for program, purpose in (("npm", "builds and tests the viewer's page"), ("chromium", "tests it in a browser")):
-        found = shutil.which(program)
+        path = shutil.which(program)
         detail = f"{purpose} (make web, make web-test); to look at runs any browser will do"
-        findings.append(Finding(program, found is not None, False, detail))
+        findings.append(Finding(program, path is not None, False, detail))
     findings.append(Finding("cores", True, False, f"{os.cpu_count()}"))
     free = shutil.disk_usage(".").free / 2**30
     findings.append(Finding("disk", free > 1, False, f"{free:.0f} GB free here; a run folder takes a few MB"))

@@ -1,4 +1,4 @@
-"""unmask eval and unmask grade"""
+"""unmask eval"""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from unmask.cli.arguments import AsJson, DataOption, Overrides, RunOrModel, Task
 
 if TYPE_CHECKING:
     from unmask.config import Config
-    from unmask.evaluation.benchmark import Bench, Case
+    from unmask.evaluation.benchmark import Benchmark, BenchmarkCase
     from unmask.tasks.task import Row, Task
 
 TABLES = "Tables: a line for each, greedy"
@@ -69,34 +69,36 @@ def eval(
     about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
     config, policy = load(run_or_model, about, task)
     built, device = config.build_task(), device_of(config)
-    batch, _ = micro_batches(config, policy)
-    rows, how = _held_out(config, built, problems, table), decoding_of(config, built)
+    micro_batch, _ = micro_batches(config, policy)
+    rows, decoding = _held_out(config, built, problems, table), decoding_of(config, built)
     if table:
-        from unmask.evaluation.benchmark import Bench, Case, cases_by_length, numbers_in
+        from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, cases_by_length, parse_numbers
 
-        if samples and not how.sampling.temperature:
+        if samples and not decoding.sampling.temperature:
             raise ValueError("--samples: at rollout.temperature=0 all samples are the greedy answer; leave it out")
-        bench = Bench(policy, rows, device, samples or 0, how.sampling, seed, config.reward)
-        cases = [Case(built, how, batch)]
+        bench = Benchmark(policy, rows, device, samples or 0, decoding.sampling, seed, config.reward)
+        cases = [BenchmarkCase(built, decoding, micro_batch)]
         if lengths is not None:
-            cases = cases_by_length(built, numbers_in(lengths, "--lengths", "128,256,512"), how.cache, batch)
+            cases = cases_by_length(
+                built, parse_numbers(lengths, "--lengths", "128,256,512"), decoding.cache, micro_batch
+            )
         if steps is not None:
-            _show_frontier(bench, cases, steps, out, plot, run_or_model, as_json)
+            _show_step_sweep(bench, cases, steps, out, plot, run_or_model, as_json)
         elif paraphrase is not None:
-            _show_wordings(bench, cases, paraphrase, out, as_json)
+            _show_variants(bench, cases, paraphrase, out, as_json)
         else:
             _show_lengths(bench, cases, out, as_json)
         return
     samples = samples or SAMPLES
     with _spinner(f"{built.name}: {len(rows)} problems, {samples} samples each"):
-        evaluator = Evaluator(policy, built, how, samples, seed, device, batch, reward=config.reward)
-        found = evaluator.evaluate(rows)
+        evaluator = Evaluator(policy, built, decoding, samples, seed, device, micro_batch, reward=config.reward)
+        evaluation = evaluator.evaluate(rows)
     if as_json:
-        typer.echo(json.dumps({"task": built.name, "problems": len(rows), "samples": samples, **found.metrics()}))
+        typer.echo(json.dumps({"task": built.name, "problems": len(rows), "samples": samples, **evaluation.metrics()}))
     else:
-        show_evaluation(f"{run_or_model} on {built.name}", found)
-    if found.failures:
-        typer.echo(failure_summary(found.failures), err=True)
+        show_evaluation(f"{run_or_model} on {built.name}", evaluation)
+    if evaluation.failures:
+        typer.echo(failure_summary(evaluation.failures), err=True)
 
 
 def _check_keys(overrides: list[str]) -> None:
@@ -108,8 +110,8 @@ def _check_keys(overrides: list[str]) -> None:
 
 
 def _rewards(task: str | None, protocol: str | None) -> str | None:
-    """Which rewards a protocol of one's choice leaves: d1's go with one prompt alone, and it is the grade that counts.
-    So a run that was trained with them can be measured under any."""
+    """The task's own rewards under a protocol whose prompt d1's rewards do not fit: only grades count here, and a run
+    that was trained with d1's rewards can then be evaluated under any protocol."""
     return "unmask" if task in ("gsm8k", "countdown_text") and protocol not in (None, "d1_train") else None
 
 
@@ -123,8 +125,8 @@ def _held_out(config: "Config", task: "Task", problems: int | None, table: bool)
 
         path = section["data"]
         if len(rows) < (whole := len(read_rows(path, {}))):
-            told = f"{len(rows)} of the {whole} rows of {path} are the test split"
-            typer.echo(f"{told}; for a file of test rows alone set {config.task}.test_data={path}", err=True)
+            split = f"{len(rows)} of the {whole} rows of {path} are the test split"
+            typer.echo(f"{split}; for a file of test rows alone set {config.task}.test_data={path}", err=True)
     if problems is None and not table and len(rows) > PROBLEMS:
         typer.echo(f"the first {PROBLEMS} of {len(rows)} problems; --problems {len(rows)} asks all", err=True)
     return rows[: problems or (None if table else PROBLEMS)]
@@ -145,49 +147,51 @@ def _table(
     return lengths is not None or steps is not None or paraphrase is not None
 
 
-def _show_lengths(bench: "Bench", cases: "list[Case]", out: Path | None, as_json: bool) -> None:
-    from unmask.evaluation.benchmark import check_place, measured, written
+def _show_lengths(bench: "Benchmark", cases: "list[BenchmarkCase]", out: Path | None, as_json: bool) -> None:
+    from unmask.evaluation.benchmark import check_output, run_benchmark, write_results
 
-    check_place(out)
-    lines = measured(bench, cases, "length", as_json)
-    written(lines, [line.data() for line in lines], out, as_json)
+    check_output(out)
+    lines = run_benchmark(bench, cases, "length", as_json)
+    write_results(lines, [line.data() for line in lines], out, as_json)
 
 
-def _show_frontier(
-    bench: "Bench",
-    cases: "list[Case]",
+def _show_step_sweep(
+    bench: "Benchmark",
+    cases: "list[BenchmarkCase]",
     steps: str,
     out: Path | None,
     plot: Path | None,
     run_or_model: str,
     as_json: bool,
 ) -> None:
-    from unmask.evaluation.benchmark import check_place, measured, numbers_in, written
-    from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw, plot_place
+    from unmask.evaluation.benchmark import check_output, parse_numbers, run_benchmark, write_results
+    from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw, plot_path
 
-    place = plot_place(plot, out, run_or_model)
-    check_place(out)
-    check_place(place)
-    check_plot(place)
-    cases = cases_by_steps(cases[0], numbers_in(steps, "--steps", "16,32,64"))
-    lines = measured(bench, cases, "steps", as_json)
-    written(lines, [line.data() for line in lines], out, as_json)
-    told = f"plot: {place}" if draw(lines, place) else "no plot: it needs matplotlib, pip install 'unmask[plot]'"
-    typer.echo(told, err=as_json)
+    path = plot_path(plot, out, run_or_model)
+    check_output(out)
+    check_output(path)
+    check_plot(path)
+    cases = cases_by_steps(cases[0], parse_numbers(steps, "--steps", "16,32,64"))
+    lines = run_benchmark(bench, cases, "steps", as_json)
+    write_results(lines, [line.data() for line in lines], out, as_json)
+    message = f"plot: {path}" if draw(lines, path) else "no plot: it needs matplotlib, pip install 'unmask[plot]'"
+    typer.echo(message, err=as_json)
 
 
-def _show_wordings(bench: "Bench", cases: "list[Case]", paraphrase: Path, out: Path | None, as_json: bool) -> None:
-    from unmask.evaluation.benchmark import check_place, measured, written
-    from unmask.evaluation.prompt_variants import cases_by_wording, differences, read_wordings, spread_told
+def _show_variants(
+    bench: "Benchmark", cases: "list[BenchmarkCase]", paraphrase: Path, out: Path | None, as_json: bool
+) -> None:
+    from unmask.evaluation.benchmark import check_output, run_benchmark, write_results
+    from unmask.evaluation.prompt_variants import cases_by_variant, differences, read_prompt_variants, spread_summary
 
-    check_place(out)
-    cases = cases_by_wording(bench, cases[0], read_wordings(paraphrase))
-    lines = measured(bench, cases, "wording", as_json)
-    found = [difference._asdict() if difference else None for difference in differences(lines)]
-    data = [{**line.data(), "difference": change} for line, change in zip(lines, found, strict=True)]
-    written(lines, data, out, as_json)
+    check_output(out)
+    cases = cases_by_variant(bench, cases[0], read_prompt_variants(paraphrase))
+    lines = run_benchmark(bench, cases, "wording", as_json)
+    changes = [difference._asdict() if difference else None for difference in differences(lines)]
+    data = [{**line.data(), "difference": change} for line, change in zip(lines, changes, strict=True)]
+    write_results(lines, data, out, as_json)
     if not as_json:
-        typer.echo("\n".join(spread_told(lines)))
+        typer.echo("\n".join(spread_summary(lines)))
 
 
 @contextmanager

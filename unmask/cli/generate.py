@@ -26,17 +26,17 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
-    from unmask.evaluation.benchmark import check_place
+    from unmask.evaluation.benchmark import check_output
     from unmask.tasks.support.data import read_rows
 
     rows = read_rows(prompts, {"prompt": str})
-    check_place(out)
-    decoding, policy, device, batch = decoding_settings(run_or_model, overrides or [], greedy, task)
+    check_output(out)
+    decoding, policy, device, micro_batch = decoding_settings(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
-    made = sample_traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, batch)
-    written = [entry for trace in made for entry in _entries(policy, trace, decoding.length, traces)]
+    batches = sample_traces(policy, [row["prompt"] for row in rows], decoding, numbers, device, micro_batch)
+    entries = [entry for trace in batches for entry in _entries(policy, trace, decoding.length, traces)]
     lines = [
-        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, written, numbers, strict=True)
+        json.dumps({**row, **entry, "seed": number}) for row, entry, number in zip(rows, entries, numbers, strict=True)
     ]
     if out is None:
         typer.echo("\n".join(lines))
@@ -46,7 +46,7 @@ def generate(
 
 
 def _entries(policy: "Model", trace: "Trace", length: int, whole: bool) -> Iterator[dict[str, Any]]:
-    """The completion of every trace, and with `whole` how it came about."""
+    """The completion of every trace, and with `whole` its trace."""
     for i in range(len(trace)):
         ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
         entry: dict[str, Any] = {"completion": policy.tokenizer.decode(ids)}

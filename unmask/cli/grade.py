@@ -25,17 +25,17 @@ def grade(
     from unmask.tasks.scoring import failure_summary
 
     config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
-    found = grade_file(config.build_task(), generations, out, config.reward)
-    if found.failures:
-        typer.echo(failure_summary(found.failures), err=True)
+    report = grade_file(config.build_task(), generations, out, config.reward)
+    if report.failures:
+        typer.echo(failure_summary(report.failures), err=True)
     if as_json:
-        typer.echo(json.dumps({"task": task, "protocol": protocol, **found.data()}))
+        typer.echo(json.dumps({"task": task, "protocol": protocol, **report.data()}))
         return
-    scores = {f"{task}{f' ({protocol})' if protocol else ''}": found.score, **found.beside}
+    scores = {f"{task}{f' ({protocol})' if protocol else ''}": report.score, **report.other_scores}
     for name, share in scores.items():
         value, low, high = (f"{100 * part:.2f}" for part in share)
-        typer.echo(f"{name}: {value} % [{low}, {high}] of {found.rows} row{'s' * (found.rows > 1)}")
-    for name, count in found.facts.items():
+        typer.echo(f"{name}: {value} % [{low}, {high}] of {report.rows} row{'s' * (report.rows > 1)}")
+    for name, count in report.facts.items():
         typer.echo(f"{name.replace('_', ' ')}: {count}")
     if out is not None:
         typer.echo(f"verdicts in {out}")

@@ -53,20 +53,23 @@ for _command in (
 
 
 def main() -> None:
-    """Run a command; what a user can put right is one line on standard error and exit code 2."""
+    """Run a command; what a user can fix is one line on standard error and exit code 2."""
     try:
         sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # not None, which torchrun takes for no end
     except UsageError as error:
-        command, told = error.ctx.command_path if error.ctx else "unmask", error.format_message()
-        if told and "\n" not in told:  # else the help has been shown, where nothing was asked
-            told = f"{command}: {told[0].lower()}{told[1:].rstrip('.')}"
-            told += f"{' See' if told.endswith('?') else '; see'} {command} --help"
-        typer.echo(told, err=True)
+        command, message = error.ctx.command_path if error.ctx else "unmask", error.format_message()
+        if message and "\n" not in message:  # else the help has been shown: there were no arguments
+            message = f"{command}: {message[0].lower()}{message[1:].rstrip('.')}"
+            message += f"{' See' if message.endswith('?') else '; see'} {command} --help"
+        typer.echo(message, err=True)
         sys.exit(2)
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # of a CPU; a GPU has an error of its own, and smaller passes
             raise
-        typer.echo("unmask: memory ran out: lower rows and rollout.micro_batch_size, or prompts and group", err=True)
+        typer.echo(
+            "unmask: memory ran out: lower micro_batch_size and rollout.micro_batch_size, or prompts and group",
+            err=True,
+        )
         sys.exit(2)
     except (ValueError, OSError) as error:
         typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)

@@ -1,6 +1,6 @@
 """The live panel of `unmask train`, and canvases whose tokens have the colour of the step that filled them.
 
-Only drawing: what a model wrote is shown by `clean` and `Text`, so nothing in it is read as markup or reaches the
+Only drawing: completions are shown by `clean` and `Text`, so that nothing in them is read as markup or reaches the
 terminal as a control character.
 """
 
@@ -35,7 +35,7 @@ CURVE = 48
 LINES = 6
 """Of a sample, at most."""
 STOPS = ((60, 130, 246), (190, 90, 200), (245, 120, 20))
-"""The colours of the first steps, the middle ones and the last: told apart on dark and on light."""
+"""The colours of the first steps, the middle ones and the last, distinct on dark and on light."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,7 +53,7 @@ def step_style(step: int, steps: int) -> Style:
     return Style(color=Color.from_rgb(*mix))
 
 
-class Written(NamedTuple):
+class Completion(NamedTuple):
     """A completion: what each position says, and the step that filled it; None where none did."""
 
     pieces: list[str]
@@ -64,22 +64,22 @@ class Written(NamedTuple):
         return 1 + max((step for step in self.step if step is not None), default=-1)
 
 
-def written(tokenizer: "Tokenizer", trace: "Trace", length: int, row: int = 0) -> Written:
+def completion_of(tokenizer: "Tokenizer", trace: "Trace", length: int, row: int = 0) -> Completion:
     ids, step = trace.tokens_BL[row, -length:].tolist(), trace.step_BL[row, -length:].tolist()
     filled = trace.filled_BL[row, -length:].tolist()
     pieces = [clean(tokenizer.show([token]).replace("\n", SHOWN_LINE)) for token in ids]
-    return Written(pieces, [s if f else None for s, f in zip(step, filled, strict=True)])
+    return Completion(pieces, [s if f else None for s, f in zip(step, filled, strict=True)])
 
 
-def canvas(found: Written, before: int | None = None) -> Text:
+def canvas(completion: Completion, before: int | None = None) -> Text:
     """The completion as it was before a step, or as it ended; what the step just before it filled stands out."""
     text = Text(no_wrap=False, overflow="fold")
-    for piece, step in zip(found.pieces, found.step, strict=True):
+    for piece, step in zip(completion.pieces, completion.step, strict=True):
         if step is None or (before is not None and step >= before):
             text.append(SHOWN_MASK, Style(dim=True))
         else:
             newest = before is not None and step == before - 1
-            text.append(piece, step_style(step, found.steps) + Style(bold=newest, underline=newest))
+            text.append(piece, step_style(step, completion.steps) + Style(bold=newest, underline=newest))
     return text
 
 
@@ -104,7 +104,7 @@ class Panel:
     held: list[tuple[int, float, float]] = field(default_factory=list)
     """Of every evaluation: the update, sampled and greedy solve rate."""
     warned: list[str] = field(default_factory=list)
-    sample: tuple[str, Written, float] | None = None
+    sample: tuple[str, Completion, float] | None = None
     """Prompt, completion and reward."""
     updates: list[float] = field(default_factory=list)
     """Seconds of each of the last updates."""
@@ -132,9 +132,9 @@ class Panel:
     def on_batch(self, experiment: "Experiment", batch: "Batch") -> None:
         """Take the first completion of a batch; of one that has none left, keep the one before."""
         if len(batch.trace):
-            found = written(experiment.setup.policy.tokenizer, batch.trace, experiment.decoding.length)
+            completion = completion_of(experiment.setup.policy.tokenizer, batch.trace, experiment.decoding.length)
             prompt = clean(" ".join(experiment.task.prompt(batch.rows[0]).split()))
-            self.sample = prompt, found, float(batch.reward_B[0])
+            self.sample = prompt, completion, float(batch.reward_B[0])
 
     def phase(self) -> str:
         if not self.held and not self.updates:
@@ -186,7 +186,8 @@ class Panel:
             more = f" (and {len(self.warned) - 1} before)" if len(self.warned) > 1 else ""
             rows.append(("warning", Text(self.warned[-1] + more, Style(color="yellow"))))
         if self.sample is not None:
-            rows += self._sample(*self.sample, width)
+            prompt, completion, reward = self.sample
+            rows += self._sample(prompt, completion, reward, width)
         return rows
 
     def _progress(self) -> Table:
@@ -194,8 +195,8 @@ class Panel:
         line.add_column(ratio=1)
         line.add_column(no_wrap=True)
         left = self.left()
-        told = f"{timedelta(seconds=round(left))} left" if left is not None and self.phase() != "finished" else ""
-        done = Text(f"{self.step}/{self.config.updates} {told}".rstrip())
+        remaining = f"{timedelta(seconds=round(left))} left" if left is not None and self.phase() != "finished" else ""
+        done = Text(f"{self.step}/{self.config.updates} {remaining}".rstrip())
         line.add_row(ProgressBar(self.config.updates, self.step), done)
         return line
 
@@ -205,12 +206,12 @@ class Panel:
         rollouts = self.config.prompts * self.config.group
         return f"{text}  {rollouts / self.rollout:.3g} completions/s sampled" if self.rollout else text
 
-    def _sample(self, prompt: str, found: Written, reward: float, width: int) -> list[tuple[str, Text | Table]]:
-        asked = Text(prompt)
-        asked.truncate(width, overflow="ellipsis")
-        text = canvas(found)
+    def _sample(self, prompt: str, completion: Completion, reward: float, width: int) -> list[tuple[str, Text | Table]]:
+        prompt_text = Text(prompt)
+        prompt_text.truncate(width, overflow="ellipsis")
+        text = canvas(completion)
         text.truncate(LINES * width, overflow="ellipsis")
         scale = Text.assemble(f"reward {reward:.3g}, filled first ")
-        for step in range(min(8, found.steps)):
-            scale.append("█", step_style(step, min(8, found.steps)))
-        return [("prompt", asked), ("sample", text), ("", scale.append(" last"))]
+        for step in range(min(8, completion.steps)):
+            scale.append("█", step_style(step, min(8, completion.steps)))
+        return [("prompt", prompt_text), ("sample", text), ("", scale.append(" last"))]

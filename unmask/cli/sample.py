@@ -24,16 +24,16 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
-    decoding, policy, device, batch = decoding_settings(run_or_model, overrides or [], greedy, task)
+    decoding, policy, device, micro_batch = decoding_settings(run_or_model, overrides or [], greedy, task)
     from unmask.cli.display import canvases, live, play
-    from unmask.cli.panel import clean, written
+    from unmask.cli.panel import clean, completion_of
 
-    (trace,) = sample_traces(policy, [prompt], decoding, [seed], device, batch)
-    found = written(policy.tokenizer, trace, decoding.length)
+    (trace,) = sample_traces(policy, [prompt], decoding, [seed], device, micro_batch)
+    completion = completion_of(policy.tokenizer, trace, decoding.length)
     if steps and live():
-        play(found, speed)
+        play(completion, speed)
     elif steps:
-        for line in canvases(found):
+        for line in canvases(completion):
             typer.echo(line)
     text = policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist())
     print(clean(text, keep="\n\t") if sys.stdout.isatty() else text)  # a file or a pipe gets it as it is
@@ -52,11 +52,11 @@ def decoding_settings(
 
 
 def sample_traces(
-    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, rows: "MicroBatch"
+    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, micro_batch: "MicroBatch"
 ) -> Any:
     import torch
 
     from unmask.rollout.sample import sample_in_turn
 
     ids = [policy.tokenizer.prompt(prompt) for prompt in prompts]
-    return sample_in_turn(policy, ids, torch.tensor(seeds, device=device), decoding, rows)
+    return sample_in_turn(policy, ids, torch.tensor(seeds, device=device), decoding, micro_batch)

@@ -17,8 +17,9 @@ def tasks(
     from unmask.tasks import TASKS
 
     if name is not None:
-        found = description(*task_named(name))
-        typer.echo(json.dumps(found, indent=2) if as_json else page(found))
+        name, factory = task_named(name)
+        task = description(name, factory)
+        typer.echo(json.dumps(task, indent=2) if as_json else page(task))
     elif as_json:
         typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))
     else:

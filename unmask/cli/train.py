@@ -55,8 +55,8 @@ def train(
         return
     path, overrides = split_settings(arguments or [])
     plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
-    given = {override.partition("=")[0] for override in overrides}
-    if (method is not None or "method" in given) and plugins is None and path is None and "with" not in given:
+    keys = {override.partition("=")[0] for override in overrides}
+    if (method is not None or "method" in keys) and plugins is None and path is None and "with" not in keys:
         plugins = []
     overrides = [*of_task(task, data=data), *overrides]
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
@@ -66,8 +66,8 @@ def train(
         from unmask.studies.cost.estimate import estimate, lines
 
         config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
-        found = estimate(config, hardware)
-        typer.echo(json.dumps(found.data(), indent=2) if as_json else "\n".join(lines(found, config)))
+        cost = estimate(config, hardware)
+        typer.echo(json.dumps(cost.data(), indent=2) if as_json else "\n".join(lines(cost, config)))
         return
     config = read_config(path or DEMO, overrides, **named)
 

@@ -15,9 +15,9 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
     opening: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
 ) -> None:
-    """Look at runs in a browser: curves, and every written-down rollout step by step.
+    """Look at runs in a browser: curves, and every stored rollout step by step.
 
-    Served on this machine alone, and kept up to date while a run goes on, until Ctrl-C.
+    Served on this machine alone, and kept up to date while a run trains, until Ctrl-C.
     """
     from unmask.util.parsing import check_exists
     from unmask.view import page, server
@@ -25,10 +25,10 @@ def view(
     for run in runs:
         check_exists(run)
     if export is not None:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             path = page.export(runs, export)
-        for warning in told:
+        for warning in caught:
             typer.echo(f"unmask: {warning.message}", err=True)
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, one file that needs nothing else")
         return

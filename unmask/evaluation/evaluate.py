@@ -19,7 +19,7 @@ from unmask.tasks.scoring import RewardFailure, Scores, score
 from unmask.tasks.task import Row
 from unmask.util.micro_batch import MicroBatch
 
-WATCHED = 3
+TRACED_PROBLEMS = 3
 """The problems of an evaluation that `on_samples` gets: the first, and so the same ones every time."""
 
 OnSamples = Callable[[Trace, Scores], None]
@@ -75,7 +75,7 @@ def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Proportion]:
 
 
 def mixed_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
-    """The unbiased estimate of P(some of k are right and some wrong) for each problem, as of `pass_at`."""
+    """The unbiased estimate of P(some of k are right and some wrong) for each problem, as `pass_at_k`."""
     return pass_at_k(k, hits_P, samples) + pass_at_k(k, samples - hits_P, samples) - 1
 
 
@@ -93,7 +93,7 @@ class Evaluation:
     """Completions, sampled or greedy, whose reward failed: they count as wrong."""
     mixed: Proportion | None = None
     """Problems of which one sample is right and another wrong, of as many as the largest pass@k has; None if of one.
-    A group of so many rollouts learns from no others."""
+    Only these give a group of so many rollouts a gradient."""
 
     def metrics(self) -> dict[str, float]:
         passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
@@ -141,7 +141,7 @@ class Evaluator:
         """Solve held-out problems, sampled and greedily. `on_samples` is for the first process."""
         if not rows:
             raise ValueError("there are no problems to evaluate on")
-        shown = 0 if on_samples is None else WATCHED * self.samples
+        shown = 0 if on_samples is None else TRACED_PROBLEMS * self.samples
         sampled, traces = self._solve([row for row in rows for _ in range(self.samples)], self.decoding, shown)
         if on_samples is not None and traces:
             on_samples(concat_traces(traces), sampled)
@@ -165,14 +165,14 @@ class Evaluator:
         mine = self.ranks.share(len(rows))
         rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
         prompts = [self.task.prompt_ids(self.policy.tokenizer, row) for row in rows]
-        texts, kept = list[str](), list[Trace]()
+        texts, traces = list[str](), list[Trace]()
         for trace in sample_in_turn(self.policy, prompts, seed_B.to(self.device), decoding, self.micro_batch):
             if not bool(trace.logp_BL.isfinite().all()):
                 raise ValueError(
-                    "the model's log-probabilities are not finite: its weights are ruined, perhaps by too large a "
-                    "learning rate; go back to an earlier checkpoint and lower optimizer.lr"
+                    "the model's log-probabilities are not finite: its weights are damaged, perhaps by too large a "
+                    "learning rate; return to an earlier checkpoint and lower optimizer.lr"
                 )
             if len(texts) < shown:
-                kept.append(trace)
+                traces.append(trace)
             texts += completions(self.policy, trace, decoding.length)
-        return score(self.task, rows, texts, self.reward, self.ranks, self.device), kept
+        return score(self.task, rows, texts, self.reward, self.ranks, self.device), traces

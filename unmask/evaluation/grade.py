@@ -25,10 +25,10 @@ from unmask.tasks.task import Grade, Row, Task
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradeReport:
     score: Proportion
     grades: tuple[Grade, ...]
-    beside: Mapping[str, Proportion] = field(default_factory=dict)
+    other_scores: Mapping[str, Proportion] = field(default_factory=dict)
     """Other scores of the same completions, by name."""
     facts: Mapping[str, int] = field(default_factory=dict)
     """What is worth knowing of the rows."""
@@ -45,16 +45,16 @@ class Graded:
             "out_of": math.fsum(grade.out_of for grade in self.grades),
             "errors": len(self.failures),
         }
-        beside = {name: share._asdict() for name, share in self.beside.items()}
+        other_scores = {name: share._asdict() for name, share in self.other_scores.items()}
         return {"score": self.score.value, "low": self.score.low, "high": self.score.high} | {
             "rows": self.rows,
             **totals,
-            **beside,
+            **other_scores,
             **self.facts,
         }
 
 
-def score(grades: Sequence[Grade]) -> Proportion:
+def grade_proportion(grades: Sequence[Grade]) -> Proportion:
     """All points over all they are of: Wilson's interval where every row is one point or none, else the normal
     interval of a ratio, rows being the independent units."""
     points, out_of = [grade.points for grade in grades], [grade.out_of for grade in grades]
@@ -72,44 +72,44 @@ def score(grades: Sequence[Grade]) -> Proportion:
     return Proportion(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
 
 
-def summary(
+def grade_report(
     task: Task,
     rows: Sequence[Row],
     texts: Sequence[str],
-    found: Sequence[Grade],
+    grades: Sequence[Grade],
     failures: Sequence[RewardFailure] = (),
-) -> Graded:
-    """The score of these grades with what the task tells beside it."""
+) -> GradeReport:
+    """The score of these grades, with the task's other scores and facts."""
 
     def other(grade: Callable[[Row, str], Grade]) -> Proportion:
-        return score([grade(row, text) for row, text in zip(rows, texts, strict=True)])
+        return grade_proportion([grade(row, text) for row, text in zip(rows, texts, strict=True)])
 
-    beside = {name: other(grade) for name, grade in task.other_scores.items()}
-    return Graded(score(found), tuple(found), beside, task.facts(rows), tuple(failures))
+    other_scores = {name: other(grade) for name, grade in task.other_scores.items()}
+    return GradeReport(grade_proportion(grades), tuple(grades), other_scores, task.facts(rows), tuple(failures))
 
 
-def graded(task: Task, lines: Iterable[tuple[str, Row]], how: RewardConfig | None = None) -> Graded:
-    """The grades of (where it stands, line) pairs; ValueError that says where for a line without what it needs."""
+def grade_lines(task: Task, lines: Iterable[tuple[str, Row]], reward: RewardConfig | None = None) -> GradeReport:
+    """Grade (place, line) pairs; ValueError that names the place of a line without what the task needs."""
     places, rows, texts = list[str](), list[Row](), list[str]()
     for where, line in lines:
-        with _told(where, task):
+        with _naming_line(where, task):
             places.append(where)
             texts.append(line["generation"])
             rows.append(task.stored_row(line))
-    with _told("a line", task):
+    with _naming_line("a line", task):
         task.prepare(rows, texts)
-    found, failures = list[Grade](), list[RewardFailure]()
+    grades, failures = list[Grade](), list[RewardFailure]()
     for where, row, text in zip(places, rows, texts, strict=True):
-        with _told(where, task):
-            one, failed = grade(task, row, text, how)
-        found.append(one)
+        with _naming_line(where, task):
+            line_grade, failed = grade(task, row, text, reward)
+        grades.append(line_grade)
         failures += failed
-    return summary(task, rows, texts, found, failures)
+    return grade_report(task, rows, texts, grades, failures)
 
 
 @contextmanager
-def _told(where: str, task: Task) -> Iterator[None]:
-    """What a line lacks, or has of the wrong kind for a task that does not check, said with where it stands."""
+def _naming_line(where: str, task: Task) -> Iterator[None]:
+    """Name the line in an error about what it lacks, or what is of the wrong kind for a task that does not check."""
     try:
         yield
     except KeyError as error:
@@ -120,15 +120,15 @@ def _told(where: str, task: Task) -> Iterator[None]:
         raise ValueError(f"{where}: a field is of the wrong kind for {task.name}: {error}") from None
 
 
-def of_another(task: Task, line: Row) -> bool:
+def belongs_to_another_task(task: Task, line: Row) -> bool:
     """Whether a line of a file with several benchmarks says that it is of another; d1 names them without "_text"."""
     names = {task.name, task.name.removesuffix("_text")}
     known = {*TASKS, *(name.removesuffix("_text") for name in TASKS)} if task.name in TASKS else set()
-    said = line.get("task")
-    return isinstance(said, str) and said in known - names
+    name = line.get("task")
+    return isinstance(name, str) and name in known - names
 
 
-def grade_file(task: Task, path: Path, out: Path | None = None, how: RewardConfig | None = None) -> Graded:
+def grade_file(task: Task, path: Path, out: Path | None = None, reward: RewardConfig | None = None) -> GradeReport:
     """Grade a JSONL file (gzip or not), but for lines of another benchmark; with `out`, every line that is graded goes
     there with its verdict."""
     if out is not None and not out.parent.is_dir():
@@ -136,30 +136,30 @@ def grade_file(task: Task, path: Path, out: Path | None = None, how: RewardConfi
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a folder; name a file to write")
     lines = read_rows(path, {}, _with_generation)
-    placed = [(f"{path} line {number}", line) for number, line in zip(_places(path), lines, strict=True)]
-    kept = [(where, line) for where, line in placed if not of_another(task, line)]
-    if not kept:
+    placed = [(f"{path} line {number}", line) for number, line in zip(_line_numbers(path), lines, strict=True)]
+    own = [(where, line) for where, line in placed if not belongs_to_another_task(task, line)]
+    if not own:
         raise ValueError(f"{path}: no line is of {task.name}; the first says that it is of {lines[0]['task']}")
-    found = graded(task, kept, how)
-    left = {"of_other_tasks": len(placed) - len(kept)} if len(kept) < len(placed) else {}
+    report = grade_lines(task, own, reward)
+    others = {"of_other_tasks": len(placed) - len(own)} if len(own) < len(placed) else {}
     if out is not None:
-        verdicts = [{"points": g.points, "out_of": g.out_of, "read": g.answer} for g in found.grades]
+        verdicts = [{"points": g.points, "out_of": g.out_of, "read": g.answer} for g in report.grades]
         out.write_text(
-            "".join(json.dumps({**line, **verdict}) + "\n" for (_, line), verdict in zip(kept, verdicts, strict=True))
+            "".join(json.dumps({**line, **verdict}) + "\n" for (_, line), verdict in zip(own, verdicts, strict=True))
         )
-    return replace(found, facts={**found.facts, **left})
+    return replace(report, facts={**report.facts, **others})
 
 
 def _with_generation(line: Row) -> Row:
     """A line whose text may stand under `completion`, as `unmask generate` writes it."""
     field = "generation" if "generation" in line or "completion" not in line else "completion"
     if not isinstance(line.get(field), str):
-        told = f"{type(line[field]).__name__}, not str" if field in line else "missing"
-        raise ValueError(f"{field!r} is {told}")
+        problem = f"{type(line[field]).__name__}, not str" if field in line else "missing"
+        raise ValueError(f"{field!r} is {problem}")
     return {**line, "generation": line[field]}
 
 
-def _places(path: Path) -> list[int]:
+def _line_numbers(path: Path) -> list[int]:
     """The numbers of the lines that are not blank: where each row of `read_rows` stands."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         return [number for number, line in enumerate(file, 1) if line.strip()]

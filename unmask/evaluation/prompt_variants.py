@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-from unmask.evaluation.benchmark import Bench, Case, ScoreLine, check_prompts
+from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, BenchmarkResult, check_prompts
 from unmask.evaluation.evaluate import Z_95
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
@@ -29,17 +29,17 @@ class PromptVariant:
     where: str
 
 
-def read_wordings(path: Path) -> list[PromptVariant]:
-    rows, found = read_rows(path, {"template": str}), list[PromptVariant]()
+def read_prompt_variants(path: Path) -> list[PromptVariant]:
+    rows, variants = read_rows(path, {"template": str}), list[PromptVariant]()
     for number, row in enumerate(rows, 1):
         name = str(row.get("name", f"wording {number}"))
-        if name in (OWN, *(wording.name for wording in found)):
+        if name in (OWN, *(variant.name for variant in variants)):
             raise ValueError(f"{path} row {number}: the name {name!r} is taken; {OWN!r} is the task's own wording")
-        found.append(PromptVariant(name, row["template"], f"{path} row {number}"))
-    return found
+        variants.append(PromptVariant(name, row["template"], f"{path} row {number}"))
+    return variants
 
 
-def filled(template: str, fields: Mapping[str, Any]) -> str:
+def template_text(template: str, fields: Mapping[str, Any]) -> str:
     """The template with its fields in place: texts as they are, other values as JSON."""
     try:
         pieces = list(Formatter().parse(template))
@@ -51,20 +51,20 @@ def filled(template: str, fields: Mapping[str, Any]) -> str:
         if name is None:
             continue
         if not name.isidentifier() or form or conversion:
-            told = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise ValueError(f"{{{told}}} is not the plain name of a field; write {{{{ and }}}} for braces")
+            field = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            raise ValueError(f"{{{field}}} is not the plain name of a field; write {{{{ and }}}} for braces")
         if name not in fields:
             raise ValueError(f"there is no field {name!r}; the fields are {', '.join(fields)}")
         text += fields[name] if isinstance(fields[name], str) else json.dumps(fields[name], ensure_ascii=False)
     return text
 
 
-def worded(task: Task, wording: PromptVariant) -> Task:
-    """The task, asked in other words; what every answer begins with and a system's turn stay. Its example goes where it
-    has not all fields of the template."""
+def task_in_variant(task: Task, variant: PromptVariant) -> Task:
+    """The task with another prompt; its prefill and system turn stay. Its example goes where it lacks a field of the
+    template."""
 
     def prompt(row: Row) -> str:
-        return filled(wording.template, {**row, OWN_PROMPT: task.prompt(row)})
+        return template_text(variant.template, {**row, OWN_PROMPT: task.prompt(row)})
 
     example = task.about.example
     if example is not None:
@@ -75,16 +75,16 @@ def worded(task: Task, wording: PromptVariant) -> Task:
     return task.variant(prompt=prompt, about=replace(task.about, example=example))
 
 
-def cases_by_wording(bench: Bench, case: Case, wordings: Sequence[PromptVariant]) -> list[Case]:
+def cases_by_variant(bench: Benchmark, case: BenchmarkCase, variants: Sequence[PromptVariant]) -> list[BenchmarkCase]:
     """The task's own wording, then the others; ValueError with file and row for one that cannot be asked."""
-    cases = [replace(case, wording=OWN)]
-    for wording in wordings:
-        task = worded(case.task, wording)
+    cases = [replace(case, variant=OWN)]
+    for variant in variants:
+        task = task_in_variant(case.task, variant)
         try:
             check_prompts(bench, replace(case, task=task))
         except ValueError as error:
-            raise ValueError(f"{wording.where}: {error}") from None
-        cases.append(replace(case, task=task, wording=wording.name))
+            raise ValueError(f"{variant.where}: {error}") from None
+        cases.append(replace(case, task=task, variant=variant.name))
     return cases
 
 
@@ -99,10 +99,10 @@ class Difference(NamedTuple):
         return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
-def paired(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
-    """after - before, problem by problem. The interval is Agresti and Min's: that of the normal law with half a problem
-    more of each of the four outcomes (neither, both, only one, only the other), so that it says something also where
-    no problem changed hands."""
+def paired_difference(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
+    """after - before, problem by problem. The interval is Agresti and Min's: the normal one with half a problem more of
+    each of the four outcomes (neither, both, only one, only the other), so that it is not empty where no problem
+    changed."""
     assert [grade.out_of for grade in before] == [grade.out_of for grade in after]
     change = [(b.points - a.points, a.out_of) for a, b in zip(before, after, strict=True)]
     total = math.fsum(out_of for _, out_of in change)
@@ -116,17 +116,17 @@ def paired(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
     return Difference(value, max(-1.0, centre - half), min(1.0, centre + half))
 
 
-def differences(lines: Sequence[ScoreLine]) -> list[Difference | None]:
+def differences(lines: Sequence[BenchmarkResult]) -> list[Difference | None]:
     """Of every line to the first, the task's own wording, which has none."""
-    own, *others = (line.graded.grades for line in lines)
-    return [None, *(paired(own, grades) for grades in others)]
+    own, *others = (line.report.grades for line in lines)
+    return [None, *(paired_difference(own, grades) for grades in others)]
 
 
-def spread_told(lines: Sequence[ScoreLine]) -> list[str]:
+def spread_summary(lines: Sequence[BenchmarkResult]) -> list[str]:
     """In words: each wording's difference to the task's own, and the lowest and the highest score."""
-    wide = max(len(line.case.wording) for line in lines)
+    wide = max(len(line.case.variant) for line in lines)
     pairs = zip(lines[1:], differences(lines)[1:], strict=True)
-    told = [f"{line.case.wording:>{wide + 2}} {difference}" for line, difference in pairs]
+    gains = [f"{line.case.variant:>{wide + 2}} {difference}" for line, difference in pairs]
     least, most = (choice(lines, key=lambda line: line.score.value) for choice in (min, max))
-    low, high = (f"{100 * line.score.value:.1f} % ({line.case.wording})" for line in (least, most))
-    return [f"points more than in the task's {OWN} wording, paired:", *told, f"spread: {low} to {high}"]
+    low, high = (f"{100 * line.score.value:.1f} % ({line.case.variant})" for line in (least, most))
+    return [f"points more than in the task's {OWN} wording, paired:", *gains, f"spread: {low} to {high}"]

@@ -1,49 +1,51 @@
-"""The compute/quality frontier: the score against the forward passes that a problem needs."""
+"""Score against forward passes: the same problems decoded with different numbers of steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unmask.evaluation.benchmark import Case, ScoreLine
+from unmask.evaluation.benchmark import BenchmarkCase, BenchmarkResult
 from unmask.rollout.decoding import Decoding
 from unmask.util.plots import new_figure
 
 
-def cases_by_steps(case: Case, steps: Sequence[int]) -> list[Case]:
+def cases_by_steps(case: BenchmarkCase, steps: Sequence[int]) -> list[BenchmarkCase]:
     """The same case with other numbers of steps; ValueError that names what would do for one that does not fit."""
-    if case.how.threshold is not None:
-        raise ValueError("--steps: with rollout.threshold the answer decides on its steps; leave one of them out")
+    if case.decoding.threshold is not None:
+        raise ValueError("--steps cannot be combined with rollout.threshold; leave one of them out")
     for count in steps:
-        if not _fits(case.how, count):
-            raise ValueError(f"--steps: {count} does not fit {_shape(case.how)}; {_fitting(case.how)}")
-    return [replace(case, how=replace(case.how, steps=count)) for count in steps]
+        if not _fits(case.decoding, count):
+            raise ValueError(f"--steps: {count} does not fit {_shape(case.decoding)}; {_fitting_steps(case.decoding)}")
+    return [replace(case, decoding=replace(case.decoding, steps=count)) for count in steps]
 
 
-def _fits(how: Decoding, steps: int) -> bool:
+def _fits(decoding: Decoding, steps: int) -> bool:
     try:
-        how.schedule(how.length, steps, how.block)
+        decoding.schedule(decoding.length, steps, decoding.block)
     except ValueError:
         return False
     return True
 
 
-def _shape(how: Decoding) -> str:
-    return f"{how.length} positions" + (f" in blocks of {how.block}" if how.block < how.length else "")
+def _shape(decoding: Decoding) -> str:
+    return f"{decoding.length} positions" + (
+        f" in blocks of {decoding.block}" if decoding.block < decoding.length else ""
+    )
 
 
-def _fitting(how: Decoding) -> str:
+def _fitting_steps(decoding: Decoding) -> str:
     """In words, the numbers of steps that fit: all multiples of the smallest, or a list."""
-    fitting = [steps for steps in range(1, how.length + 1) if _fits(how, steps)]
+    fitting = [steps for steps in range(1, decoding.length + 1) if _fits(decoding, steps)]
     if not fitting:
         return "no number of steps does"
-    if fitting == list(range(fitting[0], how.length + 1, fitting[0])):
+    if fitting == list(range(fitting[0], decoding.length + 1, fitting[0])):
         every = "every number" if fitting[0] == 1 else f"every multiple of {fitting[0]}"
-        return f"{every} up to {how.length} does"
+        return f"{every} up to {decoding.length} does"
     return f"these do: {', '.join(map(str, fitting))}"
 
 
-def plot_place(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
-    """Where the plot goes: as told, beside the table, in the run's folder, or here."""
+def plot_path(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
+    """Where the plot goes: as asked, beside the table, in the run's folder, or here."""
     if chosen is not None:
         return chosen
     if out is not None:
@@ -63,7 +65,7 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"--plot: {path.name} is no kind of picture; end its name with one of {', '.join(kinds)}")
 
 
-def draw(lines: Sequence[ScoreLine], path: Path) -> bool:
+def draw(lines: Sequence[BenchmarkResult], path: Path) -> bool:
     """Score against forward passes, a point for each number of steps; False where matplotlib is not installed."""
     if (figure := new_figure(5.4, 3.8)) is None:
         return False
@@ -76,8 +78,8 @@ def draw(lines: Sequence[ScoreLine], path: Path) -> bool:
         around = [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]]
         axes.errorbar(passes, value, yerr=around, marker="o", capsize=2, label=name)
     for line in lines:
-        told, point = f"{line.case.how.steps} steps", (line.passes, 100 * line.score.value)
-        axes.annotate(told, point, xytext=(5, -10), textcoords="offset points", fontsize=7)
+        label, point = f"{line.case.decoding.steps} steps", (line.passes, 100 * line.score.value)
+        axes.annotate(label, point, xytext=(5, -10), textcoords="offset points", fontsize=7)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.1)

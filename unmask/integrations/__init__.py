@@ -1,1 +1,1 @@
-"""The parts inside other people's trainers. Nothing here is imported unless it is asked for by name."""
+"""Other trainers with our rollouts and losses: TRL. Imports training and what is below it; nothing imports this."""

@@ -1,4 +1,4 @@
-"""A GRPOTrainer of TRL's whose rollouts, questions and loss are ours. See docs/trl.md.
+"""A GRPOTrainer of TRL's with our rollouts, questions and loss. See docs/trl.md.
 
     trainer = DiffusionGRPOTrainer(
         policy, unmask.daca(unmask.diffu_grpo()), Decoding(length=16, steps=8, block=16),
@@ -69,19 +69,19 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         decoder_of(policy, "training inside TRL").to(args.device)
         self.policy, self.method, self.decoding = policy, method, decoding
         self.micro_batch = MicroBatch(micro_batch_size)
-        self.reference = _unmoved(policy) if method.needs_reference else None
+        self.reference = _reference(policy) if method.needs_reference else None
         self._trace: Trace | None = None
         self._reward_B: Tensor | None = None
-        self._turns: dict[str, list[LossTerm]] = {}
-        self._heard: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
+        self._terms: dict[str, list[LossTerm]] = {}
+        self._logprobs: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
         super().__init__(model=policy.lm, args=args, processing_class=fast_tokenizer(policy.tokenizer), **trainer)
-        self.rollout_func = self._rolled  # given to the constructor, it would only warn that it is experimental
+        self.rollout_func = self._roll_out  # given to the constructor, it would only warn that it is experimental
 
     @property
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
-    def _rolled(self, prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
+    def _roll_out(self, prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
         """Rollouts in the form TRL wants them. The noise of a step follows from its number, that of an evaluation from
         its prompts, so that two evaluations differ by the weights alone."""
         ids = [prompt_ids(self.policy.tokenizer, prompt) for prompt in prompts]
@@ -97,7 +97,8 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             request=self.method.request,
             micro_batch=self.micro_batch,
         ).trace
-        written = [row_L[kept_L].tolist() for row_L, kept_L in zip(trace.tokens_BL, until_eos(trace), strict=True)]
+        counted_BL = until_eos(trace)
+        written = [row_L[counted_L].tolist() for row_L, counted_L in zip(trace.tokens_BL, counted_BL, strict=True)]
         return {"prompt_ids": ids, "completion_ids": written, "logprobs": None}
 
     def _calculate_rewards(
@@ -116,14 +117,14 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         return reward_BF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch, which it will shuffle and cut, with the number of each row; and our loss, ready to be asked."""
+        """TRL's batch, which it will shuffle and cut, with the number of each row; and the terms of our loss."""
         done = self.state.global_step
         if self._mode == "train" and done % self.num_iterations:
             raise ValueError(
-                f"checkpoint-{done} is in the middle of a batch of rollouts, which no checkpoint of TRL's holds: go on "
+                f"checkpoint-{done} is in the middle of a batch of rollouts, which TRL does not save: resume "
                 f"from one whose number is a multiple of num_iterations={self.num_iterations}, and make save_steps one"
             )
-        found: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._trace is not None and self._reward_B is not None
         steps = loss_terms(
             self.method,
@@ -132,30 +133,30 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             torch.Generator().manual_seed(self.args.seed * 2**24 + self.state.global_step),
             self.num_iterations if self._mode == "train" else 1,
         )
-        self._turns[self._mode] = [term for (term,) in steps]
-        self._heard[self._mode].clear()
-        return {**found, "row": torch.arange(len(inputs), device=self.args.device)}
+        self._terms[self._mode] = [term for (term,) in steps]
+        self._logprobs[self._mode].clear()
+        return {**batch, "row": torch.arange(len(inputs), device=self.args.device)}
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
-        """Nothing: TRL asks from left to right, and sees token ids alone, from which no question can be told."""
+        """Zeros: TRL asks from left to right and sees token ids only, which do not determine our questions."""
         return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mode, turn = self._mode, 0
+        mode, inner_step = self._mode, 0
         if mode == "train":
-            turn = self._step // self.args.steps_per_generation % self.num_iterations
-        part, heard = self._turns[mode][turn], self._heard[mode]
-        loss, number_N, answer_NL = loss_of(self.policy, part, inputs["row"])
-        heard.append((number_N, answer_NL.detach()))
-        if sum(len(asked_N) for asked_N, _ in heard) == len(part.probes.state_N):  # metrics are of the whole batch
-            whole_NL = torch.zeros_like(part.probes.share_NL, dtype=answer_NL.dtype)
-            for asked_N, said_NL in heard:
-                whole_NL[asked_N] = said_NL
-            heard.clear()
+            inner_step = self._step // self.args.steps_per_generation % self.num_iterations
+        term, logprobs = self._terms[mode][inner_step], self._logprobs[mode]
+        loss, number_N, logp_NL = rows_loss(self.policy, term, inputs["row"])
+        logprobs.append((number_N, logp_NL.detach()))
+        if sum(len(number_N) for number_N, _ in logprobs) == len(term.probes.state_N):  # metrics of the whole batch
+            whole_NL = torch.zeros_like(term.probes.share_NL, dtype=logp_NL.dtype)
+            for number_N, piece_NL in logprobs:
+                whole_NL[number_N] = piece_NL
+            logprobs.clear()
             with torch.no_grad():
-                metrics = term_loss(part, whole_NL)[1]
+                metrics = term_loss(term, whole_NL)[1]
             for name in metrics.keys() - {"loss"}:  # which TRL logs itself
                 self._metrics[mode][name].append(float(metrics[name]))
         return loss
@@ -173,26 +174,26 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             save(self.policy, folder)
 
 
-def loss_of(policy: Policy, part: LossTerm, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What some traces of a part add to its loss, normalised over all of them; the numbers of their questions, and the
-    answers. Added up over a partition of the traces it is the loss, and its gradient the gradient.
+def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of some traces in a term's loss, normalised over all of them; the numbers of their questions, and their
+    log-probabilities. Summed over a partition of the traces it is the loss, and its gradient the gradient.
 
-    Every other trace is given advantage zero and the reference's own answers, with which it adds nothing.
+    Every other trace gets advantage zero and the reference's log-probabilities, with which it adds nothing.
     """
-    probes, mine_B = part.probes, torch.zeros_like(part.advantage_B, dtype=torch.bool)
+    probes, mine_B = term.probes, torch.zeros_like(term.advantage_B, dtype=torch.bool)
     mine_B[row_b] = True
     number_N = mine_B[probes.trace_N].nonzero().squeeze(1)
-    asked = at_states(probes, probes.state_N[number_N]) if len(number_N) else empty(probes)
-    answer_NL = ask(policy, asked)
-    others_NL = part.reference_NL if part.reference_NL is not None else part.old_NL
+    own_probes = at_states(probes, probes.state_N[number_N]) if len(number_N) else empty(probes)
+    own_NL = ask(policy, own_probes)
+    others_NL = term.reference_NL if term.reference_NL is not None else term.old_NL
     others_NL = torch.zeros_like(probes.share_NL) if others_NL is None else others_NL
-    logp_NL = others_NL.to(answer_NL.dtype).index_put((number_N,), answer_NL)
-    loss, _ = term_loss(replace(part, advantage_B=part.advantage_B * mine_B), logp_NL)
-    return loss, number_N, answer_NL
+    logp_NL = others_NL.to(own_NL.dtype).index_put((number_N,), own_NL)
+    loss, _ = term_loss(replace(term, advantage_B=term.advantage_B * mine_B), logp_NL)
+    return loss, number_N, own_NL
 
 
 def check(method: Method, args: GRPOConfig) -> None:
-    """ValueError for what this trainer would have to leave undone."""
+    """ValueError for settings that this trainer cannot honour."""
     if method.branch is not None:
         raise ValueError(f"{method.name} branches, and TRL has no place for their rewards: use `unmask train`")
     if args.world_size > 1:
@@ -207,17 +208,17 @@ def check(method: Method, args: GRPOConfig) -> None:
     for name in GRPOConfig.__annotations__:
         value, default = getattr(args, name), GRPOConfig.__dataclass_fields__[name].default
         if name not in HONOURED and value != default:
-            raise ValueError(f"{name}={value!r}: the method and the decoding say how to sample and learn; leave it out")
+            raise ValueError(f"{name}={value!r}: the method and the decoding decide this; leave it out")
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[dict[str, str]]) -> list[int]:
     """A text as it stands; of a conversation a user's turn, after a system's if there is one, in the model's format."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    roles, said = [turn["role"] for turn in prompt], [turn["content"] for turn in prompt]
+    roles, texts = [turn["role"] for turn in prompt], [turn["content"] for turn in prompt]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(f"a prompt is a user's turn, after a system's at most, and not the turns {', '.join(roles)}")
-    return tokenizer.prompt(said[-1], *said[:-1])
+    return tokenizer.prompt(texts[-1], *texts[:-1])
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> Any:
@@ -234,5 +235,5 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", mask_token="<mask>", eos_token="<eos>")
 
 
-def _unmoved(policy: Model) -> Policy:
+def _reference(policy: Model) -> Policy:
     return ReferencePolicy(policy) if has_adapter(policy) else deepcopy(policy).requires_grad_(False)

@@ -188,15 +188,15 @@ def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
 
 def rollout_signs(trace: Trace) -> dict[str, float]:
     """What shows that rollouts go wrong: completions of end tokens alone (`empty`), end tokens among what the later
-    half of the steps wrote (`late_ends`), and minus the log-probability of a completion (`nats`), near 0 where the
+    half of the steps wrote (`late_eos`), and minus the log-probability of a completion (`nll`), near 0 where the
     policy always says the same."""
     ends_BL = trace.tokens_BL == trace.eos_id
     late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
     signs = {
         "empty": float((ends_BL | ~trace.filled_BL).all(-1).double().mean()),
-        "nats": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
+        "nll": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
     }
-    return signs | ({"late_ends": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
+    return signs | ({"late_eos": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
 
 
 def merge_batches(batches: list[Batch]) -> Batch:
@@ -239,7 +239,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "train/idle_groups": batch.idle / batch.groups,
         "train/traces": float(len(batch.trace)),
         "train/reward_errors": float(len(batch.failures)),
-        **{f"train/part/{name}": mean for name, mean in batch.parts.items()},
+        **{f"train/reward/{name}": mean for name, mean in batch.parts.items()},
         **{f"train/{name}": value for name, value in batch.signs.items()},
     }
     if len(batch.trace):

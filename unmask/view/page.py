@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from unmask.view.index import RunReader, index_of, json_text
+from unmask.view.index import RunReader, json_text, runs_index
 
 PAGE = Path(__file__).parent / "page.html"
 DATA, TRACES = "<!--unmask-data-->", "<!--unmask-traces-->"
@@ -14,7 +14,7 @@ LARGEST = 64 * 2**20
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def escaped(text: str) -> str:
+def html_safe(text: str) -> str:
     """JSON as it may stand in HTML: nothing in it ends a script, and none of these stands outside of a string."""
     return text.translate(UNSAFE)
 
@@ -33,11 +33,11 @@ def template(path: Path = PAGE) -> tuple[str, str, str]:
 
 def block(name: str, text: str) -> str:
     """JSON as a block of data that no browser runs."""
-    return f'<script type="application/json" id="{name}">{escaped(text)}</script>\n'
+    return f'<script type="application/json" id="{name}">{html_safe(text)}</script>\n'
 
 
 def index_text(runs: Sequence[RunReader], live: bool) -> str:
-    return json_text(index_of(runs, live))
+    return json_text(runs_index(runs, live))
 
 
 def data_block(index: str) -> str:
@@ -51,15 +51,15 @@ def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path
         raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
-    read = [RunReader(Path(folder)) for folder in folders]
+    readers = [RunReader(Path(folder)) for folder in folders]
     head, middle, tail = template(page)
-    for run in read:
+    for run in readers:
         run.refresh()
-        thin(run, LARGEST // len(read))
+        thin(run, LARGEST // len(readers))
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("w", encoding="utf-8") as file:
-        file.write(head + data_block(index_text(read, live=False)) + middle)
-        file.writelines(_trace_blocks(read))
+        file.write(head + data_block(index_text(readers, live=False)) + middle)
+        file.writelines(_trace_blocks(readers))
         file.write(tail)
     os.replace(aside, path)
     return path
@@ -68,20 +68,20 @@ def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path
 def thin(run: RunReader, largest: int) -> None:
     """Leave steps out, evenly, until the groups of the rest have no more than so many bytes, or one step is left."""
     names, groups = dict[int | None, list[str]](), run.groups()
-    for told in groups:
-        names.setdefault(told["step"], []).append(told["id"])
+    for group in groups:
+        names.setdefault(group["step"], []).append(group["id"])
     steps, sizes = list(names.values()), [sum(map(run.size, inside)) for inside in names.values()]
     stride = next(n for n in range(1, len(sizes) + 2) if sum(sizes[::n]) <= largest or n > len(sizes))
     if stride > 1:
-        kept = {name for inside in steps[::stride] for name in inside}
-        some = f"{run.folder}: {len(kept)} of {len(groups)} groups are in the page, which would be too large with all"
-        warnings.warn(some, stacklevel=3)
-        run.keep(kept)
+        chosen = {name for inside in steps[::stride] for name in inside}
+        message = f"{run.folder}: {len(chosen)} of {len(groups)} groups are in the page; all would make it too large"
+        warnings.warn(message, stacklevel=3)
+        run.keep(chosen)
 
 
 def _trace_blocks(runs: Sequence[RunReader]) -> Iterator[str]:
     for number, run in enumerate(runs):
-        for told in run.groups():
-            line = run.trace(told["id"])
+        for group in run.groups():
+            line = run.trace(group["id"])
             if line is not None:
-                yield block(f"trace-{number}-{told['id']}", line.decode())
+                yield block(f"trace-{number}-{group['id']}", line.decode())

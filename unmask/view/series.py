@@ -20,7 +20,7 @@ class Series:
 
     def __init__(self) -> None:
         self.count, self.width = 0, 1
-        self.kept: tuple[NDArray[np.int64], Numbers, Numbers] = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        self.points: tuple[NDArray[np.int64], Numbers, Numbers] = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
         self.xs: list[float] = []
         self.ys: list[float] = []
 
@@ -33,22 +33,22 @@ class Series:
     def data(self) -> dict[str, list[float | None]]:
         """What is left of the points, in their order; None where the value is no finite number."""
         self._settle()
-        _, x_K, y_K = self.kept
+        _, x_K, y_K = self.points
         return {"x": x_K.tolist(), "y": [y if math.isfinite(y) else None for y in y_K.tolist()]}
 
     def _settle(self) -> None:
         if not self.xs:
             return
-        number_K = np.concatenate([self.kept[0], self.count + np.arange(len(self.xs))])
-        x_K = np.concatenate([self.kept[1], np.array(self.xs, dtype=np.float64)])
-        y_K = np.concatenate([self.kept[2], np.array(self.ys, dtype=np.float64)])
+        number_K = np.concatenate([self.points[0], self.count + np.arange(len(self.xs))])
+        x_K = np.concatenate([self.points[1], np.array(self.xs, dtype=np.float64)])
+        y_K = np.concatenate([self.points[2], np.array(self.ys, dtype=np.float64)])
         self.count += len(self.xs)
         self.xs, self.ys = [], []
         while self.count > BINS * self.width:
             self.width *= 2
         bin_K = number_K // self.width
         chosen = np.union1d(_least(bin_K, y_K), _least(bin_K, -y_K))
-        self.kept = number_K[chosen], x_K[chosen], y_K[chosen]
+        self.points = number_K[chosen], x_K[chosen], y_K[chosen]
 
 
 def _least(bin_K: NDArray[np.int64], y_K: Numbers) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from unmask.view.page import PAGE, data_block, index_text, template
 HOST = "127.0.0.1"
 # Any port: the reader may come through a tunnel that begins at another one.
 HERE = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
-WORDS = "text/plain; charset=utf-8"
+PLAIN = "text/plain; charset=utf-8"
 HEADERS = {
     # The page says itself, by hash, which scripts and styles of its own may run.
     "Content-Security-Policy": (
@@ -46,12 +46,12 @@ class Viewer(ThreadingHTTPServer):
 
     def __init__(self, folders: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
         self.runs = {str(number): RunReader(folder) for number, folder in enumerate(folders)}
-        self.page, self.reading, self.index, self.tag = template(page), threading.Lock(), "", ""
+        self.page, self.lock, self.index, self.tag = template(page), threading.Lock(), "", ""
         self.root = f"/{secrets.token_urlsafe(16)}/"
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise ValueError(f"port {port} cannot be had ({error.strerror}): choose another --port") from None
+            raise ValueError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
         self.fresh_index()
 
     @property
@@ -59,8 +59,8 @@ class Viewer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}{self.root}"
 
     def fresh_index(self) -> tuple[str, str]:
-        """The index as JSON, and a tag by which it is known again."""
-        with self.reading:
+        """The index as JSON, and its ETag."""
+        with self.lock:
             changed = [run.refresh() for run in self.runs.values()]
             if any(changed) or not self.index:
                 self.index = index_text(list(self.runs.values()), live=True)
@@ -74,16 +74,16 @@ class Viewer(ThreadingHTTPServer):
     def trace(self, run: str, name: str) -> bytes | None:
         if run not in self.runs:
             return None
-        with self.reading:
+        with self.lock:
             line = self.runs[run].trace(name)
-        if line is None:  # the log may have been written on, or cut and written again
+        if line is None:  # the log may have grown, or been cut and written again
             self.fresh_index()
-            with self.reading:
+            with self.lock:
                 line = self.runs[run].trace(name)
         return line
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader who leaves in the middle of an answer is no error."""
+        """A connection that is closed in the middle of a response is no error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -91,53 +91,53 @@ class Viewer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Viewer
     server_version, sys_version = "unmask", ""
-    error_content_type, error_message_format = WORDS, "%(code)d %(message)s\n"
+    error_content_type, error_message_format = PLAIN, "%(code)d %(message)s\n"
     timeout = 30
-    """Seconds that a connection may say nothing."""
+    """Seconds that a connection may be silent."""
 
     def do_GET(self) -> None:
         if not HERE.fullmatch(self.headers.get("Host", "")):
-            self._say(HTTPStatus.FORBIDDEN, b"This server is for this machine alone.\n")
+            self._respond(HTTPStatus.FORBIDDEN, b"This server is for this machine alone.\n")
             return
         path, _, query = self.path.partition("?")
-        root, asked = path[: len(self.server.root)], path[len(self.server.root) :]
+        root, name = path[: len(self.server.root)], path[len(self.server.root) :]
         if not hmac.compare_digest(root.encode(), self.server.root.encode()):
-            self._say(HTTPStatus.FORBIDDEN, b"Ask by the whole address that unmask view has printed.\n")
-        elif asked == "":
-            self._say(HTTPStatus.OK, self.server.whole_page().encode(), "text/html; charset=utf-8")
-        elif asked == "api/index":
+            self._respond(HTTPStatus.FORBIDDEN, b"Use the whole address that unmask view has printed.\n")
+        elif name == "":
+            self._respond(HTTPStatus.OK, self.server.whole_page().encode(), "text/html; charset=utf-8")
+        elif name == "api/index":
             self._index()
-        elif asked == "api/trace":
+        elif name == "api/trace":
             self._trace(query)
         else:
-            self._say(HTTPStatus.NOT_FOUND, b"There is nothing here.\n")
+            self._respond(HTTPStatus.NOT_FOUND, b"Not found.\n")
 
     do_HEAD = do_GET
 
-    def _refused(self) -> None:
-        self._say(HTTPStatus.METHOD_NOT_ALLOWED, b"This server only shows.\n", Allow="GET, HEAD")
+    def _refuse(self) -> None:
+        self._respond(HTTPStatus.METHOD_NOT_ALLOWED, b"This server is read-only.\n", Allow="GET, HEAD")
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refused
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
 
     def _index(self) -> None:
         text, tag = self.server.fresh_index()
         if self.headers.get("If-None-Match") == tag:
-            self._say(HTTPStatus.NOT_MODIFIED, b"", ETag=tag)
+            self._respond(HTTPStatus.NOT_MODIFIED, b"", ETag=tag)
         else:
-            self._say(HTTPStatus.OK, text.encode(), "application/json", ETag=tag)
+            self._respond(HTTPStatus.OK, text.encode(), "application/json", ETag=tag)
 
     def _trace(self, query: str) -> None:
         try:
-            asked = parse_qs(query, max_num_fields=4)
+            fields = parse_qs(query, max_num_fields=4)
         except ValueError:
-            asked = {}
-        line = self.server.trace(asked.get("run", [""])[0], asked.get("id", [""])[0])
+            fields = {}
+        line = self.server.trace(fields.get("run", [""])[0], fields.get("id", [""])[0])
         if line is None:
-            self._say(HTTPStatus.NOT_FOUND, b"There is no such group.\n")
+            self._respond(HTTPStatus.NOT_FOUND, b"No such group.\n")
         else:
-            self._say(HTTPStatus.OK, line, "application/json")
+            self._respond(HTTPStatus.OK, line, "application/json")
 
-    def _say(self, status: HTTPStatus, body: bytes, kind: str = WORDS, **more: str) -> None:
+    def _respond(self, status: HTTPStatus, body: bytes, kind: str = PLAIN, **more: str) -> None:
         self.send_response(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
             self.send_header(name, value)

@@ -47,13 +47,13 @@ const PLAN: { title: string; panels: Plan[] }[] = [
         lines: [["train/reward", "training batch"], ["eval/reward", "held out"], ["train/branch_reward", "branches"]],
       },
       { title: "Pass@k", note: "held out: one of k samples solves", lines: [["eval/pass@*", "k = "]] },
-      { title: "Parts of the reward", note: "each without its weight", lines: [["train/part/*", ""], ["eval/part/*", "held out "]] },
+      { title: "Parts of the reward", note: "each without its weight", lines: [["train/reward/*", ""]] },
     ],
   },
   {
     title: "Policy",
     panels: [
-      { title: "Entropy", note: "nats of a completion; near 0 all rollouts are alike", lines: [["train/nats", "nats"]] },
+      { title: "Entropy", note: "nats of a completion; near 0 all rollouts are alike", lines: [["train/nll", "nats"]] },
       {
         title: "Log-probability",
         note: "of a counted token",
@@ -80,7 +80,7 @@ const PLAN: { title: string; panels: Plan[] }[] = [
       { title: "Loss", note: "methods differ in scale", lines: [["train/loss", "base"], ["train/branch_loss", "branches"]] },
       { title: "Gradient norm", note: "before it is clipped", lines: [["train/grad_norm", "norm"]] },
       { title: "Tokens", note: "counted, of a trace", lines: [["train/tokens", "tokens"]] },
-      { title: "Ends", note: "completions that say nothing, late end tokens", lines: [["train/empty", "empty"], ["train/late_ends", "late ends"]] },
+      { title: "Ends", note: "completions that say nothing, late end tokens", lines: [["train/empty", "empty"], ["train/late_eos", "late ends"]] },
       { title: "Learning rate", note: "", lines: [["train/lr", "rate"]] },
     ],
   },
@@ -98,7 +98,7 @@ const PLAN: { title: string; panels: Plan[] }[] = [
 const INTERVAL = /^(.*)_(low|high)$/;
 
 /** A metric that never changed is said in words, not drawn; but a flat reward is what the reader has come to see. */
-const ALWAYS_DRAWN = /^(train|eval)\/(reward|solved)/;
+const ALWAYS_DRAWN = /^(train|eval)\/(reward(?!\/)|solved)/;
 const constant = (series: Series): boolean => series.y.length > 1 && series.y.every((y) => y === series.y[0]);
 
 function matching(pattern: string, keys: readonly string[]): string[] {

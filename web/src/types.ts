@@ -30,7 +30,7 @@ export interface Warning {
   name?: string;
   value?: number;
   bound?: number;
-  told?: string;
+  message?: string;
 }
 
 export type Kind = "train" | "eval";

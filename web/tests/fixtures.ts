@@ -212,7 +212,7 @@ function metricsOf(rng: Rng, updates: number, rise: number): Record<string, Seri
     ),
     "eval/pass@2": held((s) => grown(s) + 0.12),
     "eval/pass@4": held((s) => grown(s) + 0.2),
-    "train/nats": train((s) => 9 * Math.exp((-1.5 * s) / updates) + rng()),
+    "train/nll": train((s) => 9 * Math.exp((-1.5 * s) / updates) + rng()),
     "train/sampled_logp": train((s) => -0.6 * Math.exp((-1.5 * s) / updates)),
     "train/kl": train((s) => (0.04 * s) / updates + 0.005 * rng()),
     "train/clipped": train(() => 0.06 * rng()),

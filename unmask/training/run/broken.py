@@ -1,7 +1,7 @@
-"""An update that could not be learnt from, kept for replay (`unmask.training.run.replay`): RUN/broken/STEP/.
+"""An update that was not finite, stored for replay (`unmask.replay`): RUN/broken/STEP/.
 
 tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
-batch.json            the step and the turn, what was measured, and every completion with its problem and reward
+batch.json            the step and the inner step, its metrics, and every completion with its problem and reward
 """
 
 import json
@@ -51,12 +51,12 @@ def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state
         tensors |= {f"trace/{number}/{name}": value for name, value in _tensors(trace).items()}
         tensors |= {f"trace/{number}/seen/{name}": value for name, value in trace.seen.items()}
     terms = []
-    for number, part in enumerate(broken.terms):
-        tensors |= {f"part/{number}/{name}": value for name, value in _tensors(part).items()}
-        tensors |= {f"part/{number}/probes/{name}": value for name, value in _tensors(part.probes).items()}
-        whose = next(i for i, trace in enumerate(traces) if trace is part.probes.trace)
-        terms.append({**_plain(part), "visited": part.probes.visited, "trace": whose})
-    answers = zip(batch.rows, batch.texts, batch.reward_B.tolist(), strict=True)
+    for number, term in enumerate(broken.terms):  # "part" is what 0.1 called a term
+        tensors |= {f"part/{number}/{name}": value for name, value in _tensors(term).items()}
+        tensors |= {f"part/{number}/probes/{name}": value for name, value in _tensors(term.probes).items()}
+        index = next(i for i, trace in enumerate(traces) if trace is term.probes.trace)
+        terms.append({**_plain(term), "visited": term.probes.visited, "trace": index})
+    completions = zip(batch.rows, batch.texts, batch.reward_B.tolist(), strict=True)
     facts = {
         "step": step,
         "turn": broken.inner_step,
@@ -64,7 +64,7 @@ def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state
         "metrics": {name: str(value) for name, value in broken.error.metrics.items()},  # JSON has no nan
         "traces": [{**_plain(trace), "law": asdict(trace.sampling)} for trace in traces],
         "parts": terms,
-        "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in answers],
+        "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in completions],
     }
     save_tensors({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, aside / TENSORS)
     (aside / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
@@ -83,24 +83,23 @@ def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpda
 
     traces = []
     for number, plain in enumerate(facts["traces"]):
-        found = under(f"trace/{number}/")
-        known: dict[str, Any] = {name: value for name, value in found.items() if "/" not in name}
+        values: dict[str, Any] = {name: v for name, v in under(f"trace/{number}/").items() if "/" not in name}
         seen = under(f"trace/{number}/seen/")
         sampling = TokenSampling(**plain.pop("law"))
-        traces.append(Trace(**{**plain, **known, "sampling": sampling, "seen": seen}))
-    parts = [_part(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
+        traces.append(Trace(**{**plain, **values, "sampling": sampling, "seen": seen}))
+    terms = [_term(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
     metrics = {name: float(value) for name, value in facts["metrics"].items()}
-    return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, parts, under("weight/"))
+    return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, terms, under("weight/"))
 
 
-def _part(plain: dict[str, Any], traces: Sequence[Trace], found: dict[str, Tensor], method: Method) -> LossTerm:
-    term = method.branch if plain["label"] else method
-    assert term is not None  # a method that branches has the term of its branches
-    asked: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in found.items() if "/" in key}
-    probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **asked)
-    known: dict[str, Any] = {key: value for key, value in found.items() if "/" not in key}
+def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Tensor], method: Method) -> LossTerm:
+    source = method.branch if plain["label"] else method
+    assert source is not None  # a method that branches has the term of its branches
+    probe_tensors: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in tensors.items() if "/" in key}
+    probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **probe_tensors)
+    values: dict[str, Any] = {key: value for key, value in tensors.items() if "/" not in key}
     rest = {RENAMED.get(key, key): value for key, value in plain.items() if key not in ("visited", "trace")}
-    return LossTerm(probes=probes, objective=term.objective, divergence=term.divergence, **known, **rest)
+    return LossTerm(probes=probes, objective=source.objective, divergence=source.divergence, **values, **rest)
 
 
 def _tensors(thing: Trace | Probes | LossTerm) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The run folder: what a run was, what it measured, what it said, and the weights it ended with.
+"""The run folder: the configuration of a run, its metrics, samples of its output, and its last weights.
 
 config.yaml      the resolved configuration          versions.json   what it ran on
 metrics.jsonl    one JSON object a line, the first before any update
@@ -6,11 +6,11 @@ samples.jsonl    completions with their rewards      checkpoint/     weights in 
 curves.png       reward and solve rates              (with matplotlib installed)
 traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
 errors.jsonl     completions whose reward failed     (where one did)
-warnings.jsonl   signs that something goes wrong     (where one did; unmask.training.run.health)
+warnings.jsonl   health warnings                     (where there was one; unmask.training.run.health)
 broken/          updates that were not finite        (where they stopped the run; unmask.training.run.replay)
-tracking.json    what trackers have been told        (with track, whose own files are in tensorboard/, wandb/)
+tracking.json    lines that trackers have received   (with track, whose own files are in tensorboard/, wandb/)
 checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
-finished.json    solve rates before and after; until it is there, state/ holds what `--resume` goes on from
+finished.json    solve rates before and after; until it is there, state/ holds what `--resume` starts from
 """
 
 import errno
@@ -31,7 +31,7 @@ from unmask.models import Model, save
 from unmask.models.checkpoint import SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
-from unmask.training.run.health import HealthWarning
+from unmask.training.run.health import HealthWarning, current_name
 from unmask.util.files import fsync, naming_file, write_whole
 from unmask.util.plots import new_figure
 from unmask.util.versions import versions
@@ -50,9 +50,9 @@ def check_folder(folder: Path) -> None:
     """ValueError if a run would write over something, or could not write."""
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        raise ValueError(f"{there} cannot be written to; choose another --out")
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise ValueError(f"{parent} cannot be written to; choose another --out")
 
 
 def _versions_text() -> str:
@@ -63,8 +63,8 @@ def provenance(folder: Path, user_files: Mapping[str, str], config: str = "confi
     """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
     were run, versions, processes and their threads."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
-    among = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
-    return {config: digest, **among, **user_files, **versions()}
+    processes = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
+    return {config: digest, **processes, **user_files, **versions()}
 
 
 FINISHED = "finished.json"
@@ -87,7 +87,7 @@ class RunFolder:
         """The folder of a run that is resumed, its logs cut to the lengths they had when the state was saved."""
         run = cls.__new__(cls)
         run.path = folder
-        for name in (LAST, BEST):  # what a process that was killed had begun to put into its place
+        for name in (LAST, BEST):  # left where a process was killed
             for old in folder.glob(f".{name}.old-*"):
                 if (folder / name).exists():
                     shutil.rmtree(old)
@@ -98,9 +98,9 @@ class RunFolder:
         for part in folder.glob(".*.partial"):
             shutil.rmtree(part) if part.is_dir() else part.unlink()
         for name in LOGS:
-            there = (folder / name).stat().st_size if (folder / name).is_file() else 0
-            if there < lengths.get(name, 0):
-                raise ValueError(f"{folder / name} is shorter than the saved state says: something has been lost")
+            size = (folder / name).stat().st_size if (folder / name).is_file() else 0
+            if size < lengths.get(name, 0):
+                raise ValueError(f"{folder / name} is shorter than the saved state says: part of it is lost")
             if lengths.get(name, 0):
                 os.truncate(folder / name, lengths[name])
             else:
@@ -133,7 +133,7 @@ class RunFolder:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
 
     def log_traces(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Groups that were written down (view.recorder); the file is there only where one was."""
+        """Groups of rollouts (training.run.recorder); the file is there only where one was."""
         if rows := list(lines):
             self._append("traces.jsonl", rows)
 
@@ -142,9 +142,9 @@ class RunFolder:
         if rows := [{"step": step, **failure._asdict()} for failure in failures]:
             self._append("errors.jsonl", rows)
 
-    def log_warnings(self, step: int, begun: Iterable[HealthWarning]) -> None:
+    def log_warnings(self, step: int, warnings: Iterable[HealthWarning]) -> None:
         """Warnings that begin; the file is there only where one did."""
-        if rows := [{"step": step, **warning._asdict()} for warning in begun]:
+        if rows := [{"step": step, **warning._asdict()} for warning in warnings]:
             self._append("warnings.jsonl", rows)
 
     def save(self, policy: Model, name: str = LAST) -> None:
@@ -207,7 +207,7 @@ def lock_run(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"{folder} is being trained by another process: wait for its end, or have it stop with a file "
+                f"{folder} is being trained by another process: wait for its end, or stop it with a file "
                 f"{folder / 'stop'}"
             ) from None
         except OSError as error:
@@ -233,12 +233,12 @@ def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[]
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl."""
+    """The lines of metrics.jsonl, every metric under its present name."""
     path, rows = folder / "metrics.jsonl", list[dict[str, float]]()
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            rows.append({current_name(name): value for name, value in json.loads(line).items()})
+        except (ValueError, AttributeError) as error:
             raise ValueError(f"{path}:{number} is damaged: {error}") from None
     return rows
 

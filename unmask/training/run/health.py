@@ -1,17 +1,18 @@
-"""Signs that a run goes wrong without failing, read from its metrics: a pure function of the last few updates.
+"""Health checks: signs that a run goes wrong without failing. Pure functions of the metrics of the last few updates.
 
-    counts, begun = watched(history)        # history: the metrics of the last updates, the newest last
+    counts, warnings = health_warnings(history)        # history: the metrics of the last updates, the newest last
 
-A warning begins where its condition holds and did not in the updates before, and is told once; `warn/NAME` counts how
-often it has begun. Nothing else is kept, so a run that is resumed warns as one that was never cut off.
+A warning begins where its condition holds and did not in the updates before, and is shown once; `warn/NAME` counts how
+often it has begun. There is no other state, so a resumed run warns as one that was never interrupted.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-Update = Mapping[str, float]
-History = Sequence[Update]
+StepMetrics = Mapping[str, float]
+MetricsHistory = Sequence[StepMetrics]
 
 WINDOW = 8
 """Updates over which a share is averaged; and updates without a warning after which it may begin again."""
@@ -19,23 +20,25 @@ NORMS = 32
 """Updates whose median a gradient is compared with."""
 REACH = 1 + NORMS + WINDOW
 """Updates that anything here looks at."""
+RENAMED = {"train/nats": "train/nll", "train/late_ends": "train/late_eos"}
+"""Metrics under the names that 0.1 wrote; and train/part/NAME, which is train/reward/NAME now."""
 
 
 class HealthCheck(NamedTuple):
     """A warning: it holds where the value is known and above the bound (or below it)."""
 
-    value: Callable[[History], float | None]
+    value: Callable[[MetricsHistory], float | None]
     bound: float
-    told: str
-    """What it means and what to do, after the value and the bound."""
+    message: str
+    """What it means and what to do."""
     below: bool = False
 
-    def held(self, history: History) -> float | None:
+    def alarm(self, history: MetricsHistory) -> float | None:
         """The value, where the condition holds."""
-        found = self.value(history)
-        if found is None or (found >= self.bound if self.below else found <= self.bound):
+        value = self.value(history)
+        if value is None or (value >= self.bound if self.below else value <= self.bound):
             return None
-        return found
+        return value
 
 
 class HealthWarning(NamedTuple):
@@ -44,58 +47,63 @@ class HealthWarning(NamedTuple):
     name: str
     value: float
     bound: float
-    told: str
+    message: str
 
 
-def health_warnings(history: History) -> tuple[dict[str, float], list[HealthWarning]]:
+def current_name(metric: str) -> str:
+    """The name that a metric has now."""
+    return RENAMED.get(metric) or re.sub("^train/part/", "train/reward/", metric)
+
+
+def health_warnings(history: MetricsHistory) -> tuple[dict[str, float], list[HealthWarning]]:
     """How often each warning has begun, `warn/NAME`, and which begin with the last update."""
     earlier = [history[:-back] for back in range(1, WINDOW + 1)]
     before = earlier[0][-1] if earlier[0] else {}
-    counts, begun = {key: value for key, value in before.items() if key.startswith("warn/")}, list[HealthWarning]()
-    for name, sign in SIGNS.items():
-        value = sign.held(history)
-        if value is not None and all(sign.held(then) is None for then in earlier):
-            begun.append(HealthWarning(name, value, sign.bound, sign.told))
+    counts, warnings = {key: value for key, value in before.items() if key.startswith("warn/")}, list[HealthWarning]()
+    for name, check in CHECKS.items():
+        value = check.alarm(history)
+        if value is not None and all(check.alarm(then) is None for then in earlier):
+            warnings.append(HealthWarning(name, value, check.bound, check.message))
             counts[f"warn/{name}"] = counts.get(f"warn/{name}", 0.0) + 1
-    return counts, begun
+    return counts, warnings
 
 
-def updates_of(rows: Sequence[Mapping[str, Any]]) -> list[Update]:
+def recent_updates(rows: Sequence[Mapping[str, Any]]) -> list[StepMetrics]:
     """Of the lines of metrics.jsonl those of the last updates, as far back as a warning looks."""
     return [row for row in rows if "train/reward" in row][-REACH:]
 
 
-def sentences(before: Update, now: Update) -> Iterator[str]:
-    """What to tell a person of the warnings that `now` counts more of than `before`."""
-    for name, sign in SIGNS.items():
+def warning_messages(before: StepMetrics, now: StepMetrics) -> Iterator[str]:
+    """A line for each warning that `now` counts more of than `before`."""
+    for name, check in CHECKS.items():
         if now.get(f"warn/{name}", 0) > before.get(f"warn/{name}", 0):
-            yield f"warning: {name}: {sign.told}"
+            yield f"warning: {name}: {check.message}"
 
 
-# Values: None where there is nothing to say yet.
+# Values: None where the value is not known yet.
 
 
-def _mean(history: History, key: str) -> float | None:
+def _mean(history: MetricsHistory, key: str) -> float | None:
     """Over the window; None before there are so many updates that have it."""
     values = [row[key] for row in history[-WINDOW:] if key in row]
     return fmean(values) if len(values) == WINDOW else None
 
 
-def mean_of(key: str) -> Callable[[History], float | None]:
+def mean_of(key: str) -> Callable[[MetricsHistory], float | None]:
     return lambda history: _mean(history, key)
 
 
-def last_of(key: str) -> Callable[[History], float | None]:
+def last_of(key: str) -> Callable[[MetricsHistory], float | None]:
     return lambda history: history[-1].get(key) if history else None
 
 
-def completion_nats(history: History) -> float | None:
+def completion_nll(history: MetricsHistory) -> float | None:
     """Of an update's completions; None where nine in ten are right, which leaves nothing to vary."""
-    nats, solved = _mean(history, "train/nats"), _mean(history, "train/solved")
-    return None if nats is None or solved is None or solved > 0.9 else nats
+    nll, solved = _mean(history, "train/nll"), _mean(history, "train/solved")
+    return None if nll is None or solved is None or solved > 0.9 else nll
 
 
-def norm_over_median(history: History) -> float | None:
+def norm_over_median(history: MetricsHistory) -> float | None:
     """The gradient norm by the median of those before it, once there are as many as a window has."""
     norms = [row["train/grad_norm"] for row in history[-NORMS - 1 : -1] if row.get("train/grad_norm")]
     if len(norms) < WINDOW or "train/grad_norm" not in history[-1]:
@@ -103,33 +111,33 @@ def norm_over_median(history: History) -> float | None:
     return history[-1]["train/grad_norm"] / median(norms)
 
 
-def unsolved_format(history: History) -> float | None:
-    """The best-earned part that is called a format, where something is earned and not one in a hundred is solved."""
+def unsolved_format(history: MetricsHistory) -> float | None:
+    """The highest reward part whose name has "format", where the reward is positive and under 1 % is solved."""
     solved, reward = _mean(history, "train/solved"), _mean(history, "train/reward")
     if solved is None or reward is None or solved > 0.01 or reward <= 0:
         return None
-    parts = [key for key in history[-1] if key.startswith("train/part/") and "format" in key]
+    parts = [key for key in history[-1] if key.startswith("train/reward/") and "format" in key]
     return max((mean for key in parts if (mean := _mean(history, key)) is not None), default=None)
 
 
-def newly_skipped(history: History) -> float | None:
+def newly_skipped(history: MetricsHistory) -> float | None:
     """Updates skipped by this one: 0 or 1."""
     counts = [row.get("train/skipped", 0.0) for row in history[-2:]]
     return counts[-1] - (counts[0] if len(counts) > 1 else 0.0) if counts else None
 
 
-SIGNS: dict[str, HealthCheck] = {
+CHECKS: dict[str, HealthCheck] = {
     "not_finite": HealthCheck(
         newly_skipped,
         0,
-        "the loss, the gradient or a sampled log-probability was not finite, and the update was skipped: if it goes "
-        "on, lower optimizer.lr or look at the method's options",
+        "the loss, the gradient or a sampled log-probability was not finite, and the update was skipped: if it happens "
+        "again, lower optimizer.lr or look at the method's options",
     ),
     "idle_groups": HealthCheck(
         mean_of("train/idle_groups"),
         0.9,
-        "more than nine groups in ten have rewards that are all alike, so almost nothing is learnt: the problems are "
-        "too hard or too easy, or the reward too coarse",
+        "more than 90 % of the groups have identical rewards, hence no gradient: the problems are too hard or too "
+        "easy, or the reward is too coarse",
     ),
     "empty_completions": HealthCheck(
         mean_of("train/empty"),
@@ -145,30 +153,31 @@ SIGNS: dict[str, HealthCheck] = {
     "cache_mismatch": HealthCheck(
         last_of("train/cache_mismatch"),
         0.1,
-        "the cache changes log-probabilities by more than 0.1 nats a token, so what is learnt from is not what was "
-        "sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or do without the cache",
+        "the cache changes log-probabilities by more than 0.1 nats a token, so the update trains on another policy "
+        "than the one that sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or turn the "
+        "cache off",
     ),
     "scorer_gap": HealthCheck(
         last_of("train/scorer_gap"),
         0.1,
-        "sampler and scorer disagree about the same tokens by more than 0.1 nats each, so ratios are not what they "
-        "say: the model's passes are not reproducible, or its precision is too low",
+        "sampler and scorer disagree about the same tokens by more than 0.1 nats each, so ratios are wrong: the "
+        "model's passes are not reproducible, or its precision is too low",
     ),
     "entropy_collapse": HealthCheck(
-        completion_nats,
+        completion_nll,
         0.5,
-        "rollouts of a prompt are nearly all the same text, and not because they are right: raise the method's kl or "
+        "the rollouts of a prompt are nearly all the same text, and most are wrong: raise the method's kl or "
         "rollout.temperature, or lower optimizer.lr",
         below=True,
     ),
     "gradient_spike": HealthCheck(
         norm_over_median,
         10,
-        "the gradient is more than ten times the median of the updates before it: clipping holds the step, but if this "
-        "goes on lower optimizer.lr",
+        "the gradient is more than ten times the median of the updates before it: clipping bounds the step; if it "
+        "happens again, lower optimizer.lr",
     ),
     "late_ends": HealthCheck(
-        mean_of("train/late_ends"),
+        mean_of("train/late_eos"),
         0.8,
         "more than four in five tokens of the later half of the steps are end tokens: the steps are spent on padding; "
         "lower rollout.length, or set rollout.block",

@@ -22,112 +22,112 @@ from unmask.util.trace_lines import TraceLine
 Show = Callable[[list[int]], str]
 
 COLUMNS = ("tokens", "step", "block", "counted", "logp")
-WORDS = 200
-"""Characters of an answer or a verdict that are written down."""
+LONGEST = 200
+"""Characters of an answer or a verdict that are stored."""
 
 
-def rounded(value: float, digits: int = 4) -> float | None:
-    """To so many significant digits; None for what is no finite number, which JSON has none of."""
+def short_number(value: float, digits: int = 4) -> float | None:
+    """To so many significant digits; None for what is not finite, which JSON cannot hold."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def short(text: str) -> str:
+def short_text(text: str) -> str:
     """In one line of bounded length."""
-    text = " ".join(text[: 2 * WORDS].split())
-    return text if len(text) <= WORDS else text[: WORDS - 3] + "..."
+    text = " ".join(text[: 2 * LONGEST].split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def answer_of(task: Task, row: Row) -> str | None:
+def expected_answer(task: Task, row: Row) -> str | None:
     """What was wanted, without the reasoning that a solution may begin with; None where the task knows none."""
     try:
         text = task.solution(row)
     except ValueError:  # a problem from a file may come without a solution
         return None
-    return short(last_answer(text) or last_box(text) or text) or None
+    return short_text(last_answer(text) or last_box(text) or text) or None
 
 
-def written(trace: Trace, length: int, show: Show, pad_id: int) -> list[TraceLine]:
+def rollout_lines(trace: Trace, length: int, show: Show, pad_id: int) -> list[TraceLine]:
     """What each trace wrote, position by position: the token, the step that filled it, and how sure the sampler was."""
     text_of = cache(lambda token: show([token]))
     columns = {name: getattr(trace, f"{name}_BL")[:, -length:].tolist() for name in COLUMNS}
     blocks = (trace.block_BL[:, -length:] > 0).any().item()
-    found = []
+    lines = []
     for row in range(len(trace)):
         tokens, steps, block, counted, logp = (columns[name][row] for name in COLUMNS)
         texts = [text_of(token) for token in tokens]
-        found.append(
+        lines.append(
             {
                 "tokens": texts,
                 "special": [i for i, text in enumerate(texts) if text == SHOWN_END or tokens[i] == pad_id],
                 "filled": [None if step == NEVER else step for step in steps],
                 "block": block if blocks else None,
                 "p": [
-                    None if step in (GIVEN, NEVER) else rounded(math.exp(value), 3)
+                    None if step in (GIVEN, NEVER) else short_number(math.exp(value), 3)
                     for step, value in zip(steps, logp, strict=True)
                 ],
                 "counted": [int(truth) for truth in counted],
             }
         )
-    return found
+    return lines
 
 
-def probes_of(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[TraceLine]:
-    """Where one trace was asked: each question's state, the tokens asked there, and what the policy said of them."""
+def probe_lines(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[TraceLine]:
+    """The questions about one trace: each with its state, the tokens asked there, and their log-probabilities."""
     units = (probes.trace_M == trace).nonzero().squeeze(1).tolist()
-    found = []
+    lines = []
     for question in (probes.trace_N == trace).nonzero().squeeze(1).tolist():
         unit = int(probes.unit_N[question])
         state_C = probes.states_SL[probes.state_N[question], -length:]
         asked_C = probes.asked_NL[question, -length:]
-        found.append(
+        lines.append(
             {
                 "term": units.index(unit),
-                "masked": places(state_C == probes.trace.mask_id),
-                "asked": places(asked_C),
-                "share": [rounded(value) for value in probes.share_NL[question, -length:][asked_C].tolist()],
-                "logp": [rounded(value) for value in logp_NL[question, -length:][asked_C].tolist()],
-                "weight": rounded(float(probes.weight_M[unit])),
+                "masked": positions(state_C == probes.trace.mask_id),
+                "asked": positions(asked_C),
+                "share": [short_number(value) for value in probes.share_NL[question, -length:][asked_C].tolist()],
+                "logp": [short_number(value) for value in logp_NL[question, -length:][asked_C].tolist()],
+                "weight": short_number(float(probes.weight_M[unit])),
             }
         )
-    return found
+    return lines
 
 
-def branches_of(
+def branch_lines(
     branches: Trace, numbers: Sequence[int], step_C: Tensor, reward_B: Tensor, advantage_B: Tensor | None, show: Show
 ) -> list[TraceLine]:
     """The fillings of one state of a trace, whose steps are `step_C`: the state is the one before the step that filled
     the first of the positions that the filling filled."""
-    found = []
+    lines = []
     for number in numbers:
         filled_C = branches.filled_BL[number, -len(step_C) :]
         tokens_C = branches.tokens_BL[number, -len(step_C) :]
         if filled_C.any():  # a state that a schedule's last steps left full has nothing to fill
-            found.append(
+            lines.append(
                 {
                     "at": int(step_C[filled_C].min()),
-                    "reward": rounded(float(reward_B[number])),
-                    "advantage": None if advantage_B is None else rounded(float(advantage_B[number])),
-                    "filled": {str(place): show([int(tokens_C[place])]) for place in places(filled_C)},
+                    "reward": short_number(float(reward_B[number])),
+                    "advantage": None if advantage_B is None else short_number(float(advantage_B[number])),
+                    "filled": {str(place): show([int(tokens_C[place])]) for place in positions(filled_C)},
                 }
             )
-    return found
+    return lines
 
 
-def taught_of(rollouts: list[TraceLine], part: LossTerm, logp_NL: Tensor, length: int, learnt: bool) -> None:
-    """Tell the rollouts, the first of the part's, what it made of them, where it asked, and what was answered. One that
-    cannot teach anything was not asked."""
+def add_training_info(rollouts: list[TraceLine], term: LossTerm, logp_NL: Tensor, length: int, updated: bool) -> None:
+    """Add to rollouts, the first traces of a term, their credit, advantage, questions and log-probabilities. Traces
+    without a gradient were not asked."""
     first = slice(0, len(rollouts))
-    credit_BL, counted_BL = part.credit_BL[first], part.probes.trace.counted_BL[first]
-    weighed, live_N = bool((credit_BL[counted_BL] != 1).any()), live_questions(part)
+    credit_BL, counted_BL = term.credit_BL[first], term.probes.trace.counted_BL[first]
+    uneven, live_N = bool((credit_BL[counted_BL] != 1).any()), live_questions(term)
     for i, rollout in enumerate(rollouts):
-        asked = bool(live_N[part.probes.trace_N == i].any())
+        asked = bool(live_N[term.probes.trace_N == i].any())
         rollout |= {
-            "weight": [rounded(value) for value in credit_BL[i, -length:].tolist()] if weighed else None,
-            "advantage": rounded(float(part.advantage_B[i])),
-            "probes": probes_of(part.probes, logp_NL, i, length) if asked else None,
-            "taught": learnt and asked,
+            "weight": [short_number(value) for value in credit_BL[i, -length:].tolist()] if uneven else None,
+            "advantage": short_number(float(term.advantage_B[i])),
+            "probes": probe_lines(term.probes, logp_NL, i, length) if asked else None,
+            "taught": updated and asked,
         }
 
 
-def places(truth_C: Tensor) -> list[int]:
+def positions(truth_C: Tensor) -> list[int]:
     return truth_C.nonzero().squeeze(1).tolist()

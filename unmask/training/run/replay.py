@@ -1,4 +1,4 @@
-"""An update that was not finite, done again: what a run leaves in RUN/broken/STEP when it stops (broken.py)."""
+"""Repeat an update that was not finite, from what a run leaves in RUN/broken/STEP when it stops (broken.py)."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from unmask.training.update import NotFinite, update
 
 
 def replay(folder: Path) -> dict[str, float]:
-    """What the update measures, by the weights it had: the same that is not finite, or nothing that is not.
+    """The metrics of the update with the weights it had.
 
     In one process, on the device of the run's configuration. Where the rollouts were not finite, there was no update:
-    the mean of the sampled log-probabilities, and of the same tokens asked again.
+    the mean of the sampled log-probabilities, and of the same tokens scored again.
     """
     if folder.absolute().parent.name != FOLDER:
         raise ValueError(f"{folder} is not of the form RUN/{FOLDER}/STEP")

@@ -1,10 +1,10 @@
-"""What it takes to go on with a run as if nothing had happened, kept on disk between two updates.
+"""The state from which a run can be resumed as if it had not been interrupted, saved between two updates.
 
     RUN/state/40/tensors.safetensors   the weights that are trained, Adam's moments, the generator of the probes
-    RUN/state/40/state.json            the update, what has been spent, how long the logs were, checksums of both files
+    RUN/state/40/state.json            the update, the cost so far, how long the logs were, checksums of both files
 
-The order of the data and the noise of rollouts are functions of the seed and of the update's number: nothing to keep.
-A state is written aside, synced and renamed, so it is there whole or not at all; the last two stay.
+The order of the data and the noise of rollouts are functions of the seed and of the update's number, and need no state.
+A state is written aside, synced and renamed, so it is complete or absent; the last two stay.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from unmask.training.optim import MasterAdamW, Optimizer
 from unmask.util.files import digest, fsync, save_tensors
 
-KEPT = 2
+STATES = 2
+"""How many stay."""
 TENSORS, FACTS = "tensors.safetensors", "state.json"
 SUM = "sum"
 """The checksum of state.json, of all that it says beside."""
@@ -59,19 +60,19 @@ def state_tensors(
 ) -> dict[str, Tensor]:
     """What training has changed. Sharded tensors are put together, for which every process has to ask; a process that
     does not want them holds one at a time."""
-    found = {GENERATOR: rng.get_state()}
+    tensors = {GENERATOR: rng.get_state()}
     inner, named = _inside(policy, optimizer)
     for name, weight in named.items():
         for kind, value in {"weight": weight, **inner.state.get(weight, {})}.items():
             whole = value.full_tensor() if isinstance(value, DTensor) else value
             if wanted:
-                found[f"{kind} {name}"] = whole.detach().cpu().contiguous()
-    return found
+                tensors[f"{kind} {name}"] = whole.detach().cpu().contiguous()
+    return tensors
 
 
 @torch.no_grad()
 def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tensors: Mapping[str, Tensor]) -> None:
-    """Put everything where `state_tensors` found it."""
+    """Put everything back where `state_tensors` took it from."""
     inner, named = _inside(policy, optimizer)
     kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, "weight"}
     known = {f"{kind} {name}" for kind in (*kinds, "weight") for name in named} | {GENERATOR}
@@ -80,15 +81,15 @@ def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tenso
     for name, weight in named.items():
         value = tensors[f"weight {name}"]
         if value.shape != weight.shape:
-            told = f"{name} is {list(value.shape)} there and {list(weight.shape)} here"
-            raise ValueError(f"the saved state is of another model or other options: {told}")
+            shapes = f"{name} is {list(value.shape)} there and {list(weight.shape)} here"
+            raise ValueError(f"the saved state is of another model or other options: {shapes}")
         weight.copy_(_like(weight, value))
         moments = {kind: tensors[f"{kind} {name}"] for kind in kinds}
         if moments:
-            counted = moments.pop("step")  # beside the weight only if the step is one kernel
+            step = moments.pop("step")  # beside the weight only if the step is one kernel
             inner.state[weight] = {kind: _like(weight, value) for kind, value in moments.items()}
-            home = weight.device if inner.defaults.get("fused") else counted.device
-            inner.state[weight]["step"] = counted.to(home, copy=True)
+            home = weight.device if inner.defaults.get("fused") else step.device
+            inner.state[weight]["step"] = step.to(home, copy=True)
     if isinstance(optimizer, MasterAdamW):
         optimizer.round_weights()
     rng.set_state(tensors[GENERATOR])
@@ -108,17 +109,17 @@ def _like(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Keep a state under its number, whole or not at all, and drop all but the last."""
+    """Save a state under its number, complete or not at all, and drop all but the last ones."""
     aside, final = folder / f".{step}.partial", folder / str(step)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         save_tensors(tensors, aside / TENSORS)
-        told = json.loads(json.dumps({"step": step, **facts, "sha256": digest(aside / TENSORS)}))
-        (aside / FACTS).write_text(json.dumps({**told, SUM: _sum(told)}) + "\n")
+        plain = json.loads(json.dumps({"step": step, **facts, "sha256": digest(aside / TENSORS)}))
+        (aside / FACTS).write_text(json.dumps({**plain, SUM: _sum(plain)}) + "\n")
         for path in (aside / FACTS, aside):
             fsync(path)
-        if final.exists():  # one that could not be used, or that was kept when a reward failed
+        if final.exists():  # one that could not be used, or that was saved when a reward failed
             final.rename(folder / f".{step}.partial.old")
         aside.rename(final)
         fsync(folder)
@@ -126,19 +127,19 @@ def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapp
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(folder / f".{step}.partial.old", ignore_errors=True)
-    for old in [*_states(folder).values()][:-KEPT]:
+    for old in [*_states(folder).values()][:-STATES]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_state(folder: Path) -> tuple[State | None, list[str]]:
-    """The last state that is whole, and why each later one was passed over."""
-    passed_over: list[str] = []
+    """The last complete state, and why each later one cannot be used."""
+    unusable: list[str] = []
     for path in reversed(_states(folder).values()):
         try:
-            return _read(path), passed_over
+            return _read(path), unusable
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
-            passed_over.append(f"{path} cannot be used ({type(error).__name__}: {error})")
-    return None, passed_over
+            unusable.append(f"{path} cannot be used ({type(error).__name__}: {error})")
+    return None, unusable
 
 
 def _read(folder: Path) -> State:
@@ -156,7 +157,7 @@ def _sum(facts: Mapping[str, Any]) -> str:
 
 def _states(folder: Path) -> dict[int, Path]:
     """By number. One that was being replaced when the process was killed is still there, under its other name."""
-    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    replaced = {name.strip(".").removesuffix(".partial.old"): name for name in there if name.endswith(".partial.old")}
-    found = replaced | {name: name for name in there}
-    return {int(step): folder / found[step] for step in sorted(filter(str.isdecimal, found), key=int)}
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    replaced = {name.strip(".").removesuffix(".partial.old"): name for name in names if name.endswith(".partial.old")}
+    states = replaced | {name: name for name in names}
+    return {int(step): folder / states[step] for step in sorted(filter(str.isdecimal, states), key=int)}

@@ -17,7 +17,7 @@ NOWHERE = [OUTSIDE] * CELLS
 BOARD = re.compile(r"(?=([1-4](?:[^0-9]{0,8}[1-4]){15}))")
 
 
-def cells_of(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int] | None:
+def cell_positions(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int] | None:
     """The position of each cell in a completion of these tokens, whose text is `text`; None where it is no Sudoku, or
     where the board is not written with one token a cell."""
     if not task.board:
@@ -27,15 +27,15 @@ def cells_of(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int
     board, place_of = task.grade(row, text).answer, [place for place, token in enumerate(tokens) for _ in token]
     if len(board) != CELLS:
         return NOWHERE
-    for found in reversed(list(BOARD.finditer("".join(tokens)))):
-        digits = [found.start() + at for at, character in enumerate(found[1]) if character.isdigit()]
-        if "".join(found.string[at] for at in digits) == board:
+    for match in reversed(list(BOARD.finditer("".join(tokens)))):
+        digits = [match.start() + at for at, character in enumerate(match[1]) if character.isdigit()]
+        if "".join(match.string[at] for at in digits) == board:
             cells = [place_of[at] for at in digits]
             return cells if len(set(cells)) == CELLS else None
     return NOWHERE
 
 
-def board_of(row: Row, cells: Sequence[list[int] | None]) -> dict[str, Any] | None:
+def board_line(row: Row, cells: Sequence[list[int] | None]) -> dict[str, Any] | None:
     """The puzzle, and where its cells are where that is the same in all rollouts; None without a board to show."""
     if any(each is None for each in cells):
         return None

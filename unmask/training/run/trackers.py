@@ -2,9 +2,10 @@
 
     track: tensorboard               # or wandb, or trackio, or a list of them
 
-A tracker is told every line of metrics.jsonl at most once: `tracking.json` in the run folder counts them. A run that
-goes on from an earlier state does some updates again, and they are not told again; lines that a tracker missed, because
-it had failed, are told when the run goes on. One that fails is warned of and left alone: the run goes on.
+A tracker receives every line of metrics.jsonl at most once: `tracking.json` in the run folder counts them. A run that
+is resumed from an earlier state repeats some updates, and their lines are not sent again; lines that a tracker missed,
+because it had failed, are sent when the run is resumed. A tracker that fails is dropped with a warning, and the run
+continues.
 """
 
 import importlib.util
@@ -46,22 +47,22 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Mapping[str, Any], number: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        begun = (folder / "tensorboard").exists()
+        resumed = (folder / "tensorboard").exists()
         self.writer = SummaryWriter(str(folder / "tensorboard"))
-        if not begun:
+        if not resumed:
             self.writer.add_text("config", f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False)}```", 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a run that is killed has told what it had counted
+        self.writer.flush()  # so that a run that is killed has written what it has counted
 
     def close(self) -> None:
         self.writer.close()
 
 
 class Wandb:
-    """The project `unmask`, or the one that WANDB_PROJECT names; what is kept here is in RUN/wandb."""
+    """The project `unmask`, or the one that WANDB_PROJECT names; its local files are in RUN/wandb."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], number: str) -> None:
         import wandb
@@ -109,14 +110,14 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 def tracking(
     config: "Config", make_folder: "MakeFolder", hooks: "Hooks", resumed: bool
 ) -> "Iterator[tuple[MakeFolder, Hooks]]":
-    """Both as they were, with the trackers told what is reported once the folder is there: by the first process."""
-    check(config.track)
+    """The same, with the trackers receiving the metrics from when the folder is made, in the first process."""
+    check_trackers(config.track)
     trackers = Trackers(config.track)
 
     def make_and_open() -> RunFolder:
         run = make_folder()
         if config.track:
-            trackers.begin(run.path, config.dump(), resumed)
+            trackers.start(run.path, config.dump(), resumed)
         return run
 
     def on_metrics(step: int, metrics: dict[str, float]) -> None:
@@ -130,11 +131,11 @@ def tracking(
         trackers.close()
 
 
-def check(names: Sequence[str]) -> None:
-    """ValueError where a package is missing, or W&B does not know who is asking: before a model is loaded."""
+def check_trackers(names: Sequence[str]) -> None:
+    """ValueError where a package is missing or W&B has no login: before a model is loaded."""
     for name in names:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, as W&B makes one, is no package
             raise ValueError(f"track: {name} is not installed; pip install 'unmask[{name}]', or leave it out")
     if "wandb" in names and os.environ.get("RANK", "0") == "0":
         import wandb
@@ -142,33 +143,33 @@ def check(names: Sequence[str]) -> None:
         try:
             wandb.login()  # asks in a terminal, and does so before the panel is there
         except wandb.Error as error:
-            told = " ".join(str(error).split())
-            raise ValueError(f"track: wandb cannot be used: {told}; or set WANDB_MODE=offline") from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"track: wandb cannot be used: {reason}; or set WANDB_MODE=offline") from error
 
 
 class Trackers:
-    """The trackers of one run, and how many lines of metrics.jsonl each has been told."""
+    """The trackers of one run, and how many lines of metrics.jsonl each has received."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.open = names, dict[str, Tracker]()
         self.folder: Path | None = None
-        self.lines, self.told, self.number = 0, dict[str, int](), secrets.token_hex(4)
+        self.lines, self.sent, self.number = 0, dict[str, int](), secrets.token_hex(4)
 
-    def begin(self, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
-        """Open them, and tell what is in metrics.jsonl and they have not been told."""
+    def start(self, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
+        """Open them, and send the lines of metrics.jsonl that they have not received."""
         if (folder / COUNTS).is_file():
-            kept = json.loads((folder / COUNTS).read_text())
-            self.told, self.number = kept["told"], kept["id"]
+            saved = json.loads((folder / COUNTS).read_text())
+            self.sent, self.number = saved["told"], saved["id"]
         self.folder = folder
-        self._keep()
+        self._save_counts()
         for name in self.names:
             try:
                 self.open[name] = TRACKERS[name](folder, config, self.number)
             except Exception as error:
-                if not resumed:  # there is somebody to put it right, and nothing to lose yet
-                    told = " ".join(str(error).split())
+                if not resumed:  # the user can fix it, and nothing is lost yet
+                    reason = " ".join(str(error).split())
                     raise ValueError(
-                        f"track: {name} cannot be started: {told}; put that right and unmask train --resume {folder}"
+                        f"track: {name} cannot be started: {reason}; fix that, then unmask train --resume {folder}"
                     ) from error
                 _warn(name, error)
         rows = read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
@@ -176,19 +177,19 @@ class Trackers:
             self.log(int(row["step"]), {key: value for key, value in row.items() if key != "step"})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The next line of metrics.jsonl, to those that have not been told it."""
+        """Send the next line of metrics.jsonl to those that have not received it."""
         self.lines += 1
-        due = {name: tracker for name, tracker in self.open.items() if self.told.get(name, 0) < self.lines}
+        due = {name: tracker for name, tracker in self.open.items() if self.sent.get(name, 0) < self.lines}
         if not due:
             return
-        self.told.update(dict.fromkeys(due, self.lines))
-        self._keep()  # first: rather a line that is lost with the process than one that is told twice
+        self.sent.update(dict.fromkeys(due, self.lines))
+        self._save_counts()  # first: better a line that is lost with the process than one that is sent twice
         for name, tracker in due.items():
             try:
                 tracker.log(step, metrics)
             except Exception as error:
-                self.told[name] = self.lines - 1
-                self._keep()
+                self.sent[name] = self.lines - 1
+                self._save_counts()
                 del self.open[name]
                 _warn(name, error)
 
@@ -199,13 +200,13 @@ class Trackers:
             except Exception as error:
                 _warn(name, error)
 
-    def _keep(self) -> None:
+    def _save_counts(self) -> None:
         assert self.folder is not None
         aside = self.folder / f".{COUNTS}.partial"
-        aside.write_text(json.dumps({"id": self.number, "told": self.told}) + "\n")
+        aside.write_text(json.dumps({"id": self.number, "told": self.sent}) + "\n")
         aside.rename(self.folder / COUNTS)
 
 
 def _warn(name: str, error: Exception) -> None:
-    told = f"{name} fails ({type(error).__name__}: {error}) and is left alone; metrics.jsonl has everything"
-    warnings.warn(f"{told}, and --resume tells it the rest", stacklevel=2)
+    problem = f"{name} failed ({type(error).__name__}: {error}) and is dropped; metrics.jsonl has everything"
+    warnings.warn(f"{problem}, and --resume sends it the rest", stacklevel=2)

@@ -21,7 +21,7 @@ from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks, MakeFolder
 from unmask.training.run.broken import store_broken
 from unmask.training.run.folder import BEST, RunFolder, read_metrics
-from unmask.training.run.health import REACH, Update, health_warnings, updates_of
+from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
 from unmask.training.run.recorder import TraceRecorder
 from unmask.training.run.state import State, state_tensors
@@ -57,7 +57,7 @@ class TrainingRun(BaseRun[Evaluation]):
         prompts = [task.prompt_ids(self.policy.tokenizer, row) for row in self.held_out]
         canvas(prompts, experiment.decoding.length, self.policy, "cpu")  # raises now if one is too long
         self.recorder = TraceRecorder(experiment)
-        self.forwards, self.history = 0.0, list[Update]()
+        self.forwards, self.history = 0.0, list[StepMetrics]()
         """Forwards spent, the metrics that health checks look at."""
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
@@ -69,7 +69,7 @@ class TrainingRun(BaseRun[Evaluation]):
         return {"best": self.best.data(), "forwards": self.forwards}
 
     def _restore(self, facts: Mapping[str, Any]) -> None:
-        self.history = updates_of(read_metrics(self.folder.path)) if self.folder is not None else []
+        self.history = recent_updates(read_metrics(self.folder.path)) if self.folder is not None else []
         self.best, self.forwards = best_of(facts["best"]), facts["forwards"]
         self.meter.forwards = self.forwards if self.ranks.first else 0.0
         self._check_best(self.step)
@@ -98,7 +98,7 @@ class TrainingRun(BaseRun[Evaluation]):
         metrics = {**batch_metrics(batch), **batch.mismatch, **update.means(), "train/skipped": float(self.skips.total)}
         if broken is not None:
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        counts, warned = health_warnings([*self.history, metrics])
+        counts, new_warnings = health_warnings([*self.history, metrics])
         self.history = [*self.history, {**metrics, **counts}][-REACH:]
         self.recorder.record(step, batch, updated=broken is None or broken.inner_step > 0)
         rate = {"train/lr": learning_rate(self.config, step)}
@@ -106,7 +106,7 @@ class TrainingRun(BaseRun[Evaluation]):
         self._record(step, {**metrics, **rest}, batch.failures)
         if self.folder is not None:
             self.folder.log_samples(step, samples_of(batch, self.config.group))
-            self.folder.log_warnings(step, warned)
+            self.folder.log_warnings(step, new_warnings)
             self.hooks.on_batch(self.experiment, batch)
         if broken is not None and self.too_many_skips:
             self._give_up(step, batch, broken)

@@ -85,7 +85,7 @@ function Warnings({ runs }: { runs: readonly Run[] }) {
   const all = runs.flatMap((run) => run.warnings.map((warning) => ({ run, warning })));
   if (all.length === 0) return null;
   const words = (warning: Warning) =>
-    warning.told ?? `${warning.name ?? "warning"}: ${number(warning.value)} past ${number(warning.bound)}`;
+    warning.message ?? `${warning.name ?? "warning"}: ${number(warning.value)} past ${number(warning.bound)}`;
   return (
     <section class="warnings">
       <h2>Warnings</h2>
