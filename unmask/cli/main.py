@@ -31,24 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
-for _command in (
-    train,
-    compare,
-    audit,
-    eval,
-    view,
-    sample,
-    generate,
-    methods,
-    tasks,
-    doctor,
-    merge,
-    pretrain,
-    fetch,
-    adapt,
-    sft,
-    grade,
-):
+COMMANDS = [train, compare, audit, eval, view, sample, generate, methods, tasks, doctor, merge, pretrain]
+COMMANDS += [fetch, adapt, sft, grade]
+for _command in COMMANDS:
     app.command()(_command)
 
 
