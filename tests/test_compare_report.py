@@ -107,7 +107,7 @@ def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
             [row("a", {"0": 0.5}), row("b", {"0": 0.4}), row("c", {"0": 0.5})],
             "a, c solve the same, 50.0 % sampled on sudoku after 1,000 forwards: none of them is the best.",
         ),
-        ([row("a", {})], "No run has finished, so nothing can be said."),
+        ([row("a", {})], "No run has finished, so there is no conclusion."),
     ],
 )  # fmt: skip
 def test_the_conclusion_follows_from_the_numbers(rows: list[dict[str, Any]], sentence: str) -> None:

@@ -1,13 +1,19 @@
 """Bad configurations get one sentence that names the key, and nothing is created on disk."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from unmask.cli.runs import split_settings
-from unmask.config import DEMO, parse_config, read_config
+from unmask.config import DEMO, Config, parse_config, read_config
+from unmask.config.defaults import micro_batch_sizes
+from unmask.config.keys import RENAMED, validate, with_current_keys, with_old_keys
 from unmask.methods.daca import strided_strata
+from unmask.sft.config import SftConfig
+from wording import naming
 
 BAD = {
     "learning_rate: unknown key": {"learning_rate": 1e-3},
@@ -140,3 +146,49 @@ def test_a_configuration_may_stand_anywhere_among_the_overrides(tmp_path: Path) 
         assert split_settings(words) == (file, ["a=1", "b=2"])
     assert split_settings(["a=1", "b"]) == (None, ["a=1", "b"])  # which is then refused as no key=value
     assert split_settings(["none.yaml", "a=1"]) == (Path("none.yaml"), ["a=1"])  # which is then said not to be there
+
+
+# --- keys and defaults ------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_imported_without_torch() -> None:
+    code = "import sys, unmask.config.schema; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_old_key_names_are_those_of_0_1_in_the_same_order() -> None:
+    data = read_config(overrides=["inner_steps=3", "rollout.micro_batch_size=7"]).dump()
+    old = with_old_keys(data)
+    assert (old["inner"], old["rollout"]["rows"]) == (3, 7) and {"rows", "checkpointing"} <= old.keys()
+    assert "max_norm" in old["optimizer"] and not {"inner_steps", "micro_batch_size"} & old.keys()
+    with pytest.warns(FutureWarning) as warned:
+        current = with_current_keys(old)
+    assert list(current) == list(data) and current == data and len(warned) == len(RENAMED)
+
+
+@pytest.mark.parametrize(
+    ("weights", "configured", "sizes"),
+    [
+        (9_999_999, {}, (512, 512)),
+        (10_000_000, {}, (32, 8)),
+        (10_000_000, {"micro_batch_size": 3}, (32, 3)),
+        (1, {"rollout": {"micro_batch_size": 5}}, (5, 512)),
+    ],
+)
+def test_micro_batches_are_as_configured_or_by_the_number_of_weights(weights: int, configured: dict, sizes) -> None:
+    assert micro_batch_sizes(parse_config(configured), weights) == sizes
+
+
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        ({"optimizer": {"max_grad_nrm": 1}}, ("optimizer.max_grad_nrm", "max_grad_norm")),
+        ({"lr": 1}, ("lr", "optimizer.lr")),
+        ({"modle": "tiny"}, ("modle", "model")),
+        ({3: 1}, ("3", "keys must be text")),
+    ],
+)
+def test_every_configuration_names_the_wrong_key_and_the_likely_one(data: dict, names: tuple[str, str]) -> None:
+    for model in (Config, SftConfig):
+        with pytest.raises(ValueError, match=naming(*names)):
+            validate(model, {"model": "tiny", "data": ["sudoku"], **data} if model is SftConfig else data)

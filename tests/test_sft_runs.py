@@ -1,4 +1,4 @@
-"""Fine-tuning runs: cut off and gone on with, updates that are not finite, and the command line."""
+"""Fine-tuning runs: interrupted and resumed, updates that are not finite, and the command line."""
 
 import itertools
 import json
@@ -20,9 +20,11 @@ from unmask.sft.config import CONFIG, RENAMED, SftConfig, read_sft_config
 from unmask.sft.diffusion_loss import NoisedBatch, token_losses
 from unmask.sft.finetune import finetune, resume, sft_update
 from unmask.sft.packing import Batches, PackedBatch
+from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import newest_state
+from unmask.util.signals import Paused
 from wording import mentions, naming
 
 
@@ -74,6 +76,21 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     assert next(weights[0]).read_bytes() == next(weights[1]).read_bytes()
     told = json.loads((tmp_path / "whole" / "finished.json").read_text())
     assert told["canvas"] == {"countdown": 16} and not (tmp_path / "whole" / "state").exists()
+
+
+@pytest.mark.parametrize("last", [2, 3, 5], ids=["evaluation due", "nothing due", "end"])
+def test_a_paused_run_ends_as_one_that_was_not(model: str, last: int, tmp_path: Path) -> None:
+    config = config_for(model)
+    finetune(config, lambda: RunFolder(tmp_path / "whole", config.dump(), CONFIG))
+    seen = list[int]()
+    hooks = Hooks(on_metrics=lambda step, metrics: seen.append(step), should_stop=lambda: seen[-1] == last)
+    with pytest.raises(Paused) as paused:
+        finetune(config, lambda: RunFolder(tmp_path / "paused", config.dump(), CONFIG), hooks)
+    assert paused.value.step == last and seen[:2] == [0, 0]
+    resume(tmp_path / "paused")
+    assert lines(tmp_path / "paused") == lines(tmp_path / "whole")
+    ends = [(tmp_path / name / "finished.json").read_text() for name in ("paused", "whole")]
+    assert ends[0] == ends[1]
 
 
 # --- updates that are not finite ----------------------------------------------------------------------------

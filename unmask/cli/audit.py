@@ -100,7 +100,7 @@ def _measure(
     methods = {}
     for spec in specs or every_estimator(decoding.length, decoding.steps, scores_choice(decoding)):
         own = [override for override in special if override.partition(".")[0] in spec.sections]
-        methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides()]).build_method()
+        methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
         if methods[spec.label].branch is not None:
             raise ValueError(f"{spec.label}: dispo adds branches and no estimator of its own; leave it out")
     first = next(iter(methods.values()))

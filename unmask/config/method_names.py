@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from unmask.config.options import CHOICES, option_defaults
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import is_own, label_of, own_method, piece_of, section_of, takes_base
-from unmask.util.parsing import suggestion
 
 BASE = "diffu_grpo"
 """The base of plug-ins that stand alone."""
@@ -43,23 +42,20 @@ class MethodSpec:
         """The names of the sections of their options."""
         return [section_of(word) for word in self.words]
 
-    def overrides(self) -> Iterator[str]:
-        """The options as overrides: `section.key=value` for an option of the function, else a key of the
-        configuration."""
+    def overrides(self, options_only: bool = False) -> Iterator[str]:
+        """The options as overrides: `section.key=value` for an option of the function (all, with `options_only`), else
+        a key of the configuration."""
         for number, piece in enumerate(self.pieces):
             word, changes = piece_of(piece)
-            options = _options("with" if number else "method", word)
+            factory = own_method("with" if number else "method", word, CHOICES) or {**BASES, **PLUGINS}.get(word)
+            options = {} if factory is None else option_defaults(factory)
             for change in changes:
-                yield f"{section_of(word)}.{change}" if change.partition("=")[0] in options else change
-
-
-def _options(key: str, word: str) -> Iterable[str]:
-    factory = own_method(key, word, CHOICES) or {**BASES, **PLUGINS}.get(word)
-    return () if factory is None else option_defaults(factory)
+                own = options_only or change.partition("=")[0] in options
+                yield f"{section_of(word)}.{change}" if own else change
 
 
 def method_spec(text: str) -> MethodSpec:
-    """Parse one method whose options are all its functions' own; ValueError says what is wrong with it."""
+    """Parse one method; a plug-in alone stands on BASE. Options are checked when the method is built."""
     pieces = tuple(piece.strip() for piece in text.split("+"))
     words = [piece_of(piece)[0] for piece in pieces]
     for word in words:
@@ -69,14 +65,8 @@ def method_spec(text: str) -> MethodSpec:
     spec = MethodSpec(BASE, pieces, names_base=False) if alone else MethodSpec(pieces[0], pieces[1:])
     if wrong := [word for word in spec.words[1:] if word in BASES]:
         raise ValueError(f"methods: {text!r} has two bases; {wrong[0]} must come first or be removed")
-    for number, piece in enumerate(spec.pieces):
-        word, changes = piece_of(piece)
-        for change in changes:
-            name, equals, _ = change.partition("=")
-            if not equals:
-                raise ValueError(f"methods: {change!r} in {text!r} is not of the form key=value")
-            if name not in (options := _options("with" if number else "method", word)):
-                raise ValueError(f"{section_of(word)}.{name}: unknown option; {suggestion(name, options)}")
+    if wrong := [change for change in spec.overrides(options_only=True) if "=" not in change]:
+        raise ValueError(f"methods: {wrong[0]!r} in {text!r} is not of the form key=value")
     return spec
 
 

@@ -50,13 +50,10 @@ def method_factory(key: str, word: str) -> Callable[..., Method]:
 
 
 def factories(config: Config) -> dict[str, Callable[..., Any]]:
-    """The functions that a configuration calls, by the section of their options."""
+    """The functions that a configuration calls, by the section of their options: task, method, plug-ins."""
+    plugins = {section_of(word): method_factory("with", word) for word in config.plugins}
     method = {section_of(config.method): method_factory("method", config.method)}
-    return {config.task: TASKS[config.task], **method, **_plugin_factories(config)}
-
-
-def _plugin_factories(config: Config) -> dict[str, Callable[..., Method]]:
-    return {section_of(word): method_factory("with", word) for word in config.plugins}
+    return {config.task: TASKS[config.task], **method, **plugins}
 
 
 def check_known(key: str, name: str, names: Mapping[str, Any]) -> None:
@@ -73,8 +70,9 @@ def build_task(config: Config) -> Task:
 
 
 def build_method(config: Config) -> Method:
-    method: Method = _build(method_factory("method", config.method), section_of(config.method), config.options)
-    for section, plugin in _plugin_factories(config).items():
+    _, (section, base), *plugins = factories(config).items()
+    method: Method = _build(base, section, config.options)
+    for section, plugin in plugins:
         method = _build(plugin, section, config.options, method)
     return method
 

@@ -34,23 +34,23 @@ class Config(Strict):
     model: str = Field("tiny", min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """The type of the weights; as the checkpoint says if not given."""
+    """The type of the weights; the checkpoint's if not given."""
     full: bool | None = None
     """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
     lora: LoraOptions = LoraOptions()
     """The low-rank adapter."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     compile: bool = False
-    """Compile the model's layers: seconds to begin with, then faster on a large GPU."""
+    """Compile the model's layers: seconds at the start, then faster on a large GPU."""
     task: str = "sudoku"
-    """What to learn (unmask tasks), or the Python file of a task of your own."""
+    """The task (unmask tasks), or the Python file of a task of your own."""
     method: str = "diffu_grpo"
     """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
     plugins: Annotated[tuple[str, ...], BeforeValidator(as_list)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Of prompts, rollouts and probes."""
+    """Seed of prompts, rollouts and probes."""
     updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
     prompts: int = Field(12, ge=1, lt=2**20)
@@ -63,16 +63,16 @@ class Config(Strict):
     """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a
     small model, 8 for a large one if not given; halved when memory runs out."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
-    """Groups whose rewards are all alike: kept, left out, or replaced by other prompts."""
+    """Groups with identical rewards: kept, left out, or replaced by other prompts."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
     save_every: int = Field(50, ge=0)
-    """Updates between checkpoints, from which a run that is cut off goes on; 0 saves the last only."""
+    """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
     track: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], BeforeValidator(as_list)] = ()
-    """Where metrics go beside metrics.jsonl."""
+    """Trackers that receive the metrics, beside metrics.jsonl."""
     trace_every: int = Field(10, ge=0)
-    """Updates between groups of rollouts that are written down for `unmask view`, the first update's among them; with
-    some problems of every evaluation. 0: none."""
+    """Updates between groups of rollouts that are saved for `unmask view`, beginning with the first update, and some
+    problems of every evaluation. 0: none."""
     rollout: RolloutConfig = RolloutConfig()
     """How completions are sampled."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -80,7 +80,7 @@ class Config(Strict):
     eval: EvalConfig = EvalConfig()
     """Evaluation during training."""
     reward: RewardConfig = RewardConfig()
-    """What a reward that fails does."""
+    """Rewards that fail."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
     _user_files: dict[str, str] = PrivateAttr(default_factory=dict)

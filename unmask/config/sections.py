@@ -1,4 +1,4 @@
-"""The sections of a configuration that do not depend on what is trained with what."""
+"""The sections of a configuration, and what the configurations of RL and of fine-tuning share."""
 
 from typing import Annotated, Literal, Protocol
 
@@ -16,46 +16,46 @@ class RolloutConfig(Strict):
     block: int | None = Field(None, ge=1)
     """Positions of a semi-autoregressive block; one block if not given."""
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Of sampling, and so of scoring; 0 is greedy, which training refuses: methods learn from samples."""
+    """Temperature of sampling and of scoring; 0 is greedy, which training rejects: methods need samples."""
     top_k: int = Field(0, ge=0)
-    """Draw from the k likeliest tokens; 0 cuts nothing."""
+    """Sample from the k likeliest tokens; 0: from all."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Draw from the smallest set of tokens with this mass."""
+    """Sample from the smallest set of tokens with this probability."""
     order: str = "low_confidence"
     """The order in which positions are committed."""
     schedule: Literal["even", "timestep"] = "even"
-    """How many positions a step commits: as many as every other, or by Dream's timesteps."""
+    """How many positions a step commits: the same number every step, or by Dream's timesteps."""
     threshold: float | None = Field(None, allow_inf_nan=False)
-    """Commit every position whose score in the order reaches this, at least one a step; `steps` then says nothing."""
+    """Commit every position whose score in the order reaches this, at least one per step; `steps` is then ignored."""
     guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
     cache: Literal["none", "prefix", "dual"] = "none"
-    """What is remembered between the steps of a block: nothing, what is before the block, or all but the block."""
+    """What is cached between the steps of a block: nothing, the columns before the block, or all but the block."""
     refresh: int = Field(1, ge=1)
     """Blocks between full passes that renew the cache."""
     mismatch: float = Field(0.05, ge=0, le=1)
-    """The share of rows replayed without the cache to measure what it changes; 0 measures nothing."""
+    """The share of rollouts that are scored again without the cache, to measure its effect; 0: none."""
     correction: float = Field(0.0, ge=0)
-    """The limit of importance weights that make up for the cache; 0 applies none. Replays every row."""
+    """The limit of importance weights that correct for the cache; 0: no weights. Scores every rollout again."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
 
 
 class OptimizerConfig(Strict):
     lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
-    """The learning rate of AdamW, over what is trained: the adapter, or all weights."""
+    """The learning rate of AdamW, for the adapter or for all weights."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """How the learning rate moves, once an update; the last two fall to zero over `updates`."""
+    """How the learning rate changes from update to update; the last two fall to zero over `updates`."""
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """AdamW's, decoupled from the gradient."""
+    """Weight decay of AdamW, decoupled from the gradient."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    """AdamW's averages of gradient and squared gradient."""
+    """AdamW's decay rates of the averages of gradient and squared gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     patience: int = Field(5, ge=1)
-    """An update that is not finite is skipped; the run stops after so many in a row."""
+    """An update that is not finite is skipped; the run stops after this many in a row."""
 
 
 class EvalConfig(Strict):
@@ -66,13 +66,13 @@ class EvalConfig(Strict):
     every: int = Field(0, ge=0)
     """Updates between evaluations; 0 evaluates before and after only."""
     split: Literal["test", "validation"] = "test"
-    """Whose problems: the test split's, or a part of the training split that is then not trained on, to choose by."""
+    """The problems: the test split, or a part of the training split that is held out, for model selection."""
     best: bool = False
-    """Keep the weights of the best evaluation, by the sampled solve rate, beside the last."""
+    """Save the weights of the best evaluation, by the sampled solve rate, beside the last."""
     early_stop: int = Field(0, ge=0)
-    """Evaluations in a row without a new best after which the run ends with the best weights; 0: it goes on."""
+    """Evaluations in a row without a new best after which the run ends with the best weights; 0: never."""
     collapse: float = Field(0.0, ge=0, le=1)
-    """How far the solve rate may lie below the best before the run ends with the best weights, as a share; 0: any."""
+    """How far the solve rate may fall below the best, as a share, before the run ends with the best weights; 0: any."""
 
 
 class EvalSchedule(Protocol):

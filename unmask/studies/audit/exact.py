@@ -212,14 +212,14 @@ class _OrderWalk:
             column_Q, nothing_Q = column_UM.flatten(), torch.zeros(plain_QV.shape[0], device=plain_QV.device)
             logits = StepLogits(plain_QV.detach(), logq_QV.detach(), nothing_Q.long(), nothing_Q, column_Q)
             score_QV = _BY_DRAW[order](logits) if order in _BY_DRAW else order(logits)[:, None].expand_as(plain_QV)
-            logp_FX, chosen_FXK = _ranked(score_QV, logq_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
+            logp_FX, chosen_FXK = _set_logprobs(score_QV, logq_QV, row_FM, token_FM, logq_FM, place_FM, set_XK)
         logp_FX = front.logp_F[:, None] + logp_FX
         led_F, led_X = (logp_FX > -torch.inf).nonzero(as_tuple=True)
         filled_HW = front.filled_FW[led_F].scatter(1, chosen_FXK[led_F, led_X], True)
         return front.trace_F[led_F], filled_HW, logp_FX[led_F, led_X]
 
 
-def _ranked(
+def _set_logprobs(
     score_QV: Tensor,
     logq_QV: Tensor,
     row_FM: Tensor,

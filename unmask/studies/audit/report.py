@@ -39,9 +39,7 @@ def audit_data(audit: Audit) -> dict[str, Any]:
     """The numbers as JSON takes them, a list over the problems for every field."""
 
     def lists(kind: Any, rows: Sequence[ValueFigures | GradientFigures | None]) -> dict[str, list[float | None]]:
-        return {
-            field: [None if row is None else _rounded(getattr(row, field)) for row in rows] for field in kind._fields
-        }
+        return {field: [None if row is None else _round(getattr(row, field)) for row in rows] for field in kind._fields}
 
     def estimator_data(one: EstimatorFigures) -> dict[str, Any]:
         return {
@@ -61,7 +59,7 @@ def audit_data(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 

@@ -81,12 +81,12 @@ def _summary_row(row: Mapping[str, Any], base: Mapping[str, Any] | None, measure
     for name in ("updates", "forwards", "seconds"):
         means[name] = sum(end[name] for end in ends.values()) / len(ends) if ends else None
     for name in measures:
-        means[name] = _clipped(t_interval([end[name] for end in ends.values()])) if ends else None
+        means[name] = _share_interval(t_interval([end[name] for end in ends.values()])) if ends else None
         means[f"{name} difference"] = None if base is None else difference(row, base, name)
     return means
 
 
-def _clipped(interval: Interval) -> dict[str, Any]:
+def _share_interval(interval: Interval) -> dict[str, Any]:
     """The interval of a share, within 0 and 1."""
     low, high = (None if edge is None else min(1.0, max(0.0, edge)) for edge in (interval.low, interval.high))
     return {"mean": interval.mean, "low": low, "high": high}
@@ -107,7 +107,7 @@ def conclusion(facts: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
     """One plain sentence: the best method, its lead, and whether the interval of the lead excludes zero."""
     ranked = sorted((row for row in facts["rows"] if row["sampled"]), key=lambda row: -row["sampled"]["mean"])
     if not ranked:
-        return "No run has finished, so nothing can be said."
+        return "No run has finished, so there is no conclusion."
     best, others = ranked[0], ranked[1:]
     solved = f"{_percent(best['sampled']['mean'])} % sampled on {facts['task']} after {facts['budget']}"
     if level := [row["label"] for row in others if row["sampled"]["mean"] == best["sampled"]["mean"]]:
@@ -126,7 +126,7 @@ def conclusion(facts: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
             parts.append(f"{kind} {label} has no seed in common with it")
             continue
         seeds.append(change["seeds"])
-        parts.append(f"{_signed(change['mean'])} points against {kind} {label} ({_verdict(change)})")
+        parts.append(f"{_signed_percent(change['mean'])} points against {kind} {label} ({_verdict(change)})")
     text += ": " + ", and ".join(parts) + "."
     if seeds and min(seeds) < FEW:
         many = "one seed" if min(seeds) == 1 else f"{min(seeds)} seeds"
@@ -140,10 +140,10 @@ def _verdict(change: Mapping[str, Any]) -> str:
     if resampled.low is None or resampled.high is None:
         return "one seed, no interval"
     verdict = "excludes zero" if resampled.excludes_zero else "includes zero"
-    text = f"95 % bootstrap interval {_signed(resampled.low)} to {_signed(resampled.high)} {verdict}"
+    text = f"95 % bootstrap interval {_signed_percent(resampled.low)} to {_signed_percent(resampled.high)} {verdict}"
     if student.excludes_zero != resampled.excludes_zero and student.low is not None and student.high is not None:
         other = "excludes" if student.excludes_zero else "includes"
-        text += f", Student's {_signed(student.low)} to {_signed(student.high)} {other} it"
+        text += f", Student's {_signed_percent(student.low)} to {_signed_percent(student.high)} {other} it"
     return text
 
 
@@ -185,16 +185,16 @@ def markdown(facts: Mapping[str, Any]) -> str:
         table.append([row["label"], *([f"{row['rate']:g}" if row["rate"] else ""] if rated else [])])
         table[-1] += [f"{row['seeds']}" + (f" ({len(row['failed'])} failed)" if row["failed"] else ""), *counts]
         for name in facts["measures"]:
-            table[-1] += [_interval(row[name], _percent), _interval(row[f"{name} difference"], _signed)]
+            table[-1] += [_interval(row[name], _percent), _interval(row[f"{name} difference"], _signed_percent)]
     title = (
         f"{facts['task']}, {facts['budget']} a run: solved % of {facts['problems']} held-out problems. Mean over seeds "
         "[95 % t-interval]; difference to the base, paired by seed [95 % bootstrap interval]; training cost a run."
     )
     notes = [f"- {note}" for note in facts["notes"]]
-    return "\n".join([title, "", *_aligned(table), "", *notes, *([""] if notes else []), facts["conclusion"], ""])
+    return "\n".join([title, "", *_table_lines(table), "", *notes, *([""] if notes else []), facts["conclusion"], ""])
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+def _table_lines(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of a Markdown table, aligned: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, line in enumerate(table):
@@ -208,7 +208,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def _signed(value: float | None) -> str:
+def _signed_percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
 
 

@@ -94,7 +94,7 @@ def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, 
             send({"share": step / config.updates})
 
     start, key = time.perf_counter(), start_key(data)
-    known = None if keep else starts.get(key)  # a run folder that is kept holds its own, for the viewer
+    known = None if keep else starts.get(key)  # a run folder that stays holds its own, for the viewer
     starts[key] = train(config, lambda: CellRun(home / "run", config.dump()), Hooks(on_metrics), before=known).before
     wall = time.perf_counter() - start
     gc.collect()

@@ -79,10 +79,10 @@ def memory(
     drawn = [passes["rollout, whole"], passes["evaluation, whole"]]
     rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
     alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)  # of one layer, in its feed-forward half
-    casts, kept = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
-    column = kept * network.layers
+    casts, saved = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
+    column = saved * network.layers
     if config.gradient_checkpointing:
-        column, casts = item * deep * network.layers + kept, casts / network.layers
+        column, casts = item * deep * network.layers + saved, casts / network.layers
     rollout = {
         **fixed,
         "gradients": 0,
@@ -190,7 +190,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         notes += assumed
     passes = planned_passes(config, decoding, model, prompt)
     width = prompt + decoding.length
-    copied = _copied(config, model, network) if method.needs_reference else 0
+    copied = _copied_weights(config, model, network) if method.needs_reference else 0
     memory_gib = {
         name: {**parts, "peak": peak(parts, name == "rollout")}
         for name, parts in memory(config, network, passes, width, copied).items()
@@ -222,7 +222,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     )
 
 
-def _copied(config: Config, model: Outline, network: Network) -> int:
+def _copied_weights(config: Config, model: Outline, network: Network) -> int:
     """Weights that the reference holds itself: none beside a new adapter, or a copy of B where layers are compiled."""
     if not network.adapter or model.adapter is not None:
         return network.trained
