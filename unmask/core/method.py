@@ -50,7 +50,10 @@ class BranchTerm:
     advantage: Advantage
     objective: Objective
     kl: float
+    """Multiplied by `weight`, as the objective is."""
     divergence: Divergence
+    skip_zero_advantage: bool = False
+    """As of a Method."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ class Method:
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
+    skip_zero_advantage: bool = False
+    """On-policy and without a KL, traces with zero advantage are not asked. Set it only where the objective is zero for
+    such a trace, whatever its log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
     order: Order | None = None
     """The only order under which the likelihood means what it says; None where any will do."""
 

@@ -148,4 +148,5 @@ def agrpo(
         divergence=partial(token_divergence, kl=kl_kind, normaliser=trace_sum),
         trajectory=True,
         order=low_confidence if choice else None,
+        skip_zero_advantage=True,
     )

@@ -39,4 +39,5 @@ def diffu_grpo(
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
+        skip_zero_advantage=True,
     )

@@ -68,4 +68,5 @@ def espo(
         counted=all_tokens,
         kl=kl,
         divergence=partial(sequence_divergence, kl=kl_kind),
+        skip_zero_advantage=True,
     )

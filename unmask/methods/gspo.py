@@ -36,4 +36,5 @@ def gspo(
         objective=partial(sequence_clip, low=low, high=high),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=sequence_mean),
+        skip_zero_advantage=True,
     )

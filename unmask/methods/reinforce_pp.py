@@ -39,4 +39,5 @@ def reinforce_pp(
         kl=kl if baseline else 0.0,
         divergence=partial(token_divergence, kl=k2, normaliser=normaliser),
         reward_kl=0.0 if baseline else kl,
+        skip_zero_advantage=True,
     )

@@ -107,7 +107,7 @@ def _base_terms(
             reference_NL=reference_NL if method.kl else None,
             kl=method.kl,
             divergence=method.divergence,
-            skip_zero_advantage=method.uses_old_logprobs,
+            skip_zero_advantage=method.skip_zero_advantage,
         )
         for asked, old_NL, reference_NL in zip(probes, old, reference, strict=True)
     ]
@@ -135,5 +135,5 @@ def _branch_term(method: Method, branches: Trace, reward_B: Tensor, scorer: Scor
         divergence=term.divergence,
         weight=term.weight,
         label="branch_",
-        skip_zero_advantage=True,
+        skip_zero_advantage=term.skip_zero_advantage,
     )
