@@ -262,3 +262,29 @@ def test_where_zero_advantage_is_skipped_the_loss_of_such_a_trace_is_zero(name):
     loss, _ = method.objective(logp_NL, logp_NL.detach(), probes, advantage_B, method.credit(rollouts.trace))
     (slope_NL,) = torch.autograd.grad(loss, logp_NL)
     assert loss == 0 and not slope_NL.any()
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 1), ()])
+def test_rewards_of_another_shape_are_refused(shape):
+    policy, rollouts = rollout(diffu_grpo(kl=0.0))
+    with pytest.raises(ValueError, match="5 rollouts need as many rewards"):
+        batch = unmask.ScoredRollouts(rollouts, torch.zeros(shape))
+        unmask.loss_terms(diffu_grpo(kl=0.0), batch, unmask.Scorer(policy), generator())
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_right_or_wrong_is_a_reward(name):
+    method = replace(BASES[name](), kl=0.0, reward_kl=0.0)
+    policy, rollouts = rollout(method)
+    solved_B = torch.tensor([True, False, True, False, False])
+    terms = [
+        unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy), generator())[0][0]
+        for reward_B in (solved_B, solved_B.double())
+    ]
+    assert terms[0].advantage_B.any() and torch.equal(terms[0].advantage_B, terms[1].advantage_B)
+
+
+def test_a_micro_batch_holds_at_least_one_state():
+    part = parts_of(diffu_grpo(kl=0.0), rollout(diffu_grpo(kl=0.0))[1], generator())[0]
+    with pytest.raises(ValueError, match="at least one"):
+        accumulate(Net(1), part, 0)
