@@ -226,7 +226,7 @@ def test_every_variant_is_its_loop_over_the_states_of_the_rollout(variant, block
 
 @pytest.mark.parametrize("variant", ["likelihood", "own"])
 def test_a_small_record_floors_what_it_missed_at_its_last_probability(variant):
-    policy, (trace, _) = rollout(record=Record(top=2), ends=0.0)
+    policy, (trace, _) = rollout(request=method.request=2), ends=0.0)
     score_BL, _ = VARIANTS[variant](trace)
     scores, exact = (scores_by_loop(policy, trace, variant, top) for top in (2, WORDS))
     assert any(abs(scores[key] - exact[key]) > 0.1 for key in scores)
@@ -326,7 +326,7 @@ def test_own_progress_of_a_blocks_first_step_is_zero():
 
 
 def test_dps_without_a_record_and_a_negative_strength_are_refused():
-    with pytest.raises(ValueError, match="record=Record"):
+    with pytest.raises(ValueError, match="request=method.request"):
         beliefs(rolled(Net(1)).trace)
     with pytest.raises(ValueError, match=r"strength=-0\.1 .*0"):
         dps(diffu_grpo(), strength=-0.1)

@@ -20,7 +20,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import BranchTerm, Method, check_range
+from unmask.core.method import BranchTerm, Method, check_functions, check_range
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
 from unmask.core.specs import Branch
 
@@ -40,6 +40,7 @@ def dispo(
         raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
     check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
     check_range(-1000, 1000, lateness=lateness)
+    check_functions(advantage=advantage)
     term = BranchTerm(
         branch=Branch(branches, lateness),
         weight=weight,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, counted_units, k3, token_divergence
 from unmask.core.probes import Probes, rank, uniform, views
 from unmask.core.shapes import Metrics
@@ -110,6 +110,7 @@ def spg(
     check_range(0, inf, mix=mix)
     if not 0 < beta < inf:
         raise ValueError(f"beta={beta} must be above 0")
+    check_functions(kl_kind=kl_kind)
     return Method(
         name="spg",
         probe=each_inner_step(partial(block_random, draws=draws, hidden=hidden)),

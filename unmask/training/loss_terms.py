@@ -64,6 +64,7 @@ def loss_terms(
     """The terms of every inner step, all probes drawn and the old policy asked before the first of them."""
     if method.needs_reference and scorer.reference is None:
         raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
+    method.check_order(batch.trace)
     _check_rewards(batch.reward_B, batch.trace, "rollouts")
     steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
     if len(batch.trace):
