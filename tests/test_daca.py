@@ -226,7 +226,7 @@ def test_every_variant_is_its_loop_over_the_states_of_the_rollout(variant, block
 
 @pytest.mark.parametrize("variant", ["likelihood", "own"])
 def test_a_small_record_floors_what_it_missed_at_its_last_probability(variant):
-    policy, (trace, _) = rollout(request=method.request=2), ends=0.0)
+    policy, (trace, _) = rollout(record=Record(top=2), ends=0.0)
     score_BL, _ = VARIANTS[variant](trace)
     scores, exact = (scores_by_loop(policy, trace, variant, top) for top in (2, WORDS))
     assert any(abs(scores[key] - exact[key]) > 0.1 for key in scores)
