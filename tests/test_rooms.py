@@ -94,6 +94,7 @@ def test_no_call_unpacks_a_tuple_that_was_packed_for_it() -> None:
     packed = {
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in sorted(ROOT.glob("*/**/*.py"))
+        if path.relative_to(ROOT).parts[0] not in ("cli", "config")
         for function in functions(path)
         for call in ast.walk(function)
         if isinstance(call, ast.Call)
