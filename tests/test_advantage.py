@@ -139,3 +139,34 @@ def test_advantages_do_not_depend_on_the_order_of_traces():
     group_B, order_B = torch.tensor([0, 0, 3, 3, 3, 7, 7, 7, 7]), torch.randperm(9, generator=generator(1))
     for advantage in [*ADVANTAGES.values(), preference_weight]:
         assert_close(advantage(reward_B[order_B], group_B[order_B]), advantage(reward_B, group_B)[order_B], 1e-12)
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)
+@pytest.mark.parametrize("value", [4.95, 0.1, 1 / 3, 1e-30, 3e7])
+@pytest.mark.parametrize("size", [2, 3, 8, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_have_no_advantage_at_all(advantage, value, size, dtype):
+    """Eight fp32 rewards of 4.95 have a mean that is not 4.95 in fp32, and -0.32 came out."""
+    reward_B = torch.full((size,), value, dtype=dtype)
+    found_B = advantage(reward_B, torch.zeros(size, dtype=torch.long))
+    assert found_B.dtype == dtype and not found_B.any()
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)
+def test_fp32_rewards_have_the_advantage_of_the_same_numbers_in_double(advantage):
+    reward_B, group_B = 100 + torch.rand(12, generator=generator()), torch.arange(12) // 4
+    assert torch.equal(advantage(reward_B, group_B), advantage(reward_B.double(), group_B).float())
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)
+def test_right_or_wrong_is_a_reward(advantage):
+    solved_B, group_B = torch.tensor([True, False, True, True, False, False]), torch.arange(6) // 3
+    for reward_B in (solved_B, solved_B.long()):
+        assert torch.equal(advantage(reward_B, group_B), advantage(solved_B.double(), group_B))
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)
+@pytest.mark.parametrize(("shape", "named"), [((3,), "got 3"), ((4, 1), "got 4x1"), ((), "got one number")])
+def test_rewards_of_another_shape_are_refused(advantage, shape, named):
+    with pytest.raises(ValueError, match=f"4 traces need as many rewards, {named}"):
+        advantage(torch.zeros(shape), torch.arange(4) // 2)

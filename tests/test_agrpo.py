@@ -1,13 +1,15 @@
 """AGRPO: step laws, spread draws and importance weights against loops; all steps as the limit."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings as bounded, strategies as st
 
+import unmask
 from helpers import EOS, Net, assert_close, generator, moved, parts_of, rolled, sample
-from unmask.core.order import surest_position
+from unmask.core.order import random, surest_position
 from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
@@ -16,6 +18,7 @@ from unmask.methods import agrpo
 from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.rollout.sample import Rollouts
 from unmask.training.update import term_loss
+from wording import naming
 
 
 def rollout(ends=1.0, **settings):
@@ -195,3 +198,49 @@ def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_thei
         total -= probes.weight_M[probes.unit_N[n]].item() * clip / len(rollouts.trace)
     assert len(sides) == 4
     assert_close(term_loss(part, logp_NL)[0], torch.tensor(total, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"order": random}, ["random", "low_confidence"]),
+        ({"order": surest_position}, ["surest_position", "low_confidence"]),
+        ({"threshold": 0.6}, ["threshold=0.6"]),
+    ],
+    ids=["random", "surest position", "threshold"],
+)
+def test_the_choice_of_positions_is_scored_only_in_the_order_it_is_defined_for(settings, named):
+    """From Python too: a rollout records its order, and the method checks it."""
+    policy, method = Net(1), agrpo(choice=True)
+    decoding = unmask.Decoding(length=6, **settings)
+    rollouts = unmask.sample(
+        policy, [[3], [3]], torch.arange(2), decoding, group_B=torch.zeros(2), request=method.request
+    )
+    batch = unmask.ScoredRollouts(rollouts, torch.tensor([0.0, 1.0]))
+    with pytest.raises(ValueError, match=naming(*named)):
+        unmask.loss_terms(method, batch, unmask.Scorer(policy), generator())
+    unmask.loss_terms(agrpo(), batch, unmask.Scorer(policy), generator())  # which asks only about tokens
+
+
+def test_steps_by_entropy_need_the_entropies_of_the_rollout():
+    policy, method = Net(1), agrpo(steps=unmask.entropy_steps)
+    trace = unmask.sample(policy, [[3]], torch.arange(1), unmask.Decoding(length=6)).trace
+    with pytest.raises(ValueError, match=naming("request=method.request")):
+        method.probe(trace, generator(), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda: agrpo(steps="entropy"), "steps='entropy'"),
+        (lambda: agrpo(advantage="z_score"), "advantage='z_score'"),
+        (lambda: unmask.diffu_grpo(normaliser="token_mean"), "normaliser='token_mean'"),
+        (lambda: unmask.wd1(kl_kind="k3"), "kl_kind='k3'"),
+        (lambda: unmask.sml(unmask.diffu_grpo(), layout="random"), "layout='random'"),
+        (lambda: unmask.dps(unmask.diffu_grpo(), scope="group"), "scope='group'"),
+        (lambda: unmask.dispo(unmask.diffu_grpo(), advantage="group_mean"), "advantage='group_mean'"),
+    ],
+)
+def test_a_name_where_a_formula_is_meant_is_refused_at_once(make, option):
+    with pytest.raises(ValueError, match=re.escape(option)):
+        make()

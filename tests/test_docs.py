@@ -1,6 +1,7 @@
 """The documentation runs, links to what exists, names every option, has one shape, and is what the code says."""
 
 import importlib.util
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_every_metric_that_a_page_names_is_documented() -> None:
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         for name in re.findall(r"`((?:train|eval|cost|memory|time|warn)/[\w@]+)`", page.read_text()):
             assert name in known, f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in ("LOG.md", "CHANGELOG.md")], ids=lambda page: page.name
+)
+def test_every_name_and_file_of_ours_that_a_page_names_exists(page: Path) -> None:
+    """Names such as unmask.core.probes.views, unmask/core/probes.py and tests/test_docs.py."""
+    text = page.read_text()
+    for name in re.findall(r"(?<![\w./-])unmask(?:\.[A-Za-z_]\w*)+(?![\w-])", text):
+        if not name.startswith("unmask.integrations.trl"):  # which needs TRL
+            pkgutil.resolve_name(name)
+    for file in re.findall(r"\bunmask/[\w/]+\.\w+", text):
+        assert (ROOT / file).is_file(), f"{page.name} names {file}"
+    for file in re.findall(r"\btest_\w+\.py", text):
+        assert (ROOT / "tests" / file).is_file(), f"{page.name} names {file}"
 
 
 def test_every_task_has_a_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings as bounded, strategies as st
 
-from helpers import MASK, Net, assert_close, generator, padded, permuted, random_probes, rolled
+from helpers import MASK, Net, assert_close, generator, padded, parts_of, permuted, random_probes, rolled
 from unmask.core.order import ORDERS, low_confidence
 from unmask.core.probes import (
     FLOOR,
@@ -28,15 +28,17 @@ from unmask.core.probes import (
     visited,
 )
 from unmask.core.shapes import NEVER
-from unmask.core.specs import Branch
+from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling
-from unmask.core.trace import select_traces, state_before
+from unmask.core.trace import all_tokens, select_traces, state_before
+from unmask.methods import BASES, diffu_grpo, sml
 from unmask.methods.agrpo import sampled_steps
 from unmask.methods.coupled_grpo import coupled
 from unmask.methods.daca import stratified
 from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
+from unmask.training.update import term_loss
 
 LAWS = {"plain": TokenSampling(), "warm": TokenSampling(1.4), "cut": TokenSampling(0.8, top_k=4, top_p=0.9)}
 ESTIMATORS = {
@@ -358,3 +360,35 @@ def test_segments_that_do_not_fit_are_refused(segments):
     _, (trace, _) = rollout()
     with pytest.raises(ValueError, match=f"{segments} .*1 and the 4 "):
         segmented(trace, generator(), segments)
+
+
+class Hard(Net):
+    """Writes token 3 only where the number of masked positions is a multiple of three: elsewhere its logit is -inf."""
+
+    def hidden(self, tokens_SL, attended_SL, at_Q):
+        logits_QV = super().hidden(tokens_SL, attended_SL, at_Q)
+        masked_Q = (tokens_SL == MASK).sum(-1)[at_Q // tokens_SL.shape[1]]
+        return logits_QV.masked_fill((masked_Q % 3 != 0)[:, None] & (torch.arange(len(logits_QV[0])) == 3), -torch.inf)
+
+
+@pytest.mark.parametrize("cut", [TokenSampling(), TokenSampling(temperature=0.7), TokenSampling(top_k=2)])
+@pytest.mark.parametrize("name", [*BASES, "sml"])
+def test_a_token_that_the_policy_cannot_write_has_a_floor_and_no_gradient(name, cut):
+    """A token is drawn where it is possible and asked where its logit is -inf: nothing becomes NaN, and the gradient is
+    that of the other answers alone."""
+    method = sml(diffu_grpo()) if name == "sml" else BASES[name]()
+    method = replace(method, kl=0.1, reward_kl=0.0)
+    policy, reference = Hard(1), Hard(2)
+    rollouts = rolled(policy, length=6, steps=2, sampling=cut, record=Record(entropy=True), counted=all_tokens)
+    (term,) = parts_of(method, rollouts, generator(), reference=reference)
+    logp_NL = ask(policy, term.probes)
+    floored_NL = logp_NL == FLOOR
+    if name in ("sml", "espo", "agrpo"):  # the last asks at the states that the tokens were drawn at
+        assert floored_NL.any() == (name != "agrpo")
+    loss, _ = term_loss(term, logp_NL)
+    slope = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True)
+    others, _ = term_loss(term, torch.where(floored_NL, logp_NL.detach(), logp_NL))
+    expected = torch.autograd.grad(others, list(policy.parameters()))
+    assert loss.isfinite() and all(each.isfinite().all() for each in slope)
+    for one, other in zip(slope, expected, strict=True):
+        assert_close(one, other, 1e-12)

@@ -143,3 +143,23 @@ def test_the_anchor_of_sml_is_one_more_draw_of_spg_whatever_its_share():
 def test_no_draws_are_refused():
     with pytest.raises(ValueError, match="draws=0 must be at least 1"):
         block_random(random_trace(0), generator(), draws=0)
+
+
+@pytest.mark.parametrize("depth", [-3.0, -497.0, -2000.0, -9000.0])
+def test_however_unlikely_the_tokens_the_bounds_and_their_slopes_are_finite_and_move_with_them(depth):
+    """B(logp + c) = B(logp) + c for both bounds, so that the loss moves by a known constant and its slope not at all.
+    Below -497 the powers underflow in double."""
+    probes = random_probes(3)
+    trace = probes.trace
+    logp_NL, credit_BL = random_answers(probes, 4)[0], torch.ones_like(trace.logp_BL)
+    advantage_B = torch.linspace(-1, 1.5, len(trace), dtype=torch.float64)
+
+    def of(answer_NL):
+        answer_NL = answer_NL.detach().requires_grad_()
+        loss, metrics = sandwich(answer_NL, answer_NL.detach(), probes, advantage_B, credit_BL)
+        return loss.detach(), torch.autograd.grad(loss, answer_NL)[0], metrics
+
+    (loss, slope_NL, metrics), (deep, deep_slope_NL, deep_metrics) = of(logp_NL), of(logp_NL + depth)
+    assert_close(deep_slope_NL, slope_NL, 1e-9)
+    assert_close(deep_metrics["gap"], metrics["gap"], 1e-9)
+    assert_close(deep - loss, depth * slope_NL.sum(), 1e-9)

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 import unmask
-from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled
+from helpers import Net, assert_close, generator, moved, padded, parts_of, permuted, rolled, slopes
+from unmask.core.advantage import group_mean
+from unmask.core.method import Method, each_inner_step
+from unmask.core.objective import token_clip
 from unmask.core.order import low_confidence
-from unmask.core.probes import ask, at_states, microbatches
+from unmask.core.probes import ask, at_states, fully_masked, microbatches, unit_likelihood
 from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
 from unmask.training.update import LossTerm, accumulate, term_loss, update
@@ -222,3 +225,66 @@ def test_a_shape_that_does_not_fit_is_told_where_it_comes_from(told):
     policy, rollouts = rollout(method)
     with pytest.raises(ValueError, match=re.escape(f"mine: {told}")):
         unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, torch.ones(5)), unmask.Scorer(policy), generator(4))
+
+
+def likelihood_bonus(logp_NL, old_NL, probes, advantage_B, credit_BL):
+    """Clipped ratios, and a bonus on the log-likelihood that no advantage multiplies."""
+    loss, metrics = token_clip(logp_NL, old_NL, probes, advantage_B, credit_BL)
+    return loss - 0.3 * unit_likelihood(logp_NL, probes).sum(), metrics
+
+
+def test_a_method_of_ones_own_asks_traces_without_advantage_too():
+    """Unless it says that zero advantage means zero loss."""
+    method = Method("bonus", each_inner_step(fully_masked), group_mean, likelihood_bonus)
+    policy, rollouts = rollout(method)
+    group_B = rollouts.trace.group_B
+    reward_B = torch.where(group_B == group_B[0], 0.5, torch.arange(len(group_B)) ** 2 / 8).double()
+    ((term,),) = unmask.loss_terms(
+        method, unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy), generator(1)
+    )
+    assert (term.advantage_B == 0).any() and not term.skip_zero_advantage
+    _, expected = slopes(policy, [term])
+    policy.zero_grad()
+    accumulate(policy, term, 2)
+    for weight, slope in zip(policy.parameters(), expected, strict=True):
+        assert_close(weight.grad, slope, 1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in BASES if name not in ("wd1", "spg")])
+def test_where_zero_advantage_is_skipped_the_loss_of_such_a_trace_is_zero(name):
+    """What `skip_zero_advantage` promises: on-policy a trace with zero advantage has neither loss nor gradient."""
+    method = replace(BASES[name](), kl=0.0, reward_kl=0.0)
+    assert method.skip_zero_advantage
+    policy, rollouts = rollout(method)
+    probes = method.probe(rollouts.trace, generator(2), 1)[0]
+    logp_NL = ask(policy, probes).detach().requires_grad_()
+    advantage_B = torch.zeros(len(rollouts.trace), dtype=torch.float64)
+    loss, _ = method.objective(logp_NL, logp_NL.detach(), probes, advantage_B, method.credit(rollouts.trace))
+    (slope_NL,) = torch.autograd.grad(loss, logp_NL)
+    assert loss == 0 and not slope_NL.any()
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 1), ()])
+def test_rewards_of_another_shape_are_refused(shape):
+    policy, rollouts = rollout(diffu_grpo(kl=0.0))
+    with pytest.raises(ValueError, match="5 rollouts need as many rewards"):
+        batch = unmask.ScoredRollouts(rollouts, torch.zeros(shape))
+        unmask.loss_terms(diffu_grpo(kl=0.0), batch, unmask.Scorer(policy), generator())
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_right_or_wrong_is_a_reward(name):
+    method = replace(BASES[name](), kl=0.0, reward_kl=0.0)
+    policy, rollouts = rollout(method)
+    solved_B = torch.tensor([True, False, True, False, False])
+    terms = [
+        unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy), generator())[0][0]
+        for reward_B in (solved_B, solved_B.double())
+    ]
+    assert terms[0].advantage_B.any() and torch.equal(terms[0].advantage_B, terms[1].advantage_B)
+
+
+def test_a_micro_batch_holds_at_least_one_state():
+    part = parts_of(diffu_grpo(kl=0.0), rollout(diffu_grpo(kl=0.0))[1], generator())[0]
+    with pytest.raises(ValueError, match="at least one"):
+        accumulate(Net(1), part, 0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
+from unmask.util.files import check_output
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -148,7 +149,7 @@ def _table(
 
 
 def _show_lengths(bench: "Benchmark", cases: "list[BenchmarkCase]", out: Path | None, as_json: bool) -> None:
-    from unmask.evaluation.benchmark import check_output, run_benchmark, write_results
+    from unmask.evaluation.benchmark import run_benchmark, write_results
 
     check_output(out)
     lines = run_benchmark(bench, cases, "length", as_json)
@@ -164,7 +165,7 @@ def _show_step_sweep(
     run_or_model: str,
     as_json: bool,
 ) -> None:
-    from unmask.evaluation.benchmark import check_output, parse_numbers, run_benchmark, write_results
+    from unmask.evaluation.benchmark import parse_numbers, run_benchmark, write_results
     from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw, plot_path
 
     path = plot_path(plot, out, run_or_model)
@@ -181,7 +182,7 @@ def _show_step_sweep(
 def _show_variants(
     bench: "Benchmark", cases: "list[BenchmarkCase]", paraphrase: Path, out: Path | None, as_json: bool
 ) -> None:
-    from unmask.evaluation.benchmark import check_output, run_benchmark, write_results
+    from unmask.evaluation.benchmark import run_benchmark, write_results
     from unmask.evaluation.prompt_variants import cases_by_variant, differences, read_prompt_variants, spread_summary
 
     check_output(out)

@@ -26,8 +26,8 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
     """Complete every prompt of a file; each line comes back with its "completion"."""
-    from unmask.evaluation.benchmark import check_output
     from unmask.tasks.support.data import read_rows
+    from unmask.util.files import check_output
 
     rows = read_rows(prompts, {"prompt": str})
     check_output(out)

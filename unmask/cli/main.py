@@ -1,6 +1,7 @@
 """The `unmask` command: one subcommand a module of this package."""
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, cast
 
 import typer
@@ -31,24 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
-for _command in (
-    train,
-    compare,
-    audit,
-    eval,
-    view,
-    sample,
-    generate,
-    methods,
-    tasks,
-    doctor,
-    merge,
-    pretrain,
-    fetch,
-    adapt,
-    sft,
-    grade,
-):
+COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, doctor]
+COMMANDS += [merge, pretrain, fetch, adapt, sft, grade]
+for _command in COMMANDS:
     app.command()(_command)
 
 

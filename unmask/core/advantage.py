@@ -29,33 +29,50 @@ def group_max(value_B: Tensor, group_B: Tensor) -> Tensor:
     return torch.zeros_like(value_B).scatter_reduce(0, index_B, value_B, "amax", include_self=False)[index_B]
 
 
-def _compared(reward_B: Tensor, group_B: Tensor) -> Tensor:
+def _checked(reward_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards in double and the size of each trace's group; ValueError where they cannot be compared."""
+    if reward_B.shape != group_B.shape:
+        rewards = "x".join(map(str, reward_B.shape)) or "one number"
+        raise ValueError(f"{len(group_B)} traces need as many rewards, got {rewards}")
+    reward_B = reward_B.double()
     if not reward_B.isfinite().all():
         raise ValueError("a reward is not a finite number: nothing can be compared with it")
-    size_B = group_size(group_B, reward_B.dtype)
+    size_B = group_size(group_B)
     if (size_B < 2).any():
         raise ValueError(
             "a group of one trace has nothing to be compared with: use at least 2 per prompt (group_B of sample)"
         )
-    return size_B
+    return reward_B, size_B
+
+
+def _centred(reward_B: Tensor, group_B: Tensor) -> Tensor:
+    """r - mean of the group, in double; exactly zero where all rewards of the group are equal."""
+    reward_B, size_B = _checked(reward_B, group_B)
+    return (reward_B - group_sum(reward_B, group_B) / size_B).masked_fill(~varied(reward_B, group_B), 0.0)
+
+
+def _cast(advantage_B: Tensor, reward_B: Tensor) -> Tensor:
+    """In the type of the rewards; of rewards that are no floats (right or wrong, points), in double."""
+    return advantage_B.to(reward_B.dtype) if reward_B.is_floating_point() else advantage_B
 
 
 def group_mean(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = r - mean of the group (d1, SPG, AGRPO, DiSPO). It is (G - 1) / G times leave_one_out."""
-    return reward_B - group_sum(reward_B, group_B) / _compared(reward_B, group_B)
+    return _cast(_centred(reward_B, group_B), reward_B)
 
 
 def leave_one_out(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = r - mean of the others in the group: an unbiased baseline (coupled-GRPO, ESPO)."""
-    size_B = _compared(reward_B, group_B)
-    return reward_B - (group_sum(reward_B, group_B) - reward_B) / (size_B - 1)
+    exact_B, size_B = _checked(reward_B, group_B)
+    others_B = (group_sum(exact_B, group_B) - exact_B) / (size_B - 1)
+    return _cast((exact_B - others_B).masked_fill(~varied(exact_B, group_B), 0.0), reward_B)
 
 
 def z_score(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = (r - mean) / std of the group, population std (GRPO, GSPO)."""
-    centred_B = group_mean(reward_B, group_B)
-    variance_B = group_sum(centred_B**2, group_B) / group_size(group_B, reward_B.dtype)
-    return centred_B / (variance_B.sqrt() + EPSILON)
+    centred_B = _centred(reward_B, group_B)
+    variance_B = group_sum(centred_B**2, group_B) / group_size(group_B)
+    return _cast(centred_B / (variance_B.sqrt() + EPSILON), reward_B)
 
 
 def batch_z_score(reward_B: Tensor, group_B: Tensor) -> Tensor:
@@ -65,7 +82,7 @@ def batch_z_score(reward_B: Tensor, group_B: Tensor) -> Tensor:
 
 def group_mean_batch_std(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = (r - mean of the group) / std over the whole batch of that (REINFORCE++-baseline)."""
-    return batch_z_score(group_mean(reward_B, group_B), group_B)
+    return _cast(batch_z_score(_centred(reward_B, group_B), group_B), reward_B)
 
 
 def varied(reward_B: Tensor, group_B: Tensor) -> Tensor:

@@ -31,6 +31,15 @@ def check_range(least: float, limit: float, /, **options: float) -> None:
             raise ValueError(f"{name}={value} must be at least {least}{above}")
 
 
+def check_functions(**options: object) -> None:
+    """ValueError for an option that names a formula where the formula itself is meant: names are the command line's."""
+    for name, value in options.items():
+        if not callable(value):
+            raise ValueError(
+                f"{name}={value!r} must be a function; the names of the command line are in docs/python.md"
+            )
+
+
 def uniform_credit(trace: Trace) -> Tensor:
     """Every token is worth the same."""
     return torch.ones_like(trace.logp_BL)
@@ -50,7 +59,10 @@ class BranchTerm:
     advantage: Advantage
     objective: Objective
     kl: float
+    """Multiplied by `weight`, as the objective is."""
     divergence: Divergence
+    skip_zero_advantage: bool = False
+    """As of a Method."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +91,30 @@ class Method:
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
+    skip_zero_advantage: bool = False
+    """On-policy and without a KL, traces with zero advantage are not asked. Set it only where the objective is zero for
+    such a trace, whatever its log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
     order: Order | None = None
     """The only order under which the likelihood means what it says; None where any will do."""
 
     def __post_init__(self) -> None:
         check_range(0, inf, kl=self.kl, reward_kl=self.reward_kl)
+        check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
+
+    def check_order(self, trace: Trace) -> None:
+        """ValueError for rollouts in another order than the only one under which the likelihood means what it says."""
+        if self.order is None:
+            return
+        if trace.order not in ("", self.order.__name__):
+            raise ValueError(
+                f"{self.name} scores the choice of positions of {self.order.__name__}, and the rollouts were made in "
+                f"the order {trace.order}: sample with Decoding(order={self.order.__name__})"
+            )
+        if trace.threshold is not None:
+            raise ValueError(
+                f"{self.name} scores the choice of a fixed number of positions a step, and the rollouts were made "
+                f"with threshold={trace.threshold}: sample without one"
+            )
 
     @property
     def request(self) -> RolloutRequest:

@@ -90,6 +90,16 @@ def _mean(value_ML: Tensor, counted_ML: Tensor) -> Tensor:
     return (value_ML.detach() * counted_ML).sum() / counted_ML.sum().clamp(min=1)
 
 
+def _unit_clip(
+    ratio_M: Tensor, value_M: Tensor, live_M: Tensor, probes: Probes, low: float, high: float
+) -> tuple[Tensor, Metrics]:
+    """One ratio a unit; traces averaged, units added by weight."""
+    surrogate_M, active_M = clipped_surrogate(ratio_M, value_M, low, high)
+    scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * live_M
+    metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
+    return -(scale_M * surrogate_M).sum(), metrics
+
+
 # Objectives
 
 
@@ -138,11 +148,7 @@ def step_clip(
     credit_ML = credit_BL[probes.trace_M].masked_fill(~counted_ML, 0.0)
     credit_M = credit_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
     value_M = (advantage_B[probes.trace_M] * credit_M).to(ratio_M.dtype)
-    surrogate_M, active_M = clipped_surrogate(ratio_M, value_M, low, high)
-    scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
-    live_M = counted_ML.any(-1)
-    metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
-    return -(scale_M * surrogate_M).sum(), metrics
+    return _unit_clip(ratio_M, value_M, counted_ML.any(-1), probes, low, high)
 
 
 def sequence_clip(
@@ -165,11 +171,7 @@ def sequence_clip(
     weighed_ML = credit_BL[probes.trace_M].to(gain_ML.dtype) * gain_ML
     ratio_M = ratio_of(weighed_ML.sum(-1) / length_M)
     value_M = advantage_B[probes.trace_M].to(ratio_M.dtype)
-    surrogate_M, active_M = clipped_surrogate(ratio_M, value_M, low, high)
-    scale_M = (probes.weight_M / len(probes.trace)).to(ratio_M.dtype) * counted_ML.any(-1)
-    live_M = counted_ML.any(-1)
-    metrics = {"ratio": _mean(ratio_M, live_M), "clipped": _mean(active_M.to(ratio_M.dtype), live_M)}
-    return -(scale_M * surrogate_M).sum(), metrics
+    return _unit_clip(ratio_M, value_M, counted_ML.any(-1), probes, low, high)
 
 
 def policy_gradient(

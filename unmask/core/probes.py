@@ -24,7 +24,8 @@ from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempere
 from unmask.core.trace import Trace, state_before
 
 FLOOR = -1e4
-"""Log-probability given to a position choice that the asked policy could not make at all."""
+"""The least log-probability: of a token, or a choice of positions, that the asked policy could not make at all. It has
+no gradient, the ratio of two such is 1, and nothing becomes NaN."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,9 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together.
 
+    Answers are at least FLOOR: a state of an estimator need not be one the sampler visited, and a policy with logits of
+    -inf may be asked there for a token it cannot write.
+
     `micro_batch` bounds the states in one pass.
     """
     if probes.trace.sampling.guidance:
@@ -220,8 +224,10 @@ def _token_logprobs(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: T
     logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
     if kept_QK is not None:
         logq_QK = logq_QV.gather(-1, kept_QK.clamp(min=0)).masked_fill(kept_QK < 0, -torch.inf)
-        logp_Q = logp_Q - logq_QK.logsumexp(-1)
-    return logp_Q, plain_Q
+        possible_Q = (logq_QK > -torch.inf).any(-1)
+        safe_QK = torch.where(possible_Q[:, None], logq_QK, 0.0)  # an empty sum would poison the gradient
+        logp_Q = torch.where(possible_Q, logp_Q - safe_QK.logsumexp(-1), FLOOR)
+    return logp_Q.clamp(min=FLOOR), plain_Q
 
 
 def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:

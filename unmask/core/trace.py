@@ -40,6 +40,10 @@ class Trace:
     steps: int
     """T, the denoising steps of the schedule."""
     sampling: TokenSampling = TokenSampling()
+    order: str = ""
+    """The order in which the sampler committed positions; empty where it is not known."""
+    threshold: float | None = None
+    """The threshold that decided how many positions a step committed; None: a schedule did."""
     seen: dict[str, Tensor] = field(default_factory=dict)
     """What was recorded (specs.Record), over the completion's columns only; a name that starts with
     `step_` has one slice for each step and the traces in its second dimension."""

@@ -232,14 +232,6 @@ def parse_numbers(text: str, option: str, example: str) -> list[int]:
     return numbers
 
 
-def check_output(path: Path | None) -> None:
-    """ValueError if there is no folder to write a file in."""
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
-    if path is not None and path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file to write")
-
-
 def check_prompts(bench: Benchmark, case: BenchmarkCase) -> None:
     """ValueError for rows that the model cannot be asked."""
     prompts = [case.task.prompt_ids(bench.policy.tokenizer, row) for row in bench.rows]

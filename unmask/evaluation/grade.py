@@ -22,6 +22,7 @@ from unmask.tasks import TASKS
 from unmask.tasks.scoring import RewardFailure, grade
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
+from unmask.util.files import check_output
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,7 @@ def belongs_to_another_task(task: Task, line: Row) -> bool:
 def grade_file(task: Task, path: Path, out: Path | None = None, reward: RewardConfig | None = None) -> GradeReport:
     """Grade a JSONL file (gzip or not), but for lines of another benchmark; with `out`, every line that is graded goes
     there with its verdict."""
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} in")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a folder; name a file to write")
+    check_output(out)
     lines = read_rows(path, {}, _with_generation)
     placed = [(f"{path} line {number}", line) for number, line in zip(_line_numbers(path), lines, strict=True)]
     own = [(where, line) for where, line in placed if not belongs_to_another_task(task, line)]

@@ -1,1 +1,3 @@
-"""Other trainers with our rollouts and losses: TRL. Imports training and what is below it; nothing imports this."""
+"""The parts inside other people's trainers. Nothing here is imported unless it is asked for by name. Imports
+training and what is below it, not sft or studies.
+"""

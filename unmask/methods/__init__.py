@@ -1,4 +1,7 @@
-"""The shelf: one file per paper."""
+"""The methods, one file per paper: bases (`BASES`) and plug-ins (`PLUGINS`), functions that make a Method. The
+estimators and objectives of one paper live in its file; what several need is in core. Imports rollout and what is
+below it.
+"""
 
 from collections.abc import Callable
 

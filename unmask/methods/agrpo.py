@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, k3, step_clip, token_clip, token_divergence, trace_sum
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
@@ -49,6 +49,8 @@ def uniform_steps(trace: Trace) -> Tensor:
 
 def entropy_steps(trace: Trace) -> Tensor:
     """Steps in proportion to the entropy of the distributions their tokens were drawn from."""
+    if "entropy" not in trace.seen:
+        raise ValueError("entropy_steps reads the entropies of the rollout: sample with request=method.request")
     entropy_BC = trace.seen["entropy"].double()
     step_BC = trace.step_BL[:, -entropy_BC.shape[1] :]
     filled_BC = trace.filled_BL[:, -entropy_BC.shape[1] :]
@@ -134,6 +136,7 @@ def agrpo(
 ) -> Method:
     """Exact per-step policy gradients at sampled denoising steps. (The paper takes 24 draws of 128 steps.)"""
     check_range(0, inf, low=low, high=high)
+    check_functions(steps=steps, kl_kind=kl_kind)
     objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)
     return Method(
         name="agrpo",
@@ -148,4 +151,5 @@ def agrpo(
         divergence=partial(token_divergence, kl=kl_kind, normaliser=trace_sum),
         trajectory=True,
         order=low_confidence if choice else None,
+        skip_zero_advantage=True,
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, leave_one_out
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.core.probes import Probes, uniform, views
 from unmask.core.trace import Trace
@@ -50,6 +50,7 @@ def coupled_grpo(
 ) -> Method:
     """Complementary masks, every token scored once by the pair: DiffuCoder's GRPO."""
     check_range(0, inf, low=low, high=high)
+    check_functions(normaliser=normaliser, kl_kind=kl_kind)
     return Method(
         name="coupled_grpo",
         probe=each_inner_step(coupled),
@@ -57,4 +58,5 @@ def coupled_grpo(
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
+        skip_zero_advantage=True,
     )

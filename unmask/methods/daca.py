@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import EPSILON, group_sum
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
@@ -130,7 +130,7 @@ class Beliefs(NamedTuple):
 def beliefs(trace: Trace) -> Beliefs:
     """The recorded top-k predictions, looked up at the tokens finally written."""
     if "step_top_id" not in trace.seen:
-        raise ValueError("DPS reads the rollout's predictions: sample with record=Record(top=32)")
+        raise ValueError("DPS reads the predictions of the rollout: sample with request=method.request")
     id_TBWK, logp_TBWK = trace.seen["step_top_id"], trace.seen["step_top_logp"]
     width = id_TBWK.shape[2]
     length = int((trace.block_BL[0] != GIVEN).sum())
@@ -302,6 +302,7 @@ def sml(
 ) -> Method:
     """Score each token with most of the sequence as context; KL to the reference at least `kl`."""
     check_range(0, inf, kl=kl)
+    check_functions(layout=layout)
     if base.trajectory:
         raise ValueError(
             f"{base.name} is defined by the states it asks at, and SML would replace them: "
@@ -324,6 +325,7 @@ def dps(
     """Weigh tokens by the progress their step made, from the rollout's own predictions."""
     check_range(0, inf, strength=strength, largest=largest)
     check_range(0, 1, smallest=smallest)
+    check_functions(variant=variant, scope=scope)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:

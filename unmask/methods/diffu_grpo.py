@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
 from unmask.core.probes import fully_masked
 
@@ -32,6 +32,7 @@ def diffu_grpo(
     """Mean-field likelihood, token ratios: d1's GRPO."""
     check_range(0, 1, prompt_masking=prompt_masking)
     check_range(0, inf, low=low, high=high)
+    check_functions(normaliser=normaliser, kl_kind=kl_kind)
     return Method(
         name="diffu_grpo",
         probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
@@ -39,4 +40,5 @@ def diffu_grpo(
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
+        skip_zero_advantage=True,
     )

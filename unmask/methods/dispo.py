@@ -3,7 +3,7 @@
     at one state s_t of every rollout, t drawn before it with probability in proportion to ((t + 1) / T) ** lateness:
     a_z ~ product over the masked i of p(. | s_t, i),   z = 1 .. Z;   R_z = reward of s_t filled with a_z
     L_step = - 1/(states * Z * L) sum over states, z, newly filled i of Clip(p(a_zi | s_t) / p_old(...), R_z - mean R)
-    loss   = L_base + weight * L_step
+    loss   = L_base + weight * (L_step + kl * KL of the branches to the reference)
 
 The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
 The fillings are drawn after the rollout, from one whole pass of the rows at their states, cache or not. The paper has a
@@ -20,7 +20,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import BranchTerm, Method, check_range
+from unmask.core.method import BranchTerm, Method, check_functions, check_range
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
 from unmask.core.specs import Branch
 
@@ -40,6 +40,7 @@ def dispo(
         raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
     check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
     check_range(-1000, 1000, lateness=lateness)
+    check_functions(advantage=advantage)
     term = BranchTerm(
         branch=Branch(branches, lateness),
         weight=weight,
@@ -47,5 +48,6 @@ def dispo(
         objective=partial(token_clip, low=low, high=high, normaliser=canvas_mean),
         kl=kl,
         divergence=partial(token_divergence, normaliser=canvas_mean),
+        skip_zero_advantage=True,
     )
     return replace(base, name=f"{base.name}+dispo", branch=term)

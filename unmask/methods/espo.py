@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, leave_one_out
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, k2, sequence_clip, sequence_divergence
 from unmask.core.probes import Probes, random_rank, views
 from unmask.core.trace import Trace, all_tokens
@@ -60,6 +60,7 @@ def espo(
 ) -> Method:
     """One ratio for a whole sequence, from its ELBO: sequence-level diffusion GRPO."""
     check_range(0, inf, low=low, high=high)
+    check_functions(kl_kind=kl_kind)
     return Method(
         name="espo",
         probe=each_inner_step(partial(elbo, draws=draws)),
@@ -68,4 +69,5 @@ def espo(
         counted=all_tokens,
         kl=kl,
         divergence=partial(sequence_divergence, kl=kl_kind),
+        skip_zero_advantage=True,
     )

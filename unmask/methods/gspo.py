@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, z_score
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, k3, sequence_clip, sequence_mean, token_divergence
 from unmask.core.probes import fully_masked
 
@@ -29,6 +29,7 @@ def gspo(
     """One length-normalised ratio for a whole sequence: Qwen's GRPO."""
     check_range(0, 1, prompt_masking=prompt_masking)
     check_range(0, inf, low=low, high=high)
+    check_functions(kl_kind=kl_kind)
     return Method(
         name="gspo",
         probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
@@ -36,4 +37,5 @@ def gspo(
         objective=partial(sequence_clip, low=low, high=high),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=sequence_mean),
+        skip_zero_advantage=True,
     )

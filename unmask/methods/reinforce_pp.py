@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import batch_z_score, group_mean_batch_std
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import Normaliser, k2, token_clip, token_divergence, token_mean
 from unmask.core.probes import fully_masked
 
@@ -31,6 +31,7 @@ def reinforce_pp(
     """Advantages normalised over the whole batch: REINFORCE++ and its baseline variant."""
     check_range(0, 1, prompt_masking=prompt_masking)
     check_range(0, inf, low=low, high=high)
+    check_functions(normaliser=normaliser)
     return Method(
         name="reinforce_pp",
         probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),
@@ -39,4 +40,5 @@ def reinforce_pp(
         kl=kl if baseline else 0.0,
         divergence=partial(token_divergence, kl=k2, normaliser=normaliser),
         reward_kl=0.0 if baseline else kl,
+        skip_zero_advantage=True,
     )

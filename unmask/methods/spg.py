@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, counted_units, k3, token_divergence
 from unmask.core.probes import Probes, rank, uniform, views
 from unmask.core.shapes import Metrics
@@ -74,11 +74,10 @@ def sandwich(
     lower_M = units.index_add(0, probes.unit_N, mean_N) / draws_M
 
     share_N = size_N.clamp(min=1) / length_M.clamp(min=1)[probes.unit_N]
-    power_NL = ((beta * logp_NL.double()).exp() / share_N[:, None]).masked_fill(~counted_NL, 0.0)
-    power_ML = torch.zeros(len(length_M), logp_NL.shape[1], dtype=power_NL.dtype, device=logp_NL.device)
-    power_ML = power_ML.index_add(0, probes.unit_N, power_NL) / draws_M[:, None]
+    power_NL = (beta * logp_NL.double() - share_N[:, None].log()).masked_fill(~counted_NL, -torch.inf)
     counted_ML = counted_units(probes)
-    upper_ML = torch.where(counted_ML, power_ML, 1.0).log().to(logp_NL.dtype) / beta
+    mean_ML = _unit_logsumexp(power_NL, probes, counted_ML) - draws_M[:, None].log()
+    upper_ML = mean_ML.masked_fill(~counted_ML, 0.0).to(logp_NL.dtype) / beta
     upper_ML = credit_BL[probes.trace_M].to(logp_NL.dtype) * upper_ML
     upper_M = upper_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
 
@@ -86,6 +85,15 @@ def sandwich(
     bound_M = torch.where(value_M > 0, lower_M, mix * upper_M + (1 - mix) * lower_M)
     loss = -(length_M * value_M * bound_M).sum() / length_M.sum().clamp(min=1)
     return loss, {"elbo": lower_M.detach().mean(), "gap": (upper_M - lower_M).detach().mean()}
+
+
+def _unit_logsumexp(value_NL: Tensor, probes: Probes, counted_ML: Tensor) -> Tensor:
+    """log of the sum of exp(value) over the questions of each unit, (M, L), however small; 0 where none is counted."""
+    index_NL, floor_ML = probes.unit_N[:, None].expand_as(value_NL), torch.full(counted_ML.shape, -torch.inf)
+    largest_ML = floor_ML.to(value_NL).scatter_reduce(0, index_NL, value_NL.detach(), "amax")
+    largest_ML = largest_ML.masked_fill(~counted_ML, 0.0)
+    total_ML = torch.zeros_like(largest_ML).index_add(0, probes.unit_N, (value_NL - largest_ML[probes.unit_N]).exp())
+    return torch.where(counted_ML, total_ML, 1.0).log() + largest_ML
 
 
 def spg(
@@ -102,6 +110,7 @@ def spg(
     check_range(0, inf, mix=mix)
     if not 0 < beta < inf:
         raise ValueError(f"beta={beta} must be above 0")
+    check_functions(kl_kind=kl_kind)
     return Method(
         name="spg",
         probe=each_inner_step(partial(block_random, draws=draws, hidden=hidden)),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, z_score
-from unmask.core.method import Method, check_range
+from unmask.core.method import Method, check_functions, check_range
 from unmask.core.objective import KL, Normaliser, k3, sequence_mean, token_clip, token_divergence
 from unmask.core.probes import Probes, uniform, views
 from unmask.core.trace import Trace
@@ -52,6 +52,7 @@ def unigrpo(
 ) -> Method:
     """Random mask ratios, ratios on the masked tokens: MMaDA's GRPO."""
     check_range(0, inf, low=low, high=high)
+    check_functions(normaliser=normaliser, kl_kind=kl_kind)
     return Method(
         name="unigrpo",
         probe=spread_ratios,
@@ -59,4 +60,5 @@ def unigrpo(
         objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
+        skip_zero_advantage=True,
     )

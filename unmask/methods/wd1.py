@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import group_max, group_mean, group_size, group_sum
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, policy_gradient, token_divergence, trace_sum
 from unmask.core.probes import fully_masked
 
@@ -46,6 +46,7 @@ def wd1(
     """Weighted log-likelihood, no ratios: good traces up, bad traces down."""
     check_range(0, 1, prompt_masking=prompt_masking)
     check_range(0, inf, psi=psi)
+    check_functions(normaliser=normaliser, kl_kind=kl_kind)
     return Method(
         name="wd1",
         probe=each_inner_step(partial(fully_masked, prompt_masking=prompt_masking)),

@@ -1,5 +1,5 @@
-"""Models by name, by folder, or by their id on the hub: families, checkpoints, tokenizers, low-rank adapters, and the
-embedded model. Imports core and util.
+"""Models by name, by folder, or by their id on the hub: families, checkpoints, tokenizers, low-rank adapters, and
+the embedded model. Imports core and util.
 """
 
 from unmask.core.policy import CachingPolicy, Policy, Tokenizer

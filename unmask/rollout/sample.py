@@ -215,6 +215,8 @@ def _blank(
         eos_id=policy.eos_id if decoding.stops else NO_TOKEN,
         steps=steps,
         sampling=decoding.sampling,
+        order=decoding.order.__name__,
+        threshold=decoding.threshold,
     )
 
 

@@ -64,6 +64,8 @@ def loss_terms(
     """The terms of every inner step, all probes drawn and the old policy asked before the first of them."""
     if method.needs_reference and scorer.reference is None:
         raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
+    method.check_order(batch.trace)
+    _check_rewards(batch.reward_B, batch.trace, "rollouts")
     steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
     if len(batch.trace):
         for terms, term in zip(steps, _base_terms(method, batch, scorer, rng, inner_steps), strict=True):
@@ -71,16 +73,24 @@ def loss_terms(
     if method.branch is not None and batch.branches is not None and len(batch.branches):
         if batch.branch_reward_B is None:
             raise ValueError(f"{method.name} branches: give the rewards of the branches too")
+        _check_rewards(batch.branch_reward_B, batch.branches, "branches")
         term = _branch_term(method, batch.branches, batch.branch_reward_B, scorer, inner_steps)
         for terms in steps:
             terms.append(term)
     return steps
 
 
+def _check_rewards(reward_B: Tensor, trace: Trace, what: str) -> None:
+    if reward_B.shape != trace.group_B.shape:
+        rewards = "x".join(map(str, reward_B.shape)) or "one number"
+        raise ValueError(f"{len(trace)} {what} need as many rewards, got {rewards}")
+
+
 def _base_terms(
     method: Method, batch: ScoredRollouts, scorer: Scorer, rng: torch.Generator, inner_steps: int
 ) -> list[LossTerm]:
     trace, reward_B = batch.trace, batch.reward_B
+    reward_B = reward_B if reward_B.is_floating_point() else reward_B.double()  # right or wrong, or points
     probes = method.probe(trace, rng, inner_steps)
     # On the first inner step the answer itself is the old one, unless the reward has to be priced before it.
     old = [
@@ -107,7 +117,7 @@ def _base_terms(
             reference_NL=reference_NL if method.kl else None,
             kl=method.kl,
             divergence=method.divergence,
-            skip_zero_advantage=method.uses_old_logprobs,
+            skip_zero_advantage=method.skip_zero_advantage,
         )
         for asked, old_NL, reference_NL in zip(probes, old, reference, strict=True)
     ]
@@ -135,5 +145,5 @@ def _branch_term(method: Method, branches: Trace, reward_B: Tensor, scorer: Scor
         divergence=term.divergence,
         weight=term.weight,
         label="branch_",
-        skip_zero_advantage=True,
+        skip_zero_advantage=term.skip_zero_advantage,
     )

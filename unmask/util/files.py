@@ -5,8 +5,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fsync(path: Path) -> None:
@@ -41,7 +43,7 @@ def write_whole(path: Path, text: str) -> None:
     fsync(path.parent)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     """Write a safetensors file and sync it. A full disk is an OSError, as elsewhere."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -57,3 +59,11 @@ def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_output(path: Path | None) -> None:
+    """ValueError if the path of a file to write is a folder, or in none."""
+    if path is not None and path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file to write")
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} in")

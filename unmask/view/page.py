@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from unmask.util.files import check_output
 from unmask.view.index import RunReader, json_text, runs_index
 
 PAGE = Path(__file__).parent / "page.html"
@@ -47,10 +48,7 @@ def data_block(index: str) -> str:
 def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path = PAGE) -> Path:
     """Write the runs (a run folder or several) and the viewer to one HTML file, which opens anywhere."""
     folders, path = [runs] if isinstance(runs, Path | str) else list(runs), Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name the file to write, e.g. {path / 'page.html'}")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
+    check_output(path)
     readers = [RunReader(Path(folder)) for folder in folders]
     head, middle, tail = template(page)
     for run in readers:

@@ -243,7 +243,7 @@ def _time_updates(
     run: ComparisonRun, plans: dict[MethodSpec, CellPlan]
 ) -> tuple[dict[MethodSpec, float], dict[MethodSpec, str]]:
     """Seconds of an update of every method, by a short run of each, side by side as the cells will be."""
-    short = ("optimizer.warmup=0", "eval.every=0", "eval.prompts=1", "eval.samples=1")
+    short = ["optimizer.warmup=0", "eval.every=0", "eval.prompts=1", "eval.samples=1"]
     jobs = {spec: run.job("pilots", replace(plan, updates=PILOT), 0, *short) for spec, plan in plans.items()}
     run.run("timing", list(jobs.values()), 0.0)
     results = {spec: job.result() for spec, job in jobs.items()}

@@ -10,14 +10,7 @@ from unmask.rollout.sample import completions
 from unmask.tasks.scoring import RewardFailure, Scores
 from unmask.tasks.task import Row
 from unmask.training.batch import Batch, Experiment
-from unmask.training.run.records import (
-    add_training_info,
-    branch_lines,
-    expected_answer,
-    rollout_lines,
-    short_number,
-    short_text,
-)
+from unmask.training.run import records
 from unmask.training.run.sudoku_board import board_line, cell_positions
 from unmask.training.update import LossTerm
 from unmask.util.trace_lines import VERSION, TraceLine
@@ -70,7 +63,7 @@ class TraceRecorder:
         line = self._line("train", step, 0, batch.rows[0], group, scores, index)
         for term, logp_NL in logprobs:
             if term.probes.trace is batch.trace:
-                add_training_info(line["rollouts"], term, logp_NL, length, updated)
+                records.add_training_info(line["rollouts"], term, logp_NL, length, updated)
         branch_term = next((term for term, _ in logprobs if term.probes.trace is batch.branches), None)
         self._add_branches(line["rollouts"], batch, group, branch_term)
         self.waiting.append(line)
@@ -80,13 +73,14 @@ class TraceRecorder:
     ) -> TraceLine:
         """A group without its part in an update; `index` is where its traces are in the scores."""
         task, policy, length = self.experiment.task, self.experiment.setup.policy, self.experiment.decoding.length
-        texts, rollouts = completions(policy, trace, length), rollout_lines(trace, length, self.show, policy.pad_id)
+        texts = completions(policy, trace, length)
+        rollouts = records.rollout_lines(trace, length, self.show, policy.pad_id)
         cells = [cell_positions(task, row, each["tokens"], text) for each, text in zip(rollouts, texts, strict=True)]
         board = board_line(row, cells)
         for i, place in enumerate(index.tolist()):
             rollouts[i] |= {
                 "weight": None,
-                "reward": short_number(float(scores.reward_B[place])),
+                "reward": records.short_number(float(scores.reward_B[place])),
                 "solved": bool(scores.solved_B[place]),
                 "advantage": None,
                 "verdict": self._verdict(row, texts[i], scores.failures),
@@ -106,7 +100,7 @@ class TraceRecorder:
             "steps": 1 + max((step for each in rollouts for step in each["filled"] if step is not None), default=-1),
             "temperature": self.config.rollout.temperature,
             "order": self.config.rollout.order,
-            "answer": expected_answer(task, row),
+            "answer": records.expected_answer(task, row),
             "sudoku": board,
             "rollouts": rollouts,
         }
@@ -115,9 +109,9 @@ class TraceRecorder:
         """The grader's verdict; where the reward failed, the error."""
         for failure in failures:
             if failure.row == row and failure.completion == text:
-                return short_text(failure.error)
+                return records.short_text(failure.error)
         verdict = self.experiment.task.verdict(row, text)
-        return None if verdict is None else short_text(verdict)
+        return None if verdict is None else records.short_text(verdict)
 
     def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, term: LossTerm | None) -> None:
         """To each trace of the first group what filled a state of it in one shot."""
@@ -128,5 +122,5 @@ class TraceRecorder:
         reward_B, advantage_B = batch.branch_reward_B, None if term is None else term.advantage_B
         for i, rollout in enumerate(rollouts):
             numbers = (batch.branches.group_B == first + i).nonzero().squeeze(1).tolist()
-            step_C = group.step_BL[i, -length:]
-            rollout["branches"] = branch_lines(batch.branches, numbers, step_C, reward_B, advantage_B, self.show)
+            branches, step_C = batch.branches, group.step_BL[i, -length:]
+            rollout["branches"] = records.branch_lines(branches, numbers, step_C, reward_B, advantage_B, self.show)

@@ -1,4 +1,4 @@
-"""Warnings: each begins where a run really goes wrong, is told once, and comes out the same after a run is resumed."""
+"""Health checks: each warns where a run really goes wrong, once, and comes out the same after a run is resumed."""
 
 import json
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.health import CHECKS, NORMS, REACH, WINDOW, health_warnings, recent_updates, warning_messages
 from unmask.training.run.state import newest_state
+from unmask.view.index import RunReader
 
 
 @pytest.fixture(autouse=True)
@@ -304,3 +305,16 @@ def test_signs_by_hand() -> None:
     assert 0 < sum(late) < len(late) and 0 < sum(empty) < 16
     expected = {"empty": sum(empty) / 16, "nll": sum(nll) / 16, "late_eos": sum(late) / len(late)}
     assert found == pytest.approx(expected)
+
+
+def test_metrics_of_0_1_are_read_under_their_present_names(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: sudoku\n")
+    old = {"step": 1, "train/reward": 0.5, "train/part/format": 1.0, "train/nats": 2.0, "train/late_ends": 0.25}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    (tmp_path / "warnings.jsonl").write_text('{"step": 1, "name": "late_ends", "told": "text"}\n')
+    new = {"train/reward": 0.5, "train/reward/format": 1.0, "train/nll": 2.0, "train/late_eos": 0.25}
+    assert read_metrics(tmp_path) == [{"step": 1, **new}]
+    run = RunReader(tmp_path)
+    run.refresh()
+    assert {name: series.data()["y"] for name, series in run.series.items()} == {n: [v] for n, v in new.items()}
+    assert run.warnings == [{"step": 1, "name": "late_ends", "message": "text"}]
