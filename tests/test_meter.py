@@ -90,7 +90,7 @@ class Counting:
             return
         rows, columns, _ = output.shape
         memory = inputs[4] if len(inputs) > 4 else None
-        share = rows * columns / (columns if memory is None else memory.shape[2])
+        share = rows * columns / (columns if memory is None else memory.key_SHLD.shape[2])
         self.forward += share
         if output.requires_grad:
             output.register_hook(lambda gradient: self.returned(share))

@@ -22,8 +22,8 @@ COMMANDS = {
 SCRIPT = """
 import json, sys
 from unmask.cli.main import app
-from unmask.training.run.folder import Run
-Run.draw = lambda run: None  # which takes longer than the run
+from unmask.training.run.folder import RunFolder
+RunFolder.draw = lambda run: None  # which takes longer than the run
 for name, arguments in json.loads(sys.argv[1]).items():
     app(["train", *arguments, "--out", name], standalone_mode=False)
 """

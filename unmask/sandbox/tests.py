@@ -13,7 +13,10 @@ WARNING = Lock()  # whether warnings are shown is one setting for all threads
 @lru_cache(maxsize=4096)
 def with_guards(test: str) -> str:
     """The test with a guard around every assertion: the judge keeps arguments unchanged until it is evaluated."""
-    return ast.unparse(ast.fix_missing_locations(_Guarding().visit(parse(test))))
+    try:
+        return ast.unparse(ast.fix_missing_locations(_Guarding().visit(parse(test))))
+    except RecursionError:  # Python 3.12 parses what it cannot visit
+        raise ValueError(f"a test is nested too deeply: {test[:100]!r}") from None
 
 
 class _Guarding(ast.NodeTransformer):
