@@ -7,7 +7,7 @@
 # make reference writes the pages of docs/reference that follow from the code
 # make audit     known advisories for the versions in constraints.txt
 # make fuzz      ten minutes of coverage-guided fuzzing of what reads files and answers (FUZZ_SECONDS=600)
-# make soak      hours: 10,000 updates, 1,000 sandboxed programs, runs killed anywhere and gone on with
+# make soak      hours: 10,000 updates, 1,000 sandboxed programs, runs killed anywhere and resumed
 # make web       the viewer's page, from web/ into unmask/view/page.html (Node 20.19 or newer)
 # make web-test  types and tests of that page, in a browser too (chromium)
 # make clean     removes what the other targets made

@@ -163,6 +163,7 @@ def test_right_or_wrong_is_a_reward(advantage):
     solved_B, group_B = torch.tensor([True, False, True, True, False, False]), torch.arange(6) // 3
     for reward_B in (solved_B, solved_B.long()):
         assert torch.equal(advantage(reward_B, group_B), advantage(solved_B.double(), group_B))
+        assert varied(reward_B, group_B).all()
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)

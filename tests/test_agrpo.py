@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -244,3 +245,15 @@ def test_steps_by_entropy_need_the_entropies_of_the_rollout():
 def test_a_name_where_a_formula_is_meant_is_refused_at_once(make, option):
     with pytest.raises(ValueError, match=re.escape(option)):
         make()
+
+
+def test_an_order_of_ones_own_is_recorded_as_such():
+    """Whatever it is called: it is not the order that the choice of positions is defined for."""
+    policy, method = Net(1), agrpo(choice=True)
+    for order in (partial(surest_position), lambda logits: logits.noise_Q):
+        decoding = unmask.Decoding(length=6, order=order)
+        rollouts = unmask.sample(policy, [[3], [3]], torch.arange(2), decoding, group_B=torch.zeros(2))
+        assert rollouts.trace.order == "custom"
+        batch = unmask.ScoredRollouts(rollouts, torch.tensor([0.0, 1.0]))
+        with pytest.raises(ValueError, match=naming("custom", "low_confidence")):
+            unmask.loss_terms(method, batch, unmask.Scorer(policy), generator())

@@ -1,6 +1,7 @@
 """The best weights of a run, and runs that end with them: early, or because they have collapsed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from ranks_cases import toy_model, toy_task
 
+from helpers import cut_at
 from unmask.config import Config, parse_config
 from unmask.config.sections import EvalConfig
 from unmask.evaluation.evaluate import Evaluation, Evaluator, Proportion
@@ -16,6 +18,7 @@ from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Best, best_of, reason_to_end
+from unmask.training.run.state import newest_state
 from unmask.training.run.training_run import TrainingResult
 from wording import mentions
 
@@ -175,3 +178,26 @@ def test_ending_early_needs_evaluations(tmp_path: Path) -> None:
     for settings in ({"early_stop": 1}, {"collapse": 0.1}):
         with pytest.raises(ValueError, match=r"eval\.every"):
             config_for(tmp_path, every=0, **settings)
+
+
+def test_a_resumed_run_is_ended_only_by_an_evaluation_of_its_own_step(tmp_path: Path, monkeypatch) -> None:
+    """The state is of update 3; the evaluation after update 2 was bad, and the best weights are lost: it goes on."""
+    config = config_for(tmp_path, every=2, collapse=0.3, best=True)
+    Script(monkeypatch, 0.5, 0.25, 0.9, 0.9, 0.9, 0.9, 0.9)
+    with cut_at("collect", 4):
+        run(config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-best")
+    with pytest.warns(UserWarning, match="checkpoint-best"):
+        result = resume(tmp_path / "run")
+    assert not result.ended and (tmp_path / "run" / "finished.json").is_file()
+
+
+def test_an_evaluation_that_is_cut_off_loses_no_update(tmp_path: Path, monkeypatch) -> None:
+    """A state that is due after an update is there before the evaluation after it: also after the last update."""
+    config = config_for(tmp_path, every=3)
+    for calls, step in ((2, 3), (3, 6)):
+        script = Script(monkeypatch, *[0.5] * 9)
+        script.cut = calls
+        with pytest.raises(Cut):
+            run(config, tmp_path / f"run{step}")
+        assert newest_state(tmp_path / f"run{step}" / "state")[0].step == step

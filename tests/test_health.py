@@ -19,7 +19,7 @@ from unmask.models.tiny import EOS, Tiny
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS, Task
 from unmask.tasks.task import RewardPart
-from unmask.training.batch import rollout_signs
+from unmask.training.batch import rollout_stats
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.health import CHECKS, NORMS, REACH, WINDOW, health_warnings, recent_updates, warning_messages
@@ -301,7 +301,7 @@ def test_signs_by_hand() -> None:
         late += [end for end, i in zip(ends, wrote, strict=True) if trace.step_BL[row, i] == 2]
         empty.append(all(ends))
         nll.append(-sum(float(trace.logp_BL[row, i]) for i in wrote))
-    found = rollout_signs(trace)
+    found = rollout_stats(trace)
     assert 0 < sum(late) < len(late) and 0 < sum(empty) < 16
     expected = {"empty": sum(empty) / 16, "nll": sum(nll) / 16, "late_eos": sum(late) / len(late)}
     assert found == pytest.approx(expected)

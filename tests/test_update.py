@@ -15,6 +15,7 @@ from unmask.core.order import low_confidence
 from unmask.core.probes import ask, at_states, fully_masked, microbatches, unit_likelihood
 from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
+from unmask.rollout.sample import Rollouts
 from unmask.training.update import LossTerm, accumulate, term_loss, update
 
 
@@ -286,5 +287,24 @@ def test_right_or_wrong_is_a_reward(name):
 
 def test_a_micro_batch_holds_at_least_one_state():
     part = parts_of(diffu_grpo(kl=0.0), rollout(diffu_grpo(kl=0.0))[1], generator())[0]
-    with pytest.raises(ValueError, match="at least one"):
-        accumulate(Net(1), part, 0)
+    for call in (accumulate, logprobs_of, lambda policy, part, size: ask(policy, part.probes, size)):
+        with pytest.raises(ValueError, match="at least 1"):
+            call(Net(1), part, 0)
+
+
+def logprobs_of(policy, part, size):
+    return unmask.logprobs(policy, part.probes, size)
+
+
+def test_a_micro_batch_may_be_a_number_everywhere():
+    policy, (trace, _) = rollout(diffu_grpo(kl=0.0))
+    part = parts_of(diffu_grpo(kl=0.0), Rollouts(trace, None), generator())[0]
+    assert_close(logprobs_of(policy, part, 2), ask(policy, part.probes).detach(), 1e-12)
+    decoding, prompts = unmask.Decoding(length=6), [[3, 4], [5], [6, 6]]
+    whole, pieces = (
+        unmask.sample(policy, prompts, torch.arange(3), decoding, micro_batch=size).trace for size in (None, 2)
+    )
+    assert torch.equal(whole.tokens_BL, pieces.tokens_BL)
+    method, reward_B = diffu_grpo(kl=0.0), torch.arange(len(trace)).double()
+    batch = unmask.ScoredRollouts(Rollouts(trace, None), reward_B)
+    assert len(unmask.loss_terms(method, batch, unmask.Scorer(policy, micro_batch=2), generator(), 2)) == 2

@@ -105,6 +105,6 @@ def test_a_comparison_that_was_ended_trains_the_cell_that_is_left(unmask) -> Non
     ]
 
 
-def test_an_update_that_was_not_finite_is_replay_logprobs() -> None:
+def test_an_update_that_was_not_finite_is_replayed() -> None:
     metrics = replay(Path("broken/broken/1"))
     assert math.isnan(metrics["grad_norm"]) and math.isfinite(metrics["loss"])

@@ -160,6 +160,7 @@ from .training.loss_terms import (
 from .training.mismatch import (
     mismatch_metrics as mismatch_metrics,
     replay_logprobs as replay_logprobs,
+    scorer_gap as scorer_gap,
     truncated_weights as truncated_weights,
 )
 from .training.run.replay import (
@@ -167,6 +168,7 @@ from .training.run.replay import (
 )
 from .training.update import (
     LossTerm as LossTerm,
+    NotFinite as NotFinite,
     accumulate as accumulate,
     logprobs as logprobs,
     term_loss as term_loss,

@@ -87,6 +87,7 @@ def group_mean_batch_std(reward_B: Tensor, group_B: Tensor) -> Tensor:
 
 def varied(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """Traces whose group has more than one reward: the others carry no signal under a group baseline."""
+    reward_B = reward_B.double()
     return group_max(reward_B, group_B) > -group_max(-reward_B, group_B)
 
 

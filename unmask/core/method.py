@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
-from unmask.core.order import Order
+from unmask.core.order import Order, order_name
 from unmask.core.probes import Probes
 from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.trace import TokenRule, Trace, until_eos
@@ -35,9 +35,7 @@ def check_functions(**options: object) -> None:
     """ValueError for an option that names a formula where the formula itself is meant: names are the command line's."""
     for name, value in options.items():
         if not callable(value):
-            raise ValueError(
-                f"{name}={value!r} must be a function; the names of the command line are in docs/python.md"
-            )
+            raise ValueError(f"{name}={value!r} must be a function, not its name: docs/python.md lists them")
 
 
 def uniform_credit(trace: Trace) -> Tensor:
@@ -95,20 +93,21 @@ class Method:
     """On-policy and without a KL, traces with zero advantage are not asked. Set it only where the objective is zero for
     such a trace, whatever its log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
     order: Order | None = None
-    """The only order under which the likelihood means what it says; None where any will do."""
+    """The order of rollouts that the likelihood is defined for; None: any."""
 
     def __post_init__(self) -> None:
         check_range(0, inf, kl=self.kl, reward_kl=self.reward_kl)
         check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
 
     def check_order(self, trace: Trace) -> None:
-        """ValueError for rollouts in another order than the only one under which the likelihood means what it says."""
+        """ValueError for rollouts in another order than the one that the likelihood is defined for."""
         if self.order is None:
             return
-        if trace.order not in ("", self.order.__name__):
+        wanted = order_name(self.order)
+        if trace.order not in ("", wanted):
             raise ValueError(
-                f"{self.name} scores the choice of positions of {self.order.__name__}, and the rollouts were made in "
-                f"the order {trace.order}: sample with Decoding(order={self.order.__name__})"
+                f"{self.name} scores the choice of positions of {wanted}, and the rollouts were made in the order "
+                f"{trace.order}: sample with Decoding(order={wanted})"
             )
         if trace.threshold is not None:
             raise ValueError(

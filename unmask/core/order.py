@@ -76,6 +76,12 @@ ORDERS: dict[str, Order] = {
     "negative_entropy": negative_entropy,
 }
 
+
+def order_name(order: Order) -> str:
+    """The name of an order of ORDERS; "custom" for a function of one's own."""
+    return next((name for name, known in ORDERS.items() if known is order), "custom")
+
+
 _LEVELS: dict[Order, Callable[[float], float]] = {
     surest_position: math.log,
     low_confidence: math.log,

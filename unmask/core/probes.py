@@ -155,6 +155,8 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
         raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
     if not len(probes.states_SL):
         return torch.zeros_like(probes.share_NL)
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"the micro-batch size must be at least 1, not {micro_batch}")
     if micro_batch is None or len(probes.states_SL) <= micro_batch:
         return _logprobs(policy, probes)
     pieces = [(number_N, _logprobs(policy, piece)) for number_N, piece in chunks(probes, micro_batch)]

@@ -41,7 +41,7 @@ class Trace:
     """T, the denoising steps of the schedule."""
     sampling: TokenSampling = TokenSampling()
     order: str = ""
-    """The order in which the sampler committed positions; empty where it is not known."""
+    """The order in which the sampler committed positions: a name of ORDERS, or custom; empty where it is not known."""
     threshold: float | None = None
     """The threshold that decided how many positions a step committed; None: a schedule did."""
     seen: dict[str, Tensor] = field(default_factory=dict)
@@ -104,6 +104,8 @@ def concat_traces(traces: list[Trace]) -> Trace:
     width = max(t.tokens_BL.shape[1] for t in traces)
     traces = [pad_traces(t, width) for t in traces]
     first = traces[0]
+    if len({(t.order, t.threshold) for t in traces}) > 1:
+        raise ValueError("traces of different orders or thresholds cannot be one batch")
     names = [f.name for f in fields(first) if f.name.endswith(("_B", "_BL"))]
     merged: dict[str, Any] = {name: torch.cat([getattr(t, name) for t in traces]) for name in names}
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import Order, StepLogits
+from unmask.core.order import Order, StepLogits, order_name
 from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.schedule import CommitCounts
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
@@ -38,7 +38,7 @@ from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.engine import Engine, aligned
 from unmask.rollout.recorder import RolloutRecorder, StepPositions
-from unmask.util.micro_batch import MicroBatch
+from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 COMPACTED = 16
@@ -82,7 +82,7 @@ def sample(
     *,
     group_B: Tensor | None = None,
     request: RolloutRequest = RolloutRequest(),
-    micro_batch: MicroBatch | None = None,
+    micro_batch: int | MicroBatch | None = None,
 ) -> Rollouts:
     """Denoise `decoding.length` positions after every prompt, at most `micro_batch` prompts at a time.
 
@@ -94,7 +94,7 @@ def sample(
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
     if micro_batch is None:
         return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
-    done, start = list[Rollouts](), 0
+    micro_batch, done, start = as_micro_batch(micro_batch), list[Rollouts](), 0
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
         try:
@@ -215,7 +215,7 @@ def _blank(
         eos_id=policy.eos_id if decoding.stops else NO_TOKEN,
         steps=steps,
         sampling=decoding.sampling,
-        order=decoding.order.__name__,
+        order=order_name(decoding.order),
         threshold=decoding.threshold,
     )
 

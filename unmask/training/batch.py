@@ -49,8 +49,8 @@ class Batch(ScoredRollouts):
     """The mean of each part of the reward, over all that was sampled."""
     failures: list[RewardFailure]
     """Completions whose reward failed, branches included."""
-    signs: dict[str, float]
-    """What the rollouts look like, over all that was sampled (`rollout_signs`), and the prompts that were too long."""
+    stats: dict[str, float]
+    """What the rollouts look like, over all that was sampled (`rollout_stats`), and the prompts that were too long."""
     mismatch: dict[str, float] = field(default_factory=dict)
     """How far the sampler's log-probabilities are from the scorer's (`measure_mismatch`)."""
 
@@ -160,7 +160,7 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         groups=groups,
         parts={name: float(part_B.mean()) for name, part_B in scores.parts.items()},
         failures=failures,
-        signs={"long_prompts": 1 - len(fitting) / len(candidates), **rollout_signs(trace)},
+        stats={"long_prompts": 1 - len(fitting) / len(candidates), **rollout_stats(trace)},
     )
 
 
@@ -186,17 +186,17 @@ def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
     return replace(batch, mismatch=mismatch_metrics(some, exact_BL))
 
 
-def rollout_signs(trace: Trace) -> dict[str, float]:
+def rollout_stats(trace: Trace) -> dict[str, float]:
     """What shows that rollouts go wrong: completions of end tokens alone (`empty`), end tokens among what the later
     half of the steps wrote (`late_eos`), and minus the log-probability of a completion (`nll`), near 0 where the
     policy always says the same."""
     ends_BL = trace.tokens_BL == trace.eos_id
     late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
-    signs = {
+    stats = {
         "empty": float((ends_BL | ~trace.filled_BL).all(-1).double().mean()),
         "nll": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
     }
-    return signs | ({"late_eos": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
+    return stats | ({"late_eos": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})
 
 
 def merge_batches(batches: list[Batch]) -> Batch:
@@ -223,10 +223,10 @@ def merge_batches(batches: list[Batch]) -> Batch:
         groups=sum(b.groups for b in batches),
         parts={name: sum(b.parts[name] for b in batches) / len(batches) for name in batches[0].parts},
         failures=[failure for b in batches for failure in b.failures],
-        signs={
-            name: sum(b.signs[name] for b in batches) / len(batches)
-            for name in batches[0].signs
-            if all(name in b.signs for b in batches)
+        stats={
+            name: sum(b.stats[name] for b in batches) / len(batches)
+            for name in batches[0].stats
+            if all(name in b.stats for b in batches)
         },
     )
 
@@ -240,7 +240,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "train/traces": float(len(batch.trace)),
         "train/reward_errors": float(len(batch.failures)),
         **{f"train/reward/{name}": mean for name, mean in batch.parts.items()},
-        **{f"train/{name}": value for name, value in batch.signs.items()},
+        **{f"train/{name}": value for name, value in batch.stats.items()},
     }
     if len(batch.trace):
         counted_BL = batch.trace.counted_BL

@@ -47,7 +47,7 @@ class Scorer:
     policy: Policy
     reference: Policy | None = None
     """Needed where `method.needs_reference`: the policy as it was before training."""
-    micro_batch: MicroBatch = field(default_factory=lambda: MicroBatch(512))
+    micro_batch: int | MicroBatch = field(default_factory=lambda: MicroBatch(512))
     ranks: Ranks = ALONE
 
     def policy_logprobs(self, probes: Probes) -> Tensor:

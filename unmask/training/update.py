@@ -20,7 +20,7 @@ from unmask.core.probes import Probes, ask, at_states, chunks, empty, microbatch
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.training.optim import Optimizer
-from unmask.util.micro_batch import MicroBatch
+from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def term_loss(term: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
 
 
 @torch.no_grad()
-def logprobs(policy: Policy, probes: Probes, micro_batch: MicroBatch, ranks: Ranks = ALONE) -> Tensor:
+def logprobs(policy: Policy, probes: Probes, micro_batch: int | MicroBatch, ranks: Ranks = ALONE) -> Tensor:
     """The policy's log-probabilities without gradient, (N, L). Every process computes its share of the states."""
-    mine = ranks.share(len(probes.states_SL))
+    micro_batch, mine = as_micro_batch(micro_batch), ranks.share(len(probes.states_SL))
     while True:
         try:
             size = micro_batch.size
@@ -116,8 +116,7 @@ def accumulate(policy: Policy, term: LossTerm, micro_batch: int | MicroBatch, ra
 
     With several processes, each adds its share; `ranks.sum_gradients` adds the shares up.
     """
-    size = MicroBatch(micro_batch).size if isinstance(micro_batch, int) else micro_batch.size
-    logp_NL = _sum(_backpropagate(policy, term, size, ranks), ranks)
+    logp_NL = _sum(_backpropagate(policy, term, as_micro_batch(micro_batch).size, ranks), ranks)
     with torch.no_grad():
         return term_loss(term, logp_NL)[1]
 
@@ -214,8 +213,7 @@ def update(
 
     When memory runs out, this process drops its gradient and computes it again with a smaller micro-batch.
     """
-    micro_batch = MicroBatch(micro_batch) if isinstance(micro_batch, int) else micro_batch
-    asked = [term for term in terms if len(term.probes.state_N)]
+    micro_batch, asked = as_micro_batch(micro_batch), [term for term in terms if len(term.probes.state_N)]
     while True:
         optimizer.zero_grad(set_to_none=True)
         try:

@@ -14,7 +14,7 @@ class MicroBatch:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"a micro-batch must hold at least one masked state, not {self.size}")
+            raise ValueError(f"the micro-batch size must be at least 1, not {self.size}")
 
     def halve(self, error: torch.OutOfMemoryError, tried: int | None = None) -> None:
         """Halve the size that was tried, if that was less; raise the error where nothing is left to halve."""
@@ -23,3 +23,7 @@ class MicroBatch:
             raise error
         self.size, self.halvings = size // 2, self.halvings + 1
         torch.cuda.empty_cache()
+
+
+def as_micro_batch(size: int | MicroBatch) -> MicroBatch:
+    return MicroBatch(size) if isinstance(size, int) else size

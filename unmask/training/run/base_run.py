@@ -61,8 +61,8 @@ class BaseRun(ABC, Generic[E]):
     last: E | None = None
     """The last evaluation after an update."""
     folder: RunFolder | None = None
-    step, evaluated, skips, ended = 0, 0, Skips(), ""
-    """Updates done, the last one that was evaluated, updates skipped, why the run ends early."""
+    step, evaluated, saved, skips, ended = 0, 0, 0, Skips(), ""
+    """Updates done, the last one evaluated, the last one saved, updates skipped, why the run ends early."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BaseRun(ABC, Generic[E]):
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         restore(self.policy, self.optimizer, self.rng, state.tensors)
         self.folder = make_folder() if self.ranks.first else None
-        facts, self.step = state.facts, state.step
+        facts, self.step, self.saved = state.facts, state.step, state.step
         # Fine-tuning in 0.1 did not store the last evaluation. It evaluated before it saved, except at the end.
         self.evaluated = facts.get("looked", min(state.step, self.config.updates - 1))
         self.before, self.skips = self._evaluation_of(facts["before"]), Skips(*facts["skips"])
@@ -145,7 +145,9 @@ class BaseRun(ABC, Generic[E]):
         return self.evaluated < step and (step == last or bool(every and step % every == 0))
 
     def evaluate(self, step: int) -> None:
-        """Evaluate after an update."""
+        """Evaluate after an update. A state that is due is saved first: an evaluation that is cut off loses nothing."""
+        if self.saved != step and BaseRun.save_due(self, step):
+            self.save(step)
         self.last, self.evaluated = self._measure(step), step
         self._log_evaluation(step, self.last)
 
@@ -172,6 +174,7 @@ class BaseRun(ABC, Generic[E]):
             if self.folder is not None:
                 self.folder.save(self.policy)
         self.ranks.barrier()
+        self.saved = step
 
     @property
     def too_many_skips(self) -> bool:

@@ -101,7 +101,8 @@ class RunFolder:
             size = (folder / name).stat().st_size if (folder / name).is_file() else 0
             if size < lengths.get(name, 0):
                 raise ValueError(f"{folder / name} is shorter than the saved state says: part of it is lost")
-            if lengths.get(name, 0):
+            if name in lengths:
+                (folder / name).touch()
                 os.truncate(folder / name, lengths[name])
             else:
                 (folder / name).unlink(missing_ok=True)

@@ -20,7 +20,12 @@ NORMS = 32
 """Updates whose median a gradient is compared with."""
 REACH = 1 + NORMS + WINDOW
 """Updates that anything here looks at."""
-RENAMED = {"train/nats": "train/nll", "train/late_ends": "train/late_eos"}
+RENAMED = {
+    "train/nats": "train/nll",
+    "train/late_ends": "train/late_eos",
+    "memory/rollout_rows": "memory/rollout_micro_batch_size",
+    "memory/update_rows": "memory/update_micro_batch_size",
+}
 """Metrics under the names that 0.1 wrote; and train/part/NAME, which is train/reward/NAME now."""
 
 

@@ -62,7 +62,7 @@ class TrainingRun(BaseRun[Evaluation]):
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         super()._resume(make_folder, state)
-        if self.last is not None and state.step < self.config.updates:
+        if self.last is not None and self.evaluated == state.step < self.config.updates:
             self._decide_end(state.step, self.last)
 
     def _facts(self) -> dict[str, Any]:
