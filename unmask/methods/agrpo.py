@@ -90,7 +90,8 @@ def sampled_steps(
     """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
     check_range(1, inf, draws=draws)
     level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
-    return visited(trace, *weighted_steps(trace, level_BK, steps, truncate, spread), choice)
+    step_BK, weight_BK = weighted_steps(trace, level_BK, steps, truncate, spread)
+    return visited(trace, step_BK, weight_BK, choice)
 
 
 def weighted_steps(

@@ -193,8 +193,8 @@ def _qwen(kind: str, width: int, layers: int, heads: int, inner: int, **more: An
 
 _DREAM = _qwen("DreamModel", 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)
 _SDAR = {
-    size: _qwen("SDARForCausalLM", *shape, num_key_value_heads=8, head_dim=128, vocab_size=151936)
-    for size, shape in {
+    size: _qwen("SDARForCausalLM", width, layers, heads, inner, num_key_value_heads=8, head_dim=128, vocab_size=151936)
+    for size, (width, layers, heads, inner) in {
         "1.7B": (2048, 28, 16, 6144),
         "4B": (2560, 36, 32, 9728),
         "8B": (4096, 36, 32, 12288),

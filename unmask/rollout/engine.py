@@ -78,7 +78,8 @@ class Engine:
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
         """The same for some rows with no memory, at any positions."""
         streams = (False, True) if self.trace.sampling.guidance else (False,)
-        return [self.policy.hidden(*self._canvas(unprompted, row_R), at_Q) for unprompted in streams]
+        canvases = [self._canvas(unprompted, row_R) for unprompted in streams]
+        return [self.policy.hidden(tokens_RL, attended_RL, at_Q) for tokens_RL, attended_RL in canvases]
 
     def logits(self, hidden: list[Tensor]) -> Tensor:
         """(Q, V), guided where a second stream is there: uncond + (w + 1) (cond - uncond)."""
@@ -106,7 +107,8 @@ class Engine:
         if unprompted not in self.memories:
             hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q)
             return hidden_QD
-        return self.policy.hidden_window(self.memories[unprompted], tokens_RL, *self._window(number, started), at_Q)
+        first, last = self._window(number, started)
+        return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
     def _window(self, number: int, started: bool) -> tuple[int, int]:
         """The columns to recompute: the block, at its first step also the one before it, which has been finished."""

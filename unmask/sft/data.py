@@ -113,7 +113,10 @@ def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: in
     if any(policy.mask_id in ids for pair in (*train, *test) for ids in pair):
         raise ValueError(f"{source.name}: a text holds the MASK token, which no answer may contain; leave it out")
     room = policy.max_length
-    fits, fits_test = ([p for p in pairs if width_of(Example(*p, 1), room) is not None] for pairs in (train, test))
+    fits, fits_test = (
+        [(prompt, text) for prompt, text in pairs if width_of(Example(prompt, text, 1), room) is not None]
+        for pairs in (train, test)
+    )
     if not fits:
         raise ValueError(f"{source.name}: no example fits into the {room} tokens that this model takes")
     if dropped := len(train) - len(fits):
@@ -124,7 +127,7 @@ def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: in
     if canvas < longest:
         problem = f"{canvas} positions are too few for completions of up to {longest}; {longest} are decoded"
         warnings.warn(f"{source.name}: canvas: {problem}", stacklevel=2)
-    examples, held = ([Example(*pair, canvas) for pair in pairs] for pairs in (fits, fits_test))
+    examples, held = ([Example(prompt, text, canvas) for prompt, text in pairs] for pairs in (fits, fits_test))
     return SftData(source.name, examples, held, max(canvas, longest), task)
 
 

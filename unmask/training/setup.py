@@ -111,8 +111,11 @@ def check_shares(config: Config, ranks: Ranks) -> None:
 def decoding_of(config: Config, task: Task) -> Decoding:
     """How the configuration has completions made."""
     rollout = config.rollout
+    length, steps, block = rollout_shape(config, task)
     return Decoding(
-        *rollout_shape(config, task),
+        length,
+        steps,
+        block,
         sampling=TokenSampling(rollout.temperature, rollout.top_k, rollout.top_p, rollout.guidance),
         order=ORDERS[rollout.order],
         schedule=SCHEDULES[rollout.schedule],
