@@ -146,14 +146,14 @@ class BaseRun(ABC, Generic[E]):
 
     def evaluate(self, step: int) -> None:
         """Evaluate after an update. A state that is due is saved first: an evaluation that is cut off loses nothing."""
-        if self.saved != step and BaseRun.save_due(self, step):
+        if BaseRun.save_due(self, step):
             self.save(step)
         self.last, self.evaluated = self._measure(step), step
         self._log_evaluation(step, self.last)
 
     def save_due(self, step: int) -> bool:
         every = self.config.save_every
-        return step == self.config.updates or bool(every and step % every == 0)
+        return self.saved != step and (step == self.config.updates or bool(every and step % every == 0))
 
     def save(self, step: int) -> None:
         """Save the state after `step`, from which the run can be resumed, and the weights for others to use."""

@@ -121,7 +121,8 @@ class TrainingRun(BaseRun[Evaluation]):
         self.ended = reason_to_end(self.best, step, evaluation, self.config.eval)
 
     def save_due(self, step: int) -> bool:
-        return super().save_due(step) or (keeps_best(self.config.eval) and self.best.step == step)
+        new_best = keeps_best(self.config.eval) and self.best.step == step
+        return super().save_due(step) or (self.saved != step and new_best)
 
     def finish(self) -> TrainingResult:
         """End the run; one that was ended early has the weights of its best evaluation."""
