@@ -250,7 +250,7 @@ def write(path: Path, only: list[str] | None, jobs: int) -> None:
         for number, future in enumerate(as_completed(running), 1):
             try:
                 record[running[future]], seconds = future.result()
-            except Exception:
+            except Exception:  # of whatever kind: name the case, stop the others, and raise it
                 pool.shutdown(cancel_futures=True)
                 print(f"case {running[future]!r} failed", file=sys.stderr)
                 raise
