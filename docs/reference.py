@@ -8,7 +8,6 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -102,18 +101,19 @@ def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
-    told, sections, shared = attribute_docs(model), _sections(model), _sections(Config)
+    sections, shared = _sections(model), _sections(Config)
     yield from ("| key | type | default | meaning |", "|---|---|---|---|")
     for name, field in model.model_fields.items():
         if field.exclude:
             continue
         place = name if sections.get(name) is shared.get(name) else f"fine-tuning-{name}"
         key = f"[`{name}`](#{place})" if name in sections else f"`{field.alias or name}`"
+        meaning = _cell(" ".join((field.description or "").split()))
         if name in sections:
-            yield f"| {key} | section | | {_cell(told.get(name, attribute_docs(Config)[name]))} |"
+            yield f"| {key} | section | | {meaning} |"
             continue
         default = "needed" if field.is_required() else _default(field.get_default(call_default_factory=True))
-        yield f"| {key} | {_cell(_kind(field.annotation, field))} | {default} | {_cell(told.get(name, ''))} |"
+        yield f"| {key} | {_cell(_kind(field.annotation, field))} | {default} | {meaning} |"
 
 
 def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str], str]) -> Iterator[str]:
@@ -121,18 +121,6 @@ def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str],
     for name, factory in catalogue.items():
         for number, (option, default) in enumerate(option_defaults(factory).items()):
             yield f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
-
-
-def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring under each field of a model's class."""
-    (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
-    told = {}
-    for field, after in pairwise(body):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            told[field.target.id] = " ".join(str(after.value.value).split())
-    return told
 
 
 def _kind(annotation: Any, field: FieldInfo | None = None) -> str:

@@ -175,8 +175,14 @@ def test_a_file_that_is_damaged_or_of_another_kind_is_refused(tmp_path: Path, lm
         with pytest.raises(ValueError, match=told):
             convert(file, tmp_path / "out", {})
         assert not (tmp_path / "out" / "config.json").exists()
-    file = written(tmp_path / "k.gguf", {}, {"w": ((256,), 12, bytes(144))})
-    with pytest.raises(ValueError, match="kind 12 of GGML"):
+    counts = field("numbers", [1, 2, 3])
+    long = written(tmp_path / "list.gguf", {"numbers": [1, 2, 3]}, {}).read_bytes()
+    long = long.replace(counts, counts.replace(struct.pack("<Q", 3), struct.pack("<Q", 2**62)))
+    (tmp_path / "list.gguf").write_bytes(long)
+    with pytest.raises(ValueError, match="ends too early"):
+        read_gguf(tmp_path / "list.gguf")
+    file = written(tmp_path / "k.gguf", {}, {"w": ((256,), 99, bytes(144))})
+    with pytest.raises(ValueError, match="99"):
         read_gguf(file)
 
 

@@ -30,7 +30,9 @@ def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class Config(Strict):
+class TrainingConfig(Strict):
+    """The keys that reinforcement learning and supervised fine-tuning share."""
+
     model: str = Field("tiny", min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -43,14 +45,29 @@ class Config(Strict):
     """Recompute activations in the backward pass instead of storing them."""
     compile: bool = False
     """Compile the model's layers: seconds at the start, then faster on a large GPU."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of everything random: the order of the data, rollouts, masks, a new adapter."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
+    save_every: int = Field(50, ge=0)
+    """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW."""
+    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def user_files(self) -> dict[str, str]:
+        """The user's own Python files by name, with the sha256 of what was run when the configuration was read."""
+        return self._user_files
+
+
+class Config(TrainingConfig):
     task: str = "sudoku"
     """The task (unmask tasks), or the Python file of a task of your own."""
     method: str = "diffu_grpo"
     """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
     plugins: Annotated[tuple[str, ...], BeforeValidator(as_list)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of prompts, rollouts and probes."""
     updates: int = Field(80, ge=1, lt=2**24)
     """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
     prompts: int = Field(12, ge=1, lt=2**20)
@@ -64,10 +81,6 @@ class Config(Strict):
     small model, 8 for a large one if not given; halved when memory runs out."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
     """Groups with identical rewards: kept, left out, or replaced by other prompts."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
-    save_every: int = Field(50, ge=0)
-    """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
     track: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], BeforeValidator(as_list)] = ()
     """Trackers that receive the metrics, beside metrics.jsonl."""
     trace_every: int = Field(10, ge=0)
@@ -75,21 +88,12 @@ class Config(Strict):
     problems of every evaluation. 0: none."""
     rollout: RolloutConfig = RolloutConfig()
     """How completions are sampled."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW."""
     eval: EvalConfig = EvalConfig()
     """Evaluation during training."""
     reward: RewardConfig = RewardConfig()
     """Rewards that fail."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
-    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @property
-    def user_files(self) -> dict[str, str]:
-        """The user's own Python files by name, with the sha256 of what was run when the configuration was read."""
-        return self._user_files
-
     def dump(self) -> dict[str, Any]:
         """The resolved configuration as it would stand in a YAML file, defaults written out."""
         from unmask.config.options import resolved_options

@@ -2,16 +2,14 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from unmask.util.strict_model import Strict
 
 Targets = Literal["all"] | tuple[str, ...]
 
 
-class LoraOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class LoraOptions(Strict):
     rank: PositiveInt = 128
     """Columns of A and B."""
     alpha: float = Field(64.0, gt=0, allow_inf_nan=False)

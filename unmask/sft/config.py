@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from unmask.config.defaults import check_device, device_of
 from unmask.config.keys import apply_overrides, validate, with_current_keys
-from unmask.config.sections import OptimizerConfig
-from unmask.core.options import LoraOptions
+from unmask.config.schema import TrainingConfig
 from unmask.sft.data import Sources, check_sources
 from unmask.util.parsing import read_keys
 from unmask.util.strict_model import Strict
@@ -38,48 +37,25 @@ class SftEval(Strict):
     """Sampled completions of each problem of a task, beside the greedy one."""
 
 
-class SftConfig(Strict):
+class SftConfig(TrainingConfig):
     model: str = Field(min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     data: Sources
     """Files and tasks to train on, by name or as {task, file, options, max_examples, canvas}."""
     max_examples: int = Field(20_000, ge=1, lt=2**32)
     """Training examples of each source at most, unless the source sets its own limit."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """The type of the weights; as the checkpoint says if not given. For bfloat16 the optimiser holds fp32 copies."""
-    full: bool | None = None
-    """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
-    lora: LoraOptions = LoraOptions()
-    """The low-rank adapter."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
-    compile: bool = False
-    """Compile the model's layers: a minute to begin with, then faster on a large GPU."""
     attention_annealing: int = Field(0, ge=0)
     """Updates over which attention goes from causal to full, in blocks of doubling length; 0: full from the start."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the order of the data, of the noise, and of a new adapter."""
     updates: int = Field(1000, ge=1, lt=2**24)
     """Optimiser steps."""
     batch_tokens: int = Field(16_384, ge=1, lt=2**24)
     """Tokens of a batch, prompts included."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens in one forward pass, which bounds memory; gradients do not depend on it. Halved when memory runs out."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
     save_every: int = Field(200, ge=0)
     """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW."""
     eval: SftEval = SftEval()
     """Evaluation during training."""
-
-    _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @property
-    def user_files(self) -> dict[str, str]:
-        """The Python files of the user's own tasks by name, with the sha256 of what was run."""
-        return self._user_files
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

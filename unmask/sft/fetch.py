@@ -134,7 +134,7 @@ def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(file, folder)
     save_tensors(weights, folder / "model.safetensors")
-    stored = sorted({stored.kind.name for stored in file.tensors.values()})
+    stored = sorted({stored.tensor_type.name for stored in file.tensors.values()})
     provenance = {**source, "sha256": digest(path), "stored_as": stored, "written_as": config["dtype"]}
     (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
     # Last: a folder without it holds no model.
@@ -144,7 +144,8 @@ def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype
 
 def _config(file: Gguf, dtype: torch.dtype) -> dict[str, Any]:
     heads = file.need("llama.attention.head_count")
-    rows, width = file.tensors["token_embd.weight"].shape if "token_embd.weight" in file.tensors else (0, 0)
+    embedding = file.tensors.get("token_embd.weight")
+    width, rows = map(int, embedding.shape) if embedding is not None and len(embedding.shape) == 2 else (0, 0)
     sizes = (file.need("llama.embedding_length"), file.need("llama.block_count"), heads)
     if any(type(size) is not int or size < 1 for size in sizes) or width != sizes[0] or width % heads:
         raise ValueError(f"{file.path} contradicts itself: {sizes} of width, layers and heads, and rows {width} wide.")
