@@ -51,7 +51,7 @@ BAD = {
     "with: a plug-in is named twice": {"with": ["dps", "dps"]},
     "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
     "options: unknown key": {"options": 3},
-    "rollout.order: agrpo is set to score the choice of positions of low_confidence, not of random": {
+    "rollout.order: agrpo scores the choice of positions of low_confidence, not of random": {
         "method": "agrpo",
         "agrpo": {"choice": True},
         "rollout": {"order": "random"},

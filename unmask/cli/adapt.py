@@ -17,12 +17,12 @@ def adapt(
     arguments: Settings = None,
     data: Data = None,
     mask_token: Annotated[
-        str | None, typer.Option(help="A token that no text holds, to be MASK. Default: its own, or a new one.")
+        str | None, typer.Option(help="The MASK token; no text may contain it. Default: the model's, or a new one.")
     ] = None,
     out: Out = None,
     resume: Resume = None,
 ) -> None:
-    """Make a masked diffusion model of an autoregressive one: attention both ways, then fine-tuning of all weights."""
+    """Turn an autoregressive model into a masked diffusion model: bidirectional attention, then fine-tuning."""
     if resume is not None:
         resume_sft(resume, (model, arguments, data, mask_token, out))
         return
@@ -41,8 +41,8 @@ def adapt(
     if config.full is False:
         raise ValueError("full: an adapter cannot train a new MASK token; adapting trains all weights")
     config = config.model_copy(update={"full": True})
-    # The run folder is made aside with its model in it, and renamed once training can begin: killed before that, there
-    # is no folder of that name; killed afterwards, everything is there that --resume needs.
+    # The run folder is written aside, with the model in it, and renamed when training can begin. Killed before that, no
+    # folder of that name exists; killed afterwards, it has everything that --resume needs.
     source, there = source_folder(model), next(path for path in final.parents if path.exists())
     aside = there / f".{final.name}.new-{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)

@@ -27,9 +27,9 @@ def of_task(task: str | None, **options: Any) -> list[str]:
 
 
 def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, Any], str | None]":
-    """The settings of a command that does not train, and its task: for a plain model the demo's settings, for a run its
-    own without any Python file it names. A run folder may come from anywhere and must not decide what code is run: a
-    method is not needed, and the file of a task must be named by the user too.
+    """The settings of a command that does not train, and its task: the demo's for a plain model, a run's own for a run.
+    A run folder may come from anywhere and must not decide what code is run: its method is dropped, and the Python file
+    of its task must also be named by the user.
     """
     from unmask.config import DEMO
     from unmask.config.parse import without_method
@@ -45,7 +45,7 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
     file = own.get("file") if isinstance(own, dict) else None
     if task is None:
         name = short_repr(file) if isinstance(file, str) else "FILE.py"
-        raise ValueError(f"{folder}: its task is a Python file, which is run only if you name it: add --task {name}")
+        raise ValueError(f"{folder}: its task is a Python file, which runs only if you name it: add --task {name}")
     if isinstance(file, str) and Path(file).resolve() == Path(task).resolve():
         return {**data, "task": "own", "own": own}, None  # with the rows and weights that the run had
     return data, task

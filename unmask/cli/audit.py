@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def audit(
-    model: Annotated[str, typer.Argument(help="A run or model folder, a name (tiny); or an audit.json to show again.")],
+    model: Annotated[str, typer.Argument(help="A run folder, a model folder, tiny, or an audit.json to show again.")],
     overrides: Overrides = None,
     task: TaskOption = None,
     methods: Annotated[
         str | None, typer.Option(help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators.")
     ] = None,
-    problems: Annotated[int, typer.Option(min=1, max=2**20, help="Problems, the units of every interval.")] = 8,
-    group: Annotated[int, typer.Option(min=2, max=2**16, help="Completions of each.")] = 8,
+    problems: Annotated[int, typer.Option(min=1, max=2**20, help="Problems; intervals are over problems.")] = 8,
+    group: Annotated[int, typer.Option(min=2, max=2**16, help="Completions of each problem.")] = 8,
     draws: Annotated[int, typer.Option(min=2, max=2**20, help="Draws of each estimator on each completion.")] = 16,
-    budget: Annotated[float, typer.Option(min=0.1, help="Forward passes a completion at which to compare.")] = 4,
+    budget: Annotated[float, typer.Option(min=0.1, help="Forward passes per completion to compare at.")] = 4,
     states: Annotated[
         int | None,
-        typer.Option(min=0, help="Passes at most for the sum over orders; 100000, or 2000 for a large model."),
+        typer.Option(min=0, help="Most passes for the sum over orders. Default: 100000, or 2000 for a large model."),
     ] = None,
     data: DataOption = None,
     compare: Annotated[
@@ -42,7 +42,7 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="A folder for audit.json and audit.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which estimator is worth its passes? Bias, noise and correlation of its values; direction of its gradient."""
+    """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient."""
     from unmask.training.run.folder import check_folder
 
     if out is not None:
@@ -102,7 +102,7 @@ def _measure(
         own = [override for override in special if override.partition(".")[0] in spec.sections]
         methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
         if methods[spec.label].branch is not None:
-            raise ValueError(f"{spec.label}: dispo adds branches and no estimator of its own; leave it out")
+            raise ValueError(f"{spec.label}: dispo adds branches and has no estimator; leave it out")
     first = next(iter(methods.values()))
     record = reduce(or_, (method.record for method in methods.values()))
     with set_up(config, needs_reference=False) as setup, _progress() as on_progress:
@@ -112,7 +112,7 @@ def _measure(
             0,
         )
         if not len(batch.trace):
-            raise ValueError("no problem is left: the rewards of every group are identical; leave out idle_groups")
+            raise ValueError("the rewards of every group are identical, so no problem is left; leave out idle_groups")
         if states is None:
             states = 2_000 if is_large(setup.policy) else 100_000
         rng = torch.Generator().manual_seed(config.seed)
@@ -186,7 +186,7 @@ def _show(data: dict[str, Any], out: Path | None, as_json: bool) -> None:
 
 @contextmanager
 def _progress() -> "Iterator[OnProgress]":
-    """A bar with the time left in a terminal, a line for every tenth elsewhere; on standard error."""
+    """Progress on standard error: a bar in a terminal, elsewhere a line for every tenth."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -4,7 +4,6 @@ import json
 import math
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, of_task
-from unmask.cli.runs import split_settings
+from unmask.cli.runs import short_warnings, split_settings
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
@@ -31,35 +30,35 @@ def compare(
     plugins: Annotated[
         str, typer.Option("--with", help="Sets of plug-ins, e.g. none,daca:strata=8,daca+dispo,my.py:NAME.")
     ] = "none",
-    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds from 0.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds from 0.")] = 5,
     budget: Annotated[
         str | None, typer.Option(help="What a run may spend: updates=N, forwards=N or seconds=S.")
     ] = None,
     lr: Annotated[
-        str | None, typer.Option(help="Learning rates to choose from for each method, e.g. 5e-5,1e-4,2e-4.")
+        str | None, typer.Option(help="Learning rates to choose from, for each method, e.g. 5e-5,1e-4,2e-4.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; the same command resumes it.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side. Default: one a core; on a GPU one.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs in parallel. Default: one per core; one on a GPU.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     data: DataOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run folder with its trained model.")] = False,
     redraw: Annotated[Path | None, typer.Option(help="Print and draw a folder's results again; run nothing.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train methods against each other: a table over seeds, learning curves, and one sentence of conclusion.
+    """Compare methods over seeds: a table, learning curves, and a conclusion in one sentence.
 
-    A finished run is not run again, so the same command resumes a comparison that was killed.
+    Finished runs are not repeated: the same command resumes an interrupted comparison.
     """
     if redraw is not None:
         from unmask.studies.compare.report import redraw as redraw_results
 
-        with _short_warnings():
+        with short_warnings():
             results, folder = redraw_results(redraw), redraw
     elif not methods or out is None:
         raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
     else:
         folder = out
-        with _stoppable(folder), _short_warnings(), _display() as report:
+        with _stoppable(folder), short_warnings(), _display() as report:
             from unmask.studies.compare.cells import SharedSettings
             from unmask.studies.compare.compare import Comparison, compare as run_comparison
 
@@ -84,20 +83,18 @@ def _rates(text: str | None) -> list[float]:
 
 
 class _Stopped(BaseException):
-    """By a signal."""
-
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 @contextmanager
 def _stoppable(out: Path) -> Iterator[None]:
-    """SIGTERM and SIGINT end what is under way: the one with exit code 0, as in `unmask train`, the other with 130."""
+    """SIGTERM and SIGINT end the comparison: SIGTERM with exit code 0, as in `unmask train`, SIGINT with 130."""
     stopped_at = -math.inf
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped_at
-        if time.monotonic() > stopped_at + AT_ONCE:  # a second one would be in the way of ending the processes
+        if time.monotonic() > stopped_at + AT_ONCE:  # a second one would disturb the end of the processes
             stopped_at = time.monotonic()
             raise _Stopped(number)
 
@@ -113,16 +110,8 @@ def _stoppable(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Warnings in one line each."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *place: typer.echo(f"unmask: {message}", err=True)
-        yield
-
-
-@contextmanager
 def _display() -> "Iterator[Callable[[ComparisonProgress], None]]":
-    """A live bar in a terminal, a plain line a run elsewhere; on standard error, where it is in nobody's way."""
+    """Progress on standard error: a live bar in a terminal, elsewhere a line for every run."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

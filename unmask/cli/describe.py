@@ -1,6 +1,5 @@
-"""What a task is, in plain data and as a page to read. Nothing is fetched: prompts are shown on an example."""
+"""The description of a task, as data and as text. Nothing is fetched: the prompt is shown for an example."""
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,9 +9,10 @@ from unmask.evaluation.benchmark import prompt_hash
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.support.split import SPLITS
 from unmask.tasks.task import Row
+from unmask.util.parsing import suggestion
 
 Factory = Callable[..., Task]
-SEEN = 256  # generated rows of a split that are looked at
+SEEN = 256  # generated rows of a split that are examined
 
 
 def task_named(name: str) -> tuple[str, Factory]:
@@ -20,13 +20,12 @@ def task_named(name: str) -> tuple[str, Factory]:
     if name.endswith(".py"):
         return name, partial(own.task, file=name)
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        raise ValueError(f"there is no task {name!r}; " + (f"did you mean {near[0]}?" if near else "see unmask tasks"))
+        raise ValueError(f"there is no task {name!r}; {suggestion(name, TASKS)}")
     return name, TASKS[name]
 
 
 def example(task: Task) -> Row | str:
-    """A row to show the prompt with, or why there is none."""
+    """A row for the prompt, or the reason why there is none."""
     if task.about.example is not None:
         return task.about.example
     try:
@@ -36,7 +35,7 @@ def example(task: Task) -> Row | str:
 
 
 def description(name: str, factory: Factory) -> dict[str, Any]:
-    """All that `unmask tasks --json` says of a task with its default options."""
+    """A task with its default options, as `unmask tasks --json` prints it."""
     task = factory()
     about, row = task.about, example(task)
     shown = {"missing": row} if isinstance(row, str) else {"text": task.prompt(row), "hash": prompt_hash(task, row)}
@@ -56,7 +55,7 @@ def description(name: str, factory: Factory) -> dict[str, Any]:
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    """What is worth knowing of the first generated rows of each split."""
+    """Counts over the first generated rows of each split."""
     if not task.facts([]):
         return {}
     rows = {split: task.rows(split, SEEN, 0) for split in SPLITS}
@@ -76,7 +75,7 @@ def _protocol_hash(factory: Factory, protocol: str) -> str:
 
 
 def page(task: dict[str, Any]) -> str:
-    """A description to read."""
+    """A description as text."""
     reward, prompt, sizes = task["reward"], task["prompt"], task["splits"]["sizes"]
     span = "any number" if reward["low"] is None else f"{reward['low']:g} to {reward['high']:g}"
     parts = " + ".join(f"{weight:g} x {name}" for name, weight in reward["parts"].items())
@@ -95,8 +94,7 @@ def page(task: dict[str, Any]) -> str:
     if "missing" in prompt:
         return "\n".join([*text, "", f"no prompt to show: {prompt['missing']}"])
     turns = [f"system: {prompt['system']}"] if prompt["system"] else []
-    turns += (
-        [prompt["text"], f"(the answer begins with {prompt['prefill']})"] if prompt["prefill"] else [prompt["text"]]
-    )
+    turns += [prompt["text"]]
+    turns += [f"(the answer begins with {prompt['prefill']})"] if prompt["prefill"] else []
     shown = "\n".join(f"    {line}" for line in "\n".join(turns).splitlines())
     return "\n".join([*text, "", f"prompt of an example, {prompt['hash']}:", "", shown])

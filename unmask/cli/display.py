@@ -1,4 +1,4 @@
-"""What a person sees: the live panel of a training run or plain lines, tables, canvases."""
+"""The terminal display: the live panel of a training run or plain lines, tables, canvases."""
 
 import shlex
 import sys
@@ -26,30 +26,19 @@ if TYPE_CHECKING:
 
 console = Console()
 OnMetrics = Callable[[int, dict[str, float]], None]
-
-
-def _bar(columns: str) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn(columns),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+SHOWN = ["train/reward", "train/solved", "train/kl", "train/grad_norm", "eval/solved_sampled", "eval/solved_greedy"]
 
 
 def live() -> bool:
-    """Whether what is printed may be drawn over: into a terminal that can, not a file or a pipe."""
+    """Whether output goes to a terminal that can redraw, not to a file or a pipe."""
     return sys.stdout.isatty() and console.is_interactive and console.encoding.startswith("utf")
 
 
 @contextmanager
 def training_display(config: "Config", name: str, should_stop: "Callable[[], bool]") -> "Iterator[Hooks]":
-    """A live panel in a terminal; plain lines, a dozen in all, elsewhere. Nothing is shown before the first report."""
+    """A live panel in a terminal; elsewhere about a dozen plain lines. Nothing is shown before the first report."""
     panel, every, drawn = Panel(config, name), max(1, config.updates // 12), live()
-    # What is printed meanwhile goes above the panel, but for a standard error that goes elsewhere.
+    # Other output goes above the panel, except a standard error that is not a terminal.
     frame = Live(panel, console=console, refresh_per_second=1, redirect_stderr=sys.stderr.isatty())
     started: list[bool] = []
     warning_counts: dict[str, float] = {}
@@ -63,7 +52,7 @@ def training_display(config: "Config", name: str, should_stop: "Callable[[], boo
         messages = list(warning_messages(warning_counts, metrics))
         panel.report(step, metrics, [message.split(": ")[1] for message in messages])
         if not drawn and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
-            text = "  ".join(f"{key.partition('/')[2]} {value:.3f}" for key, value in _brief(metrics).items())
+            text = "  ".join(f"{key.partition('/')[2]} {metrics[key]:.3f}" for key in SHOWN if key in metrics)
             _line(f"update {step:4d}/{config.updates}  {text}")
         for message in messages:
             print(f"update {step}: {message}", file=sys.stderr, flush=True)
@@ -85,19 +74,16 @@ def _header(config: "Config", name: str) -> str:
 
 
 def _line(text: str) -> None:
-    """A line as it is: no markup, no colours, no wrapping, so that commands and paths can be copied."""
+    """Print a line without markup, colours or wrapping, so that commands and paths can be copied."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _brief(metrics: dict[str, float]) -> dict[str, float]:
-    wanted = "train/reward train/solved train/kl train/grad_norm eval/solved_sampled eval/solved_greedy"
-    return {key: metrics[key] for key in wanted.split() if key in metrics}
 
 
 @contextmanager
 def training_bar(steps: int, name: str, unit: str) -> "Iterator[OnMetrics]":
-    """A live bar with the losses; plain lines elsewhere, which count in `unit`."""
-    with _bar("{task.fields[text]}") as bar:
+    """A live bar with the losses in a terminal; elsewhere plain lines, which count in `unit`."""
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()]
+    columns += [TextColumn("{task.fields[text]}"), TimeRemainingColumn()]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         job = bar.add_task(name, total=steps, text="")
 
         def report(step: int, metrics: dict[str, float]) -> None:
@@ -132,7 +118,7 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
 
 
 def next_commands(task: "Task", folder: str, file: str = "") -> list[str]:
-    """What to try after a run; a prompt of several lines is nothing to copy into a command. `file` is the task's."""
+    """Commands to try after a run. A prompt of several lines is left out. `file` is the Python file of the task."""
     named = f" --task {shlex.quote(file)}" if file else ""
     prompt = task.prompt(task.rows("test", 1, 0)[0])
     sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps{named}"] if len(prompt.splitlines()) == 1 else []
@@ -162,7 +148,7 @@ def canvases(completion: Completion) -> Iterator[str]:
 
 
 def play(completion: Completion, speed: float) -> None:
-    """The denoising in place, `speed` steps a second; Ctrl-C skips to its end."""
+    """Play the denoising at `speed` steps a second; Ctrl-C skips to the end."""
     with Live(console=console, auto_refresh=False) as frame:
         with suppress(KeyboardInterrupt):
             for step in range(completion.steps):

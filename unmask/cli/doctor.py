@@ -1,4 +1,4 @@
-"""unmask doctor: what this machine has, and what is missing for which feature."""
+"""unmask doctor"""
 
 import importlib
 import json
@@ -41,13 +41,8 @@ def _gym() -> Finding:
         return Finding("reasoning-gym", False, False, str(error))
 
 
-def _torch_release() -> tuple[int, int]:
-    major, minor = version("torch").split(".")[:2]
-    return int(major), int(minor)
-
-
 def examine() -> list[Finding]:
-    """Everything `unmask` can use here, one finding each."""
+    """One finding for each thing that `unmask` can use."""
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
         Finding("python", sys.version_info >= (3, 11), True, f"{python}; 3.11 or newer is needed"),
@@ -59,7 +54,7 @@ def examine() -> list[Finding]:
     if findings[1].ok:
         import torch
 
-        fits = (2, 11) <= _torch_release() < (2, 14)
+        fits = (2, 11) <= tuple(int(part) for part in version("torch").split(".")[:2]) < (2, 14)
         findings.append(Finding("torch release", fits, False, f"{version('torch')}; tested with 2.11 to 2.13"))
         gpu = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if gpu else "none: training runs on the CPU"
@@ -72,7 +67,7 @@ def examine() -> list[Finding]:
     findings.append(Finding("bubblewrap", not sandbox.problem(), False, f"runs programs: {sandbox.description()}"))
     for program, purpose in (("npm", "builds and tests the viewer's page"), ("chromium", "tests it in a browser")):
         path = shutil.which(program)
-        detail = f"{purpose} (make web, make web-test); to look at runs any browser will do"
+        detail = f"{purpose} (make web, make web-test); to look at runs any browser works"
         findings.append(Finding(program, path is not None, False, detail))
     findings.append(Finding("cores", True, False, f"{os.cpu_count()}"))
     free = shutil.disk_usage(".").free / 2**30
@@ -81,7 +76,7 @@ def examine() -> list[Finding]:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, and what is missing for which feature."""
+    """Check this machine: what is installed, and what is missing for which feature."""
     findings = examine()
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))

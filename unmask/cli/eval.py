@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,24 +25,24 @@ def eval(
     task: TaskOption = None,
     problems: Annotated[
         int | None,
-        typer.Option(min=1, max=2**24, help="Held-out problems. Default: 256, in tables all of a set that has an end."),
+        typer.Option(min=1, max=2**24, help="Held-out problems. Default: 256; in tables all of a finite set."),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=2**16, help="Sampled completions of each, for pass@k. Default: 8, in tables none."),
+        typer.Option(min=1, max=2**16, help="Sampled completions of each, for pass@k. Default: 8; in tables none."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the sampled completions.")] = 0,
     overrides: Overrides = None,
     protocol: Annotated[str | None, typer.Option(help="Prompts, grading, decoding: unmask, d1, ...")] = None,
     data: DataOption = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths, decoded as the protocol has it: 128,256,512.", rich_help_panel=TABLES)
+        str | None, typer.Option(help="Lengths, decoded by the protocol's rules: 128,256,512.", rich_help_panel=TABLES)
     ] = None,
     steps: Annotated[
         str | None, typer.Option(help="Numbers of steps, score against passes: 16,32,64.", rich_help_panel=TABLES)
     ] = None,
     paraphrase: Annotated[
-        Path | None, typer.Option(help="Other wordings: JSONL with a template a line.", rich_help_panel=TABLES)
+        Path | None, typer.Option(help="Other wordings: JSONL, one template per line.", rich_help_panel=TABLES)
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to write scores, cards and answers.", rich_help_panel=TABLES)
@@ -57,8 +55,10 @@ def eval(
 ) -> None:
     """Solve held-out problems: pass@1 sampled and greedy, and pass@k, with 95 % intervals.
 
-    With --lengths, --steps or --paraphrase: a table of greedy scores, and with --samples pass@k beside them.
+    With --lengths, --steps or --paraphrase: a table of greedy scores; --samples adds pass@k.
     """
+    from rich.console import Console
+
     from unmask.cli.display import show_evaluation
     from unmask.config.defaults import device_of
     from unmask.evaluation.evaluate import Evaluator
@@ -73,7 +73,14 @@ def eval(
     micro_batch, _ = micro_batches(config, policy)
     rows, decoding = _held_out(config, built, problems, table), decoding_of(config, built)
     if table:
-        from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, cases_by_length, parse_numbers
+        from unmask.evaluation.benchmark import (
+            Benchmark,
+            BenchmarkCase,
+            cases_by_length,
+            parse_numbers,
+            run_benchmark,
+            write_results,
+        )
 
         if samples and not decoding.sampling.temperature:
             raise ValueError("--samples: at rollout.temperature=0 all samples are the greedy answer; leave it out")
@@ -88,10 +95,12 @@ def eval(
         elif paraphrase is not None:
             _show_variants(bench, cases, paraphrase, out, as_json)
         else:
-            _show_lengths(bench, cases, out, as_json)
+            check_output(out)
+            lines = run_benchmark(bench, cases, "length", as_json)
+            write_results(lines, [line.data() for line in lines], out, as_json)
         return
     samples = samples or SAMPLES
-    with _spinner(f"{built.name}: {len(rows)} problems, {samples} samples each"):
+    with Console(stderr=True).status(f"{built.name}: {len(rows)} problems, {samples} samples each"):
         evaluator = Evaluator(policy, built, decoding, samples, seed, device, micro_batch, reward=config.reward)
         evaluation = evaluator.evaluate(rows)
     if as_json:
@@ -103,7 +112,7 @@ def eval(
 
 
 def _check_keys(overrides: list[str]) -> None:
-    """ValueError for a key that is about evaluation in training, and would change nothing here."""
+    """ValueError for a key about evaluation during training, which has no effect here."""
     options = {"eval.prompts": "use --problems", "eval.samples": "use --samples"}
     for key in (override.partition("=")[0] for override in overrides):
         if key.startswith("eval.") and key != "eval.split":
@@ -111,13 +120,13 @@ def _check_keys(overrides: list[str]) -> None:
 
 
 def _rewards(task: str | None, protocol: str | None) -> str | None:
-    """The task's own rewards under a protocol whose prompt d1's rewards do not fit: only grades count here, and a run
-    that was trained with d1's rewards can then be evaluated under any protocol."""
+    """The task's own rewards for a protocol whose prompt d1's rewards do not fit. Only grades count here, so a run that
+    was trained with d1's rewards can be evaluated under any protocol."""
     return "unmask" if task in ("gsm8k", "countdown_text") and protocol not in (None, "d1_train") else None
 
 
 def _held_out(config: "Config", task: "Task", problems: int | None, table: bool) -> "list[Row]":
-    """The test rows that are asked; where these are not all there are, standard error says so."""
+    """The test rows that are asked; a note on standard error if these are not all."""
     if not task.fixed:
         return task.rows("test", problems or PROBLEMS, 0)
     rows, section = task.rows("test", sys.maxsize, 0), config.options.get(config.task, {})
@@ -136,24 +145,16 @@ def _held_out(config: "Config", task: "Task", problems: int | None, table: bool)
 def _table(
     lengths: str | None, steps: str | None, paraphrase: Path | None, out: Path | None, plot: Path | None
 ) -> bool:
-    """Whether a table is asked for; ValueError for options that do not go together."""
+    """Whether a table is asked for; ValueError for options that cannot be combined."""
     if steps is not None and paraphrase is not None:
         raise ValueError("--steps and --paraphrase are two tables: ask for one at a time")
     if lengths is not None and "," in lengths and (steps is not None or paraphrase is not None):
-        raise ValueError(f"{'--steps' if steps is not None else '--paraphrase'} goes with one of the --lengths")
+        raise ValueError(f"{'--steps' if steps is not None else '--paraphrase'} takes a single value of --lengths")
     if plot is not None and steps is None:
         raise ValueError("--plot belongs to --steps")
     if out is not None and lengths is None and steps is None and paraphrase is None:
         raise ValueError("--out belongs to a table: --lengths, --steps or --paraphrase")
     return lengths is not None or steps is not None or paraphrase is not None
-
-
-def _show_lengths(bench: "Benchmark", cases: "list[BenchmarkCase]", out: Path | None, as_json: bool) -> None:
-    from unmask.evaluation.benchmark import run_benchmark, write_results
-
-    check_output(out)
-    lines = run_benchmark(bench, cases, "length", as_json)
-    write_results(lines, [line.data() for line in lines], out, as_json)
 
 
 def _show_step_sweep(
@@ -193,11 +194,3 @@ def _show_variants(
     write_results(lines, data, out, as_json)
     if not as_json:
         typer.echo("\n".join(spread_summary(lines)))
-
-
-@contextmanager
-def _spinner(message: str) -> Iterator[None]:
-    from rich.console import Console
-
-    with Console(stderr=True).status(message):
-        yield

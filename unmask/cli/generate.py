@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def generate(
     run_or_model: RunOrModel,
-    prompts: Annotated[Path, typer.Argument(help='JSONL, one object a line with a "prompt".')],
+    prompts: Annotated[Path, typer.Argument(help='JSONL, one object with a "prompt" per line.')],
     overrides: Overrides = None,
     task: TaskOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
@@ -25,7 +25,7 @@ def generate(
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
 ) -> None:
-    """Complete every prompt of a file; each line comes back with its "completion"."""
+    """Complete every prompt of a file; each line is returned with its "completion"."""
     from unmask.tasks.support.data import read_rows
     from unmask.util.files import check_output
 
@@ -46,7 +46,7 @@ def generate(
 
 
 def _entries(policy: "Model", trace: "Trace", length: int, whole: bool) -> Iterator[dict[str, Any]]:
-    """The completion of every trace, and with `whole` its trace."""
+    """The completion of every rollout; with `whole` also its tokens, steps and log-probabilities."""
     for i in range(len(trace)):
         ids, logp = trace.tokens_BL[i, -length:].tolist(), trace.logp_BL[i, -length:].tolist()
         entry: dict[str, Any] = {"completion": policy.tokenizer.decode(ids)}

@@ -1,4 +1,4 @@
-"""The `unmask` command: one subcommand a module of this package."""
+"""The `unmask` command."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from unmask.cli.tasks import tasks
 from unmask.cli.train import train
 from unmask.cli.view import view
 
-# A command line that is wrong. Where the class itself is has changed from version to version of typer.
+# A wrong command line. The place of this class differs between versions of typer.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
@@ -39,18 +39,18 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Run a command; what a user can fix is one line on standard error and exit code 2."""
+    """Run a command. An error that the user can fix is one line on standard error, with exit code 2."""
     try:
-        sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # not None, which torchrun takes for no end
+        sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # torchrun takes None for not ended
     except UsageError as error:
         command, message = error.ctx.command_path if error.ctx else "unmask", error.format_message()
-        if message and "\n" not in message:  # else the help has been shown: there were no arguments
+        if message and "\n" not in message:  # else there were no arguments, and it is the help
             message = f"{command}: {message[0].lower()}{message[1:].rstrip('.')}"
             message += f"{' See' if message.endswith('?') else '; see'} {command} --help"
         typer.echo(message, err=True)
         sys.exit(2)
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # of a CPU; a GPU has an error of its own, and smaller passes
+        if "can't allocate memory" not in str(error):  # on a CPU; a GPU has its own error
             raise
         typer.echo(
             "unmask: memory ran out: lower micro_batch_size and rollout.micro_batch_size, or prompts and group",

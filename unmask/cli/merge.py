@@ -12,7 +12,7 @@ def merge(
     run_or_model: RunOrModel,
     out: Annotated[Path, typer.Option(help="Where to write the checkpoint.")],
 ) -> None:
-    """Write a run's or an adapter's model as a plain checkpoint, under the names its family's own tools know."""
+    """Merge a run's adapter into its model and write a plain checkpoint that the family's own tools can load."""
     from unmask.models import load_model, save
     from unmask.models.lora import has_adapter, merge as merge_adapter
     from unmask.training.run.folder import check_folder, checkpoint_of

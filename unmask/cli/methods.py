@@ -1,7 +1,6 @@
 """unmask methods"""
 
 import json
-from typing import Any
 
 import typer
 
@@ -13,16 +12,18 @@ def methods(as_json: AsJson = False) -> None:
     from unmask.config.options import option_defaults
     from unmask.methods import BASES, PLUGINS
 
-    catalogue = [("base", name, f) for name, f in BASES.items()] + [("plug-in", n, f) for n, f in PLUGINS.items()]
+    rows = [
+        {
+            "name": name,
+            "kind": kind,
+            "summary": (factory.__doc__ or "").strip().splitlines()[0],
+            "options": option_defaults(factory),
+        }
+        for kind, factories in (("base", BASES), ("plug-in", PLUGINS))
+        for name, factory in factories.items()
+    ]
     if as_json:
-        rows = [
-            {"name": n, "kind": kind, "summary": _line(f), "options": option_defaults(f)} for kind, n, f in catalogue
-        ]
         typer.echo(json.dumps(rows, indent=2))
         return
-    for kind, name, factory in catalogue:
-        typer.echo(f"{name:14} {kind:8} {_line(factory)}")
-
-
-def _line(factory: Any) -> str:
-    return (factory.__doc__ or "").strip().splitlines()[0]
+    for row in rows:
+        typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary']}")

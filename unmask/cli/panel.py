@@ -1,7 +1,7 @@
 """The live panel of `unmask train`, and canvases whose tokens have the colour of the step that filled them.
 
-Only drawing: completions are shown by `clean` and `Text`, so that nothing in them is read as markup or reaches the
-terminal as a control character.
+Completions go through `clean` and `Text`: nothing in them is read as markup or reaches the terminal as a control
+character.
 """
 
 import math
@@ -46,7 +46,7 @@ def clean(text: str, keep: str = "") -> str:
 
 
 def step_style(step: int, steps: int) -> Style:
-    """The colour of what `step` of so many filled."""
+    """The colour of a token that `step` of `steps` filled."""
     place = step / max(1, steps - 1) * (len(STOPS) - 1)
     left = min(int(place), len(STOPS) - 2)
     mix = (round(a + (place - left) * (b - a)) for a, b in zip(STOPS[left], STOPS[left + 1], strict=True))
@@ -54,7 +54,7 @@ def step_style(step: int, steps: int) -> Style:
 
 
 class Completion(NamedTuple):
-    """A completion: what each position says, and the step that filled it; None where none did."""
+    """The text of each position, and the step that filled it; None if it is masked."""
 
     pieces: list[str]
     step: list[int | None]
@@ -72,7 +72,7 @@ def completion_of(tokenizer: "Tokenizer", trace: "Trace", length: int, row: int 
 
 
 def canvas(completion: Completion, before: int | None = None) -> Text:
-    """The completion as it was before a step, or as it ended; what the step just before it filled stands out."""
+    """The completion before a step, or at the end; the newest tokens are bold."""
     text = Text(no_wrap=False, overflow="fold")
     for piece, step in zip(completion.pieces, completion.step, strict=True):
         if step is None or (before is not None and step >= before):
@@ -84,7 +84,7 @@ def canvas(completion: Completion, before: int | None = None) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values between the least and the largest of them, a character each; the lowest for what has no place."""
+    """The last values, one character each, scaled to their range; the lowest character for one that is not finite."""
     values = values[-width:] if width > 0 else []
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -94,20 +94,20 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 @dataclass
 class Panel:
-    """What a run has reported so far. Drawn anew each time, at the width the terminal has then."""
+    """What a run has reported so far, drawn at the current width of the terminal."""
 
     config: "Config"
     name: str
     clock: Callable[[], float] = time.monotonic
     step: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
-    held: list[tuple[int, float, float]] = field(default_factory=list)
-    """Of every evaluation: the update, sampled and greedy solve rate."""
+    evaluations: list[tuple[int, float, float]] = field(default_factory=list)
+    """The update and the sampled and greedy solve rates of every evaluation."""
     warned: list[str] = field(default_factory=list)
     sample: tuple[str, Completion, float] | None = None
     """Prompt, completion and reward."""
     updates: list[float] = field(default_factory=list)
-    """Seconds of each of the last updates."""
+    """Seconds of the last updates, one by one."""
     evaluation: float = 0.0
     """Seconds of the last one."""
     rollout: float = 0.0
@@ -120,7 +120,7 @@ class Panel:
         now, self.step = self.clock(), step
         if "eval/solved_sampled" in metrics:
             self.evaluation = now - self.last
-            self.held.append((step, metrics["eval/solved_sampled"], metrics["eval/solved_greedy"]))
+            self.evaluations.append((step, metrics["eval/solved_sampled"], metrics["eval/solved_greedy"]))
         elif "train/reward" in metrics:
             self.updates = [*self.updates, now - self.last][-RECENT:]
             self.rollout = metrics.get("time/rollout", 0.0)
@@ -130,27 +130,27 @@ class Panel:
         self.last = now
 
     def on_batch(self, experiment: "Experiment", batch: "Batch") -> None:
-        """Take the first completion of a batch; of one that has none left, keep the one before."""
+        """Show the first completion of a batch; an empty batch changes nothing."""
         if len(batch.trace):
             completion = completion_of(experiment.setup.policy.tokenizer, batch.trace, experiment.decoding.length)
             prompt = clean(" ".join(experiment.task.prompt(batch.rows[0]).split()))
             self.sample = prompt, completion, float(batch.reward_B[0])
 
     def phase(self) -> str:
-        if not self.held and not self.updates:
+        if not self.evaluations and not self.updates:
             return "starting"
         if self.evaluating():
             return "evaluating"
         return "training" if self.step < self.config.updates else "finished"
 
     def evaluating(self) -> bool:
-        """Whether an evaluation is what comes after the last report."""
+        """Whether an evaluation comes next."""
         every, last = self.config.eval.every, self.config.updates
         due = self.step in (0, last) or (every > 0 and self.step % every == 0)
-        return due and (not self.held or self.held[-1][0] != self.step)
+        return due and (not self.evaluations or self.evaluations[-1][0] != self.step)
 
     def left(self) -> float | None:
-        """Seconds to the end, at the speed of the last updates and evaluations; None before there is one."""
+        """Seconds to the end, at the speed of the last updates and evaluations; None before the first update."""
         if not self.updates:
             return None
         every, last = self.config.eval.every, self.config.updates
@@ -175,8 +175,8 @@ class Panel:
             if key in self.curves:
                 value = form.format(self.curves[key][-1])
                 rows.append((label, Text(f"{value:7}{sparkline(self.curves[key], min(CURVE, width - 7))}")))
-        if self.held:
-            (_, *first), (step, sampled, greedy) = self.held[0], self.held[-1]
+        if self.evaluations:
+            (_, *first), (step, sampled, greedy) = self.evaluations[0], self.evaluations[-1]
             text = f"sampled {sampled:.1%}  greedy {greedy:.1%}"
             since = f"  (update {step}; {first[0]:.1%} and {first[1]:.1%} before)" if step else ""
             rows.append(("held-out", Text(text + since)))

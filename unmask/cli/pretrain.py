@@ -11,7 +11,7 @@ def pretrain(
     out: Annotated[Path, typer.Option(help="Where to write the model.")],
     device: Annotated[str, typer.Option(help="cpu or cuda; another device rounds differently.")] = "cpu",
 ) -> None:
-    """Make the embedded model from nothing: masked-diffusion pre-training on partly wrong solutions."""
+    """Pre-train the embedded model from scratch, on partly wrong solutions."""
     from unmask.cli.display import training_bar
     from unmask.config.defaults import check_device
     from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config

@@ -1,8 +1,10 @@
-"""What the commands that train share: their arguments, run folders, resuming and pausing."""
+"""What the commands that train share: arguments, run folders, resuming, pausing, warnings."""
 
 import os
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar
@@ -13,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def split_settings(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The configuration file, wherever it stands (a first argument without = is meant to be one), and the overrides."""
+    """The configuration file, at any place (a first argument without = is one), and the overrides."""
     for place, word in enumerate(arguments):
         if Path(word).is_file() or (place == 0 and "=" not in word):
             return Path(word), arguments[:place] + arguments[place + 1 :]
@@ -30,15 +32,15 @@ def run_folder(name: str, out: Path | None) -> Path:
 
 
 def can_resume(folder: Path, config_file: str, given: tuple[object, ...]) -> bool:
-    """Whether there is something to resume; ValueError if it is no run folder, or other arguments are given too."""
+    """Whether there is something to resume; ValueError for a folder without a run, or other arguments."""
     from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_exists
 
     if any(given):
-        raise ValueError("--resume uses the configuration of the run: give nothing else")
+        raise ValueError("--resume uses the configuration of the run; give nothing else")
     if (folder / FINISHED).is_file():
-        shutil.rmtree(folder / "state", ignore_errors=True)  # of a run that was ended in its last moment
-        typer.echo(f"{folder} is finished: there is nothing to resume")  # no error: a queue may well try again
+        shutil.rmtree(folder / "state", ignore_errors=True)  # left by a run that was killed at its very end
+        typer.echo(f"{folder} is finished: there is nothing to resume")  # not an error: a queue may try again
         return False
     check_exists(folder)
     if not (folder / config_file).is_file():
@@ -46,14 +48,22 @@ def can_resume(folder: Path, config_file: str, given: tuple[object, ...]) -> boo
     return True
 
 
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Print warnings as one line each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *place: typer.echo(f"unmask: {message}", err=True)
+        yield
+
+
 def is_first_process() -> bool:
-    """Of several processes the first one prints."""
+    """Whether this process prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run_until_paused(command: str, folder: Path, training: Callable[[Callable[[], bool]], Result]) -> Result | None:
-    """Call `training` with a function that says whether a signal asked to stop. Returns its result; None if the run
-    was paused, after printing how to resume it."""
+    """The result of `training`, which gets a function that says whether to stop; None if the run was paused."""
     from unmask.util.signals import Paused, stop_requests
 
     try:

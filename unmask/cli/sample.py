@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def sample(
     run_or_model: RunOrModel,
-    prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. a task's own.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. one of the task.")],
     overrides: Overrides = None,
     task: TaskOption = None,
-    steps: Annotated[bool, typer.Option("--steps", help="Show the denoising; outside a terminal in lines.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Show the denoising; outside a terminal as lines.")] = False,
     speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Steps a second, of --steps.")] = 8,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
@@ -36,7 +36,7 @@ def sample(
         for line in canvases(completion):
             typer.echo(line)
     text = policy.tokenizer.decode(trace.tokens_BL[0, -decoding.length :].tolist())
-    print(clean(text, keep="\n\t") if sys.stdout.isatty() else text)  # a file or a pipe gets it as it is
+    print(clean(text, keep="\n\t") if sys.stdout.isatty() else text)  # a file or a pipe gets it unchanged
 
 
 def decoding_settings(

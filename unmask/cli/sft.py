@@ -23,7 +23,7 @@ Data = Annotated[
     typer.Option("--data", help="A JSONL file with prompt and completion, or a task (unmask tasks). Repeatable."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")]
-Resume = Annotated[Path | None, typer.Option(help="Resume a run that was cut off; takes nothing else.")]
+Resume = Annotated[Path | None, typer.Option(help="Resume an interrupted run; give nothing else.")]
 
 
 def sft(

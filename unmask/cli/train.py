@@ -34,14 +34,14 @@ def train(
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume a run that was cut off; takes nothing else.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run; give nothing else.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
     hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
 ) -> None:
     """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.
 
-    Without a CONFIG the demo's settings are the defaults; naming --method starts without plug-ins.
+    Without a CONFIG the demo's settings are the defaults. With --method and no --with there are no plug-ins.
     """
     from unmask.config import DEMO, read_config
 
@@ -65,7 +65,7 @@ def train(
     if dry_run:
         from unmask.studies.cost.estimate import estimate, lines
 
-        config = read_config(path or DEMO, overrides, **named, device="cpu")  # the check of a device would start CUDA
+        config = read_config(path or DEMO, overrides, **named, device="cpu")  # checking another device would start CUDA
         cost = estimate(config, hardware)
         typer.echo(json.dumps(cost.data(), indent=2) if as_json else "\n".join(lines(cost, config)))
         return

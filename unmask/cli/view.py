@@ -2,11 +2,12 @@
 
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from unmask.cli.runs import short_warnings
 
 
 def view(
@@ -17,7 +18,7 @@ def view(
 ) -> None:
     """Look at runs in a browser: curves, and every stored rollout step by step.
 
-    Served on this machine alone, and kept up to date while a run trains, until Ctrl-C.
+    Only this machine can open the page. It follows a run that trains, until Ctrl-C.
     """
     from unmask.util.parsing import check_exists
     from unmask.view import page, server
@@ -25,12 +26,9 @@ def view(
     for run in runs:
         check_exists(run)
     if export is not None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with short_warnings():
             path = page.export(runs, export)
-        for warning in caught:
-            typer.echo(f"unmask: {warning.message}", err=True)
-        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, one file that needs nothing else")
+        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, one self-contained file")
         return
     with server.Viewer(runs, port) as viewer:
         typer.echo(f"{viewer.address} shows {', '.join(map(str, runs))}; Ctrl-C ends it")
@@ -45,5 +43,5 @@ def view(
 
 
 def _has_screen() -> bool:
-    """Whether a browser would have a window: without one, a text browser might take the terminal."""
+    """Whether a browser has a screen; without one, a text browser might take over the terminal."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

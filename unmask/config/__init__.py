@@ -1,6 +1,6 @@
 """The configuration of a training run: YAML and key=value overrides in, frozen models out, with methods and their
-options by name. Everything that can be checked without a model is checked here. The public names are in `__init__.pyi`;
-importing the schema does not import torch. Imports tasks and what is below it.
+options by name. Checks everything that needs no model. The public names are in `__init__.pyi`; importing the schema
+does not import torch. Imports tasks and the rooms below.
 """
 
 import lazy_loader

@@ -1,5 +1,4 @@
-"""Checks of a whole configuration: keys that must fit together, and the method's probes on a blank canvas, without a
-model, so that an option that cannot work fails before a run."""
+"""Checks of a whole configuration, without a model: keys that must fit together, the method's probes."""
 
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ def check_combination(config: Config) -> None:
     if config.optimizer.warmup > config.updates:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
-        raise ValueError("eval.every: how often to evaluate must be given where a run may end early")
+        raise ValueError("eval.every: set how often to evaluate; eval.early_stop and eval.collapse need it")
     try:
         if config.rollout.threshold is None:
             SCHEDULES[config.rollout.schedule](length, steps, block)
@@ -39,11 +38,16 @@ def check_combination(config: Config) -> None:
             score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
-    _check_cache(config)
+    if config.rollout.cache == "none" and config.rollout.correction:
+        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    if config.rollout.cache == "none" and config.rollout.refresh != 1:
+        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
+    if 0 < config.rollout.correction < 1:
+        raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
     method = config.build_method()
     if method.order is not None and ORDERS[config.rollout.order] is not method.order:
         raise ValueError(
-            f"rollout.order: {method.name} is set to score the choice of positions of {method.order.__name__}, "
+            f"rollout.order: {method.name} scores the choice of positions of {method.order.__name__}, "
             f"not of {config.rollout.order}"
         )
     if method.order is not None and config.rollout.correction:
@@ -54,15 +58,6 @@ def check_combination(config: Config) -> None:
         method.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
     except ValueError as error:
         raise ValueError(f"{method.name}: {error}") from None
-
-
-def _check_cache(config: Config) -> None:
-    if config.rollout.cache == "none" and config.rollout.correction:
-        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
-    if config.rollout.cache == "none" and config.rollout.refresh != 1:
-        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
-    if 0 < config.rollout.correction < 1:
-        raise ValueError("rollout.correction: the limit of weights around 1 must be at least 1, or 0 for none")
 
 
 def blank_trace(length: int, steps: int, block: int) -> Trace:

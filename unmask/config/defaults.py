@@ -1,15 +1,14 @@
-"""What missing keys mean: the device, the shape of a rollout, the sizes of micro-batches."""
+"""Defaults that depend on the machine, task or model: device, rollout shape, micro-batch sizes."""
 
 from typing import NamedTuple
 
 import torch
 
-from unmask.config.schema import Config
-from unmask.config.sections import RunConfig
+from unmask.config.schema import Config, TrainingConfig
 from unmask.tasks import Task
 
 LARGE = 10_000_000
-"""Trained and frozen weights from which a model counts as large."""
+"""A model with this many weights, frozen ones included, counts as large."""
 
 
 class MicroBatchSizes(NamedTuple):
@@ -20,7 +19,7 @@ class MicroBatchSizes(NamedTuple):
 
 
 def micro_batch_sizes(config: Config, weights: int) -> MicroBatchSizes:
-    """As configured, or by the number of weights, those of an adapter included."""
+    """As configured, or by the number of weights, adapter included."""
     large = weights >= LARGE
     rollout, update = config.rollout.micro_batch_size, config.micro_batch_size
     return MicroBatchSizes(rollout or (32 if large else 512), update or (8 if large else 512))
@@ -34,7 +33,7 @@ def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
     return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
 
 
-def device_of(config: RunConfig) -> str:
+def device_of(config: TrainingConfig) -> str:
     """The device that `auto` means here."""
     if config.device != "auto":
         return config.device

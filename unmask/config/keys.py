@@ -1,7 +1,4 @@
-"""Keys of a configuration: `key=value` overrides, names that keys had in 0.1, and messages that name the wrong key.
-
-Shared by the configurations of reinforcement learning and of supervised fine-tuning.
-"""
+"""Keys of a configuration (reinforcement learning or fine-tuning): overrides, old names, messages for a wrong key."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -72,7 +69,7 @@ def current_key(key: str, renamed: Mapping[str, str] = RENAMED) -> str:
 
 
 def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """A configuration with every old key under its present name; ValueError where both are given."""
+    """A configuration with every old key under its present name; ValueError if both are given."""
     keys = dict(data)
     for old, new in renamed.items():
         section, _, name = old.rpartition(".")
@@ -81,7 +78,7 @@ def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENA
             continue
         current_key(old, renamed)
         if new.rpartition(".")[2] in values:
-            raise ValueError(f"{old}: is the old name of {new}, which is given too; remove one of them")
+            raise ValueError(f"{old}: the old name of {new}; both are given, remove one")
         keys = _with_key_renamed(keys, old, new)
     return keys
 
@@ -95,7 +92,7 @@ def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_key_renamed(data: dict[str, Any], before: str, after: str) -> dict[str, Any]:
-    """The same values in the same order, one of them under another name in its section."""
+    """The same values in the same order, one of them renamed in its section."""
     section, _, name = before.rpartition(".")
     if section:
         inner = _with_key_renamed(data[section], name, after.rpartition(".")[2]) if section in data else None

@@ -12,7 +12,7 @@ from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import is_own, label_of, own_method, piece_of, section_of, takes_base
 
 BASE = "diffu_grpo"
-"""The base of plug-ins that stand alone."""
+"""The base of plug-ins that are named without one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MethodSpec:
 
     @property
     def words(self) -> list[str]:
-        """The names as a configuration has them, functions in files included."""
+        """The names as a configuration has them: `agrpo`, `FILE.py:NAME`."""
         return [piece_of(piece)[0] for piece in self.pieces]
 
     @property
@@ -43,8 +43,8 @@ class MethodSpec:
         return [section_of(word) for word in self.words]
 
     def overrides(self, options_only: bool = False) -> Iterator[str]:
-        """The options as overrides: `section.key=value` for an option of the function (all, with `options_only`), else
-        a key of the configuration."""
+        """The options as overrides: `section.key=value` for options of the function, `key=value` for others. With
+        `options_only` all are taken for options of the function."""
         for number, piece in enumerate(self.pieces):
             word, changes = piece_of(piece)
             factory = own_method("with" if number else "method", word, CHOICES) or {**BASES, **PLUGINS}.get(word)
@@ -55,7 +55,7 @@ class MethodSpec:
 
 
 def method_spec(text: str) -> MethodSpec:
-    """Parse one method; a plug-in alone stands on BASE. Options are checked when the method is built."""
+    """Parse one method; a plug-in alone gets the base BASE. Options are checked when the method is built."""
     pieces = tuple(piece.strip() for piece in text.split("+"))
     words = [piece_of(piece)[0] for piece in pieces]
     for word in words:
@@ -98,7 +98,7 @@ def every_estimator(length: int, steps: int, choice: bool) -> list[MethodSpec]:
 
 
 def split_overrides(overrides: Iterable[str], specs: Iterable[MethodSpec]) -> tuple[list[str], list[str]]:
-    """Overrides of the run, and those of methods; ValueError for options of a method that is not among the specs."""
+    """Overrides of the run and of the methods; ValueError for options of a method that is not among the specs."""
     used = {section for spec in specs for section in spec.sections}
     general, special = list[str](), list[str]()
     for override in overrides:

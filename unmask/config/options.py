@@ -34,7 +34,7 @@ CHOICES: dict[str, Mapping[str, Any]] = {
 
 
 def method_words(data: Mapping[str, Any]) -> list[Any]:
-    """The method and the plug-ins that a configuration names: names, or functions in files."""
+    """The names of the method and the plug-ins in a configuration; functions in files too."""
     plugins = as_list(data.get("with"))
     return [data.get("method"), *(plugins if isinstance(plugins, list | tuple) else [])]
 
@@ -45,12 +45,12 @@ def section_names(data: Mapping[str, Any]) -> set[str]:
 
 
 def method_factory(key: str, word: str) -> Callable[..., Method]:
-    """The function behind a name; `key`: where the name stands, `method` or `with`."""
+    """The function of a name; `key` is `method` or `with`."""
     return own_method(key, word, CHOICES) or {"method": BASES, "with": PLUGINS}[key][word]
 
 
 def factories(config: Config) -> dict[str, Callable[..., Any]]:
-    """The functions that a configuration calls, by the section of their options: task, method, plug-ins."""
+    """The functions of task, method and plug-ins, by the section of their options."""
     plugins = {section_of(word): method_factory("with", word) for word in config.plugins}
     method = {section_of(config.method): method_factory("method", config.method)}
     return {config.task: TASKS[config.task], **method, **plugins}
@@ -122,7 +122,7 @@ def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dic
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """All parameters of a function but a plug-in's base."""
+    """The parameters of a function without a plug-in's base."""
     return {name: p for name, p in inspect.signature(factory).parameters.items() if name != "base"}
 
 

@@ -1,4 +1,4 @@
-"""From YAML and `key=value` overrides to a checked configuration. Everything that needs no model is checked here."""
+"""From YAML and `key=value` overrides to a checked configuration."""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -30,7 +30,7 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(with_current_keys(chosen))
     if (chosen.keys() | replaced) & {"task", "method", "with"}:
-        # A file may hold options of a method that has been replaced. Options set beside the replacement are checked.
+        # Drop the file's options of a method that was replaced. Options given with the replacement are checked.
         used = [data.get("task"), *map(section_of, method_words(data))]
         data = {key: value for key, value in data.items() if key in used or key not in sections & names}
     return parse_config(data)
@@ -67,13 +67,13 @@ def without_method(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(config: Config) -> None:
-    """Methods by name exist; functions in files can be run, and their names are not taken."""
+    """ValueError for an unknown method, or a function whose name is taken."""
     taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
     for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
         if own_method(key, word, CHOICES) is None:
             check_known(key, word, BASES if key == "method" else PLUGINS)
         elif taken.setdefault(name := section_of(word), word) != word:
-            raise ValueError(f"{key}: {word}: {name} has a meaning already; give the function another name")
+            raise ValueError(f"{key}: {word}: {name} is the name of something else; rename the function")
 
 
 def _check_sections(config: Config) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from unmask.config.sections import EvalConfig, OptimizerConfig, RolloutConfig
+from unmask.config.sections import EvalConfig, EvalSchedule, OptimizerConfig, RolloutConfig
 from unmask.core.options import LoraOptions, RewardConfig
 from unmask.util.strict_model import Strict
 
@@ -38,7 +38,7 @@ class TrainingConfig(Strict):
     dtype: Literal["float32", "bfloat16"] | None = None
     """The type of the weights; the checkpoint's if not given."""
     full: bool | None = None
-    """Train all weights instead of a low-rank adapter; if not given, the embedded model's are, others' are not."""
+    """Train all weights instead of a low-rank adapter. Default: true for the embedded model, false for others."""
     lora: LoraOptions = LoraOptions()
     """The low-rank adapter."""
     gradient_checkpointing: bool = False
@@ -48,28 +48,30 @@ class TrainingConfig(Strict):
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of everything random: the order of the data, rollouts, masks, a new adapter."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one, but the embedded model stays on the CPU."""
+    """cpu, cuda, cuda:1, ...; auto: a GPU if there is one, but the embedded model stays on the CPU."""
+    updates: int = Field(80, ge=1, lt=2**24)
+    """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
     save_every: int = Field(50, ge=0)
     """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW."""
+    eval: EvalSchedule = EvalSchedule()
+    """Evaluation during training."""
     _user_files: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def user_files(self) -> dict[str, str]:
-        """The user's own Python files by name, with the sha256 of what was run when the configuration was read."""
+        """The user's own Python files by name, with the sha256 of what was run."""
         return self._user_files
 
 
 class Config(TrainingConfig):
     task: str = "sudoku"
-    """The task (unmask tasks), or the Python file of a task of your own."""
+    """The task (unmask tasks), or the Python file of your own."""
     method: str = "diffu_grpo"
     """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
     plugins: Annotated[tuple[str, ...], BeforeValidator(as_list)] = Field((), alias="with")
     """Plug-ins, applied in this order."""
-    updates: int = Field(80, ge=1, lt=2**24)
-    """Batches of rollouts, each followed by `inner_steps` optimiser steps."""
     prompts: int = Field(12, ge=1, lt=2**20)
     """Prompts in a batch."""
     group: int = Field(8, ge=2, lt=2**16)
@@ -77,15 +79,15 @@ class Config(TrainingConfig):
     inner_steps: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. 512 for a
-    small model, 8 for a large one if not given; halved when memory runs out."""
+    """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. Default:
+    512 for a small model, 8 for a large one. Halved when memory runs out."""
     idle_groups: Literal["keep", "skip", "resample"] = "keep"
     """Groups with identical rewards: kept, left out, or replaced by other prompts."""
     track: Annotated[tuple[Literal["tensorboard", "wandb", "trackio"], ...], BeforeValidator(as_list)] = ()
-    """Trackers that receive the metrics, beside metrics.jsonl."""
+    """Trackers that receive the metrics, in addition to metrics.jsonl."""
     trace_every: int = Field(10, ge=0)
-    """Updates between groups of rollouts that are saved for `unmask view`, beginning with the first update, and some
-    problems of every evaluation. 0: none."""
+    """Updates between groups of rollouts that are saved for `unmask view`, from the first update on. Some problems of
+    every evaluation are saved too. 0: none."""
     rollout: RolloutConfig = RolloutConfig()
     """How completions are sampled."""
     eval: EvalConfig = EvalConfig()
@@ -94,8 +96,9 @@ class Config(TrainingConfig):
     """Rewards that fail."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
+
     def dump(self) -> dict[str, Any]:
-        """The resolved configuration as it would stand in a YAML file, defaults written out."""
+        """The resolved configuration as a YAML file has it, defaults written out."""
         from unmask.config.options import resolved_options
 
         return self.model_dump(mode="json", by_alias=True) | resolved_options(self)

@@ -1,10 +1,9 @@
-"""The sections of a configuration, and what the configurations of RL and of fine-tuning share."""
+"""The sections of a configuration."""
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from unmask.core.options import LoraOptions
 from unmask.util.strict_model import Strict
 
 
@@ -34,9 +33,9 @@ class RolloutConfig(Strict):
     refresh: int = Field(1, ge=1)
     """Blocks between full passes that renew the cache."""
     mismatch: float = Field(0.05, ge=0, le=1)
-    """The share of rollouts that are scored again without the cache, to measure its effect; 0: none."""
+    """Share of rollouts scored again without the cache, to measure its effect; 0: none."""
     correction: float = Field(0.0, ge=0)
-    """The limit of importance weights that correct for the cache; 0: no weights. Scores every rollout again."""
+    """Limit of the importance weights that correct for the cache; 0: no weights. Scores every rollout again."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
 
@@ -45,7 +44,7 @@ class OptimizerConfig(Strict):
     lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
     """The learning rate of AdamW, for the adapter or for all weights."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """How the learning rate changes from update to update; the last two fall to zero over `updates`."""
+    """How the learning rate changes; cosine and linear fall to zero over `updates`."""
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -58,52 +57,21 @@ class OptimizerConfig(Strict):
     """An update that is not finite is skipped; the run stops after this many in a row."""
 
 
-class EvalConfig(Strict):
+class EvalSchedule(Strict):
+    every: int = Field(0, ge=0)
+    """Updates between evaluations; 0 evaluates before and after only."""
+
+
+class EvalConfig(EvalSchedule):
     prompts: int = Field(256, ge=1, lt=2**24)
     """Held-out problems."""
     samples: int = Field(4, ge=1, lt=2**16)
     """Sampled completions of each; pass@k is reported for k = 1, 2, 4, ... up to this."""
-    every: int = Field(0, ge=0)
-    """Updates between evaluations; 0 evaluates before and after only."""
     split: Literal["test", "validation"] = "test"
     """The problems: the test split, or a part of the training split that is held out, for model selection."""
     best: bool = False
-    """Save the weights of the best evaluation, by the sampled solve rate, beside the last."""
+    """Also save the weights of the best evaluation, by the sampled solve rate."""
     early_stop: int = Field(0, ge=0)
-    """Evaluations in a row without a new best after which the run ends with the best weights; 0: never."""
+    """The run ends with the best weights after this many evaluations in a row without a new best; 0: never."""
     collapse: float = Field(0.0, ge=0, le=1)
-    """How far the solve rate may fall below the best, as a share, before the run ends with the best weights; 0: any."""
-
-
-class EvalSchedule(Protocol):
-    @property
-    def every(self) -> int: ...
-
-
-class RunConfig(Protocol):
-    """What reinforcement learning and fine-tuning both configure: the weights that are trained, and the run."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str | None: ...
-    @property
-    def full(self) -> bool | None: ...
-    @property
-    def lora(self) -> LoraOptions: ...
-    @property
-    def gradient_checkpointing(self) -> bool: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def updates(self) -> int: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-    @property
-    def eval(self) -> EvalSchedule: ...
-    @property
-    def save_every(self) -> int: ...
-    @property
-    def user_files(self) -> dict[str, str]: ...
+    """The run ends with the best weights when the solve rate falls this far below the best, as a share; 0: never."""

@@ -9,9 +9,9 @@ from pydantic import Field
 from unmask.config.defaults import check_device, device_of
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.schema import TrainingConfig
+from unmask.config.sections import EvalSchedule
 from unmask.sft.data import Sources, check_sources
 from unmask.util.parsing import read_keys
-from unmask.util.strict_model import Strict
 from unmask.util.user_file import run_file
 
 CONFIG = "sft.yaml"
@@ -28,9 +28,7 @@ RENAMED = {
 """Keys that had another name in 0.1."""
 
 
-class SftEval(Strict):
-    every: int = Field(0, ge=0)
-    """Updates between evaluations; 0 evaluates before and after only."""
+class SftEval(EvalSchedule):
     prompts: int = Field(128, ge=1, lt=2**20)
     """Held-out examples of each source."""
     samples: int = Field(1, ge=1, lt=2**10)

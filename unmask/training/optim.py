@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unmask.config.sections import OptimizerConfig, RunConfig
+from unmask.config.schema import TrainingConfig
+from unmask.config.sections import OptimizerConfig
 from unmask.models.lora import trainable_parameters
 
 
@@ -72,7 +73,7 @@ def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
     return MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(config: TrainingConfig, step: int) -> float:
     """Of each update from 1: warm-up, then constant, or falling to zero by a cosine or a line."""
     settings = config.optimizer
     if step <= settings.warmup:

@@ -10,7 +10,7 @@ from torch import nn
 
 from unmask.config import Config
 from unmask.config.defaults import LARGE, device_of, micro_batch_sizes, rollout_shape
-from unmask.config.sections import RunConfig
+from unmask.config.schema import TrainingConfig
 from unmask.core.options import LoraOptions
 from unmask.core.order import ORDERS
 from unmask.core.schedule import SCHEDULES
@@ -64,7 +64,7 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
         yield Setup(policy, reference, device, ranks, rollout_batch, update_batch)
 
 
-def trainable_policy(config: RunConfig, device: str) -> Model:
+def trainable_policy(config: TrainingConfig, device: str) -> Model:
     """The model on its device with what is trained set free: all weights, or an adapter, a new one if it has none."""
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)

@@ -1,3 +1,4 @@
-"""Small things without a domain: files that are whole or absent, YAML and strict models, signals, statistics, plots,
-forward-pass metering, the micro-batch size, versions. Imports nothing else of the package.
+"""Small things without a domain: files, YAML, strict models, signals, statistics, plots, metering, versions.
+
+Imports no other room.
 """

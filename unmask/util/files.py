@@ -30,7 +30,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file aside, sync and rename it; where that fails, the old file stays."""
+    """Write a file aside, sync and rename it; if that fails, the old file stays."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with naming_file(path):
@@ -44,7 +44,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
-    """Write a safetensors file and sync it. A full disk is an OSError, as elsewhere."""
+    """Write a safetensors file and sync it; OSError if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -62,7 +62,7 @@ def digest(path: Path) -> str:
 
 
 def check_output(path: Path | None) -> None:
-    """ValueError if the path of a file to write is a folder, or in none."""
+    """ValueError if no file can be written at this path."""
     if path is not None and path.is_dir():
         raise ValueError(f"{path} is a folder; name a file to write")
     if path is not None and not path.parent.is_dir():

@@ -1,9 +1,9 @@
-"""What a run has spent: forward passes, counted by the models that make them.
+"""The cost of a run: forward passes, counted by the models that make them.
 
-The unit is a whole canvas going through the trunk once. A pass that computes only some columns against a cache counts
-for its share of the canvas; a pass with gradient counts for three, because the backward pass costs two forwards (what
-gradient checkpointing computes again is not counted: it is a choice of memory, not of the method). With an adapter the
-frozen weights need no gradient and two would be nearer; it counts three all the same, so that runs can be compared.
+The unit is one whole canvas through the trunk. A pass that computes only some columns against a cache counts for its
+share of the canvas. A pass with gradient counts three, because the backward pass costs two forwards; what gradient
+checkpointing recomputes is not counted. With an adapter the frozen weights need no gradient and two would be closer,
+but it also counts three, so that runs can be compared.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 WITH_GRADIENT = 3
-"""Forwards that a pass with gradient is worth: itself, and two for the backward pass."""
+"""Forwards that a pass with gradient counts for."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Meter:
     forwards: float = 0.0
 
     def record(self, tokens_SL: Tensor, columns: int) -> None:
-        """Count a pass that computes so many columns of these canvases."""
+        """Count a pass that computes this many columns of these canvases."""
         rows, width = tokens_SL.shape
         self.forwards += rows * (columns / width) * (WITH_GRADIENT if torch.is_grad_enabled() else 1)
 
@@ -41,7 +41,7 @@ class Metered:
 
 @contextmanager
 def count_passes(meter: Meter | None, *models: object) -> Iterator[None]:
-    """Count the passes of these models on this meter; None: on none. Others, such as None, are left alone."""
+    """Count the passes of these models on this meter; None counts nowhere. Models that do not count are ignored."""
     metered = [(model, model.meter) for model in models if isinstance(model, Metered)]
     for model, _ in metered:
         model.meter = meter

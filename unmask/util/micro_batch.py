@@ -17,7 +17,7 @@ class MicroBatch:
             raise ValueError(f"the micro-batch size must be at least 1, not {self.size}")
 
     def halve(self, error: torch.OutOfMemoryError, tried: int | None = None) -> None:
-        """Halve the size that was tried, if that was less; raise the error where nothing is left to halve."""
+        """Halve the size, or the size that was tried if it is smaller; raise the error if that is 1."""
         size = min(self.size, tried or self.size)
         if size == 1:
             raise error

@@ -1,4 +1,4 @@
-"""Safe YAML without duplicate keys; and values as error messages show them."""
+"""Safe YAML without duplicate keys, and values in error messages."""
 
 import difflib
 import reprlib
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         counts = Counter(names)
         if (twice := next((name for name in names if counts[name] > 1), None)) is not None:
-            raise yaml.constructor.ConstructorError(problem=f"{twice!r} is there twice", problem_mark=node.start_mark)
+            raise yaml.constructor.ConstructorError(problem=f"{twice!r} appears twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -45,7 +45,7 @@ def parse_yaml(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: a number or a date out of range
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except (IndexError, KeyError, AttributeError):  # of the parser: a tag such as !!int before text
-        raise ValueError(f"{where}: not YAML: a value is not of the type that its tag says") from None
+        raise ValueError(f"{where}: not YAML: a value does not match its tag") from None
 
 
 def short_repr(value: Any) -> str:
@@ -56,7 +56,7 @@ def short_repr(value: Any) -> str:
 
 
 def check_not_bool(value: Any, annotation: Any) -> Any:
-    """The value; ValueError for true or false where a number is expected: Python would take them for 1 and 0."""
+    """The value; ValueError for true or false if a number is expected: Python would take them for 1 and 0."""
     kinds = {annotation, *get_args(annotation)}
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
         raise ValueError("input should be a number, not true or false")
@@ -95,7 +95,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def missing_folder_message(name: str | Path) -> str:
-    """A message for a missing folder that suggests a similar one beside it, or a run."""
+    """A message for a missing folder, with a similar folder or run as a suggestion."""
     places = dict.fromkeys([Path(name).parent, Path("runs")])
     near = {path.name: path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
     match = difflib.get_close_matches(Path(name).name, near, n=1)
@@ -103,13 +103,13 @@ def missing_folder_message(name: str | Path) -> str:
 
 
 def check_exists(folder: Path) -> None:
-    """ValueError for a folder that is not there."""
+    """ValueError for a missing folder."""
     if not folder.exists():
         raise ValueError(missing_folder_message(folder))
 
 
 def pydantic_message(problem: Mapping[str, Any]) -> str:
-    """The message for an error of pydantic."""
+    """The message of a pydantic error."""
     if problem["type"] == "model_type":
         return f"expected keys such as {problem['loc'][-1]}.key=value"
     if problem["type"] == "tuple_type":

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> "Figure | None":
-    """An empty figure, its size in inches; None where matplotlib is not installed."""
+    """An empty figure, its size in inches; None if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a request: finish the update, save its state, exit. Slurm sends them before it ends a job.
+"""SIGTERM and SIGINT as a request: finish the update, save, exit. Slurm sends them before it ends a job.
 
 with stop_requests() as should_stop:  # a second signal ends the process at once
     train(config, make_folder, Hooks(should_stop=should_stop))
@@ -17,7 +17,7 @@ AT_ONCE = 5.0
 
 
 class Paused(Exception):
-    """A run has stopped on request, after so many updates."""
+    """A run has stopped on request after this step."""
 
     def __init__(self, folder: Path | None, step: int) -> None:
         super().__init__(f"stopped after update {step}")
@@ -35,7 +35,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
             signal.raise_signal(number)
         elif not received:
             received.append(time.monotonic())
-            print("stopping after this update; once more to stop at once", file=sys.stderr, flush=True)
+            print("stopping after this update; send it again to stop at once", file=sys.stderr, flush=True)
 
     before = {int(number): signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -47,8 +47,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def block_signals() -> Iterator[None]:
-    """Processes started here never receive SIGTERM and SIGINT. A job's signals go to all its processes, and a grader
-    would end without a verdict; SIGKILL or the end of its parent ends it."""
+    """Processes started here never receive SIGTERM and SIGINT, which a batch system sends to all processes of a job: a
+    grader would end without a verdict. SIGKILL or the end of its parent ends it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         yield

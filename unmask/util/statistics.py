@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 def t_within(t: float, freedom: int) -> float:
-    """P(|T| < t) of Student's t with so many degrees of freedom: the finite series in cos(atan(t / sqrt(freedom)))."""
+    """P(|T| < t) of Student's t with `freedom` degrees: the finite series in cos(atan(t / sqrt(freedom)))."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
@@ -50,7 +50,7 @@ def t_quantile(freedom: int, level: float = 0.95) -> float:
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The mean and Student's interval, exact where the values are normal."""
+    """The mean and Student's interval, exact if the values are normal."""
     mean, count = _mean(values), len(values)
     if count == 1:
         return Interval(mean, None, None)
@@ -99,7 +99,7 @@ def _resample_means(values: Sequence[float]) -> Iterator[tuple[float, float]]:
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write `total` as a sum of so many counts."""
+    """All ways to write `total` as a sum of `parts` counts."""
     if parts == 1:
         yield (total,)
         return

@@ -1,7 +1,7 @@
 """A user's own Python file, named on the command line or in a configuration, run with the user's rights.
 
-Models, data and run folders that are sampled or evaluated never name one (cli/arguments.py); `--resume` runs the files
-that the run was trained with.
+A model, a data file or a run folder that is sampled or evaluated cannot name one (cli/arguments.py); `--resume` runs
+the files that the run was trained with.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import NamedTuple
 class UserFile(NamedTuple):
     module: ModuleType
     digest: str
-    """sha256 of the source that was run."""
+    """sha256 of the source."""
 
 
 def run_file(path: Path) -> UserFile:

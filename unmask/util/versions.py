@@ -1,4 +1,4 @@
-"""The versions that a result depends on."""
+"""The versions of the packages that a result depends on."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -7,7 +7,6 @@ from unmask.util.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """What a run depends on, by version."""
     installed = {"unmask": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "numpy", "safetensors"):
         try:

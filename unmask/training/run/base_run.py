@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from unmask.config.sections import RunConfig
+from unmask.config.schema import TrainingConfig
 from unmask.distributed.processes import Ranks
 from unmask.distributed.sharding import unsharded
 from unmask.models import Model
@@ -53,7 +53,7 @@ E = TypeVar("E", bound=Measured)
 
 
 class BaseRun(ABC, Generic[E]):
-    config: RunConfig
+    config: TrainingConfig
     config_file = "config.yaml"
     micro_batches: tuple[MicroBatch, ...]
     before: E
@@ -66,7 +66,7 @@ class BaseRun(ABC, Generic[E]):
 
     def __init__(
         self,
-        config: RunConfig,
+        config: TrainingConfig,
         policy: Model,
         optimizer: Optimizer,
         rng: torch.Generator,
