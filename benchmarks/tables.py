@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, from what `unmask compare` and grid.py have written.
+"""The tables of docs/studies, from what `unmask compare` and grid.py have written.
 
     python benchmarks/tables.py plugins benchmarks/results/compare_sudoku_rates.json    # a base a line
     python benchmarks/tables.py rows benchmarks/results/compare_daca.json               # a variant a line
