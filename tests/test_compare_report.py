@@ -91,13 +91,13 @@ def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
         (
             [row("a", {"0": 0.5, "1": 0.5}), row("b", {"0": 0.51, "1": 0.55})],
             "b solves most, 53.0 % sampled on sudoku after 1,000 forwards: +3.0 points against the next best, a (95 % "
-            "bootstrap interval +1.0 to +5.0 excludes zero, Student's -22.4 to +28.4 includes it). With 2 seeds that "
-            "is not reliable: a bootstrap needs 5 at the least.",
+            "bootstrap interval +1.0 to +5.0 excludes zero, Student's -22.4 to +28.4 includes it). With 2 seeds this "
+            "is not reliable: a bootstrap needs at least 5.",
         ),
         (
             [row("a", {"0": 0.5}), row("b", {"0": 0.4})],
             "a solves most, 50.0 % sampled on sudoku after 1,000 forwards: +10.0 points against the next best, b (one "
-            "seed, no interval). With one seed that is not reliable: a bootstrap needs 5 at the least.",
+            "seed, no interval). With one seed this is not reliable: a bootstrap needs at least 5.",
         ),
         (
             [row("a", BASE)],
@@ -105,7 +105,7 @@ def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
         ),
         (
             [row("a", {"0": 0.5}), row("b", {"0": 0.4}), row("c", {"0": 0.5})],
-            "a, c solve the same, 50.0 % sampled on sudoku after 1,000 forwards: none of them is the best.",
+            "a, c solve the same, 50.0 % sampled on sudoku after 1,000 forwards: none is the best.",
         ),
         ([row("a", {})], "No run has finished, so there is no conclusion."),
     ],
@@ -136,8 +136,8 @@ def test_the_table_shows_what_failed_and_what_was_spent() -> None:
     for note in (
         "- a+daca seed 1 failed: ValueError: no",
         "- a+daca: 3 of 5 seeds have not finished",
-        "- a: learning rate 0.0001, by validation problems solved (0.0001: 60.0 %, 0.0002: 20.0 %); it is at the edge",
-        "- a+daca used 50 % of the forward passes that were planned for its updates: rollouts ended early or groups",
+        "- a: learning rate 0.0001, by validation problems solved (0.0001: 60.0 %, 0.0002: 20.0 %); it is the smallest",
+        "- a+daca used 50 % of the forward passes planned for its updates: rollouts ended early or groups",
     ):
         assert note in text
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from unmask.view.index import RunReader, runs_index
-from unmask.view.page import index_text
+from unmask.view.index import RunReader, json_text, runs_index
 from unmask.view.series import BINS, PENDING, Series
 
 
@@ -189,10 +188,10 @@ def test_runs_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
 
 def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
     (folder / "config.yaml").write_text("optimizer: {max_grad_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
-    (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
+    (told,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
     assert told["config"] == {"optimizer": {"max_grad_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
     (folder / "config.yaml").write_text(f"2024-01-02: 1\nlarge: 0x{'f' * 5000}\npairs: !!pairs [a: .nan]\n")
-    (told,) = json.loads(index_text([RunReader(folder)], live=False))["runs"]
+    (told,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
     assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
 
 
@@ -205,7 +204,7 @@ def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: st
     (folder / "samples.jsonl").write_text('{"step": 1, "completion": "x"}\n')
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = json.loads(index_text([run], live=True))["runs"]
+    (told,) = json.loads(json_text(runs_index([run], live=True)))["runs"]
     assert (told["method"], told["task"], told["updates"]) == (method, '[1, "a"]', None)
     assert json.loads(run.trace("t1-0") or b"")["task"] == '[1, "a"]'
 
@@ -256,7 +255,7 @@ def test_damaged_logs_are_shown_as_far_as_they_are_sound(folder: Path) -> None:
     (folder / "traces.jsonl").write_bytes(b"".join(lines))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
     assert (told["done"], told["metrics"], told["finished"]) == (1, {"b": {"x": [1], "y": [2]}}, None)
     assert [line["name"] == "idle" for line in told["warnings"]] == [False] * (len(told["warnings"]) - 1) + [True]
     assert [(each["id"], each["step"], each["rewards"]) for each in told["traces"]] == [
@@ -274,7 +273,7 @@ def test_damaged_samples_are_shown_as_far_as_they_are_sound(folder: Path) -> Non
     (folder / "samples.jsonl").write_text("".join(lines))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
     assert [each["id"] for each in told["traces"][:2]] == ["t1-0", "t850-0"]
     for each in told["traces"]:
         assert each["rewards"] == [None]
@@ -287,7 +286,7 @@ def test_a_prompt_may_be_anything(folder: Path) -> None:
     (folder / "traces.jsonl").write_text("".join(lines) + group("t1-0", prompt={"a": math.nan}))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(index_text([run], live=False))["runs"]
+    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
     assert told["traces"][0]["id"] == "t850-0" and told["traces"][-1]["prompt"] == "{'a': None}"
     for each in told["traces"]:
         assert by_the_letter(run.trace(each["id"]))["rollouts"] == json.loads(group("t1-0"))["rollouts"]

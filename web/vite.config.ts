@@ -5,7 +5,7 @@ import { defineConfig, type Plugin } from "vite";
 
 const ROOT = import.meta.dirname;
 
-/** What the page is built from, as tests/test_web.py hashes it too: a page older than its sources fails there. */
+/** A hash of the sources. tests/test_web.py computes it too and fails if the page is older than its sources. */
 function sourcesHash(): string {
   const inSrc = readdirSync(join(ROOT, "src"), { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile())
@@ -19,7 +19,7 @@ function sourcesHash(): string {
 
 const allowed = (text: string) => `'sha256-${createHash("sha256").update(text).digest("base64")}'`;
 
-/** Put script and style into the page, and allow exactly these two by their hashes. */
+/** Put script and style into the page, and allow only these two, by their hashes. */
 function onePage(): Plugin {
   return {
     name: "one-page",
@@ -49,7 +49,7 @@ function onePage(): Plugin {
       const head =
         `<meta http-equiv="Content-Security-Policy" content="${policy}">\n` +
         `<meta name="unmask-sources" content="${sourcesHash()}">\n<style>${style}</style>\n`;
-      // A classic script where it stands, and the traces after it: the page is painted before they are read.
+      // A classic script before the traces: the page is painted before they are parsed.
       page.source = String(page.source)
         .replace(/\s*<script type="module".*?<\/script>/s, "")
         .replace(/\s*<link rel="stylesheet".*?>/s, "")

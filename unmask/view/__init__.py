@@ -1,5 +1,3 @@
-"""The viewer: what a run writes down for it, and the page that shows it (docs/viewer.md). Imports what is below it:
-studies, sft, integrations and further down.
-"""
+"""The viewer: it reads run folders and shows them in a page (docs/viewer.md). It may import every room below it."""
 
 from unmask.view.page import export as export

@@ -1,7 +1,7 @@
-"""What the page shows of runs: their settings and curves, and a summary of every stored group of rollouts.
+"""The index of the page: settings and curves of runs, and a summary of every stored group of rollouts.
 
-A run folder may be read while it is being written: what has been read is not read again, an incomplete last line waits,
-and a line that is not JSON is skipped. The groups themselves stay on the disk.
+A run folder may be read while it is being written: only new lines are read, an incomplete last line waits, and a line
+that is not JSON is skipped. The groups themselves stay on the disk.
 """
 
 import json
@@ -19,18 +19,17 @@ from unmask.util.parsing import parse_yaml
 from unmask.util.trace_lines import VERSION, TraceLine
 from unmask.view.series import Series
 
-FINISHED = "finished.json"  # as in unmask.training.run.folder, which would load torch
 ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 PROMPT = 120
 """Characters of a prompt in the list of groups."""
 TAIL = 64
-"""Bytes by which a log is known again."""
+"""Bytes at the end of what has been read; if they change, the log was rewritten."""
 DEEPEST = 64
-"""Lists within lists that are read."""
+"""Nested lists and mappings that are read."""
 
 
 def json_value(value: Any, deep: int = DEEPEST) -> Any:
-    """A value that any reader of JSON takes: keys are texts, and what is not finite, or too deep, is null."""
+    """A value that strict JSON can hold: keys become text; numbers that are not finite, and deep values, null."""
     if isinstance(value, dict | list | tuple) and not deep:
         return None
     if isinstance(value, dict):
@@ -41,31 +40,29 @@ def json_value(value: Any, deep: int = DEEPEST) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Strict JSON, whatever a run folder holds. `json_value` takes longer and is seldom needed."""
+    """Strict JSON, whatever a run folder has in it."""
     try:
         return json.dumps(value, allow_nan=False, default=str)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # rare, so the slow conversion is not done up front
         return json.dumps(json_value(value), allow_nan=False, default=str)
 
 
 class JsonLines:
-    """A file of JSON lines that may grow, or be cut and written on (`unmask train --resume`)."""
+    """A file of JSON lines that grows, or is truncated and continued (`unmask train --resume`)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.read, self.tail = path, 0, b""
 
     def is_intact(self) -> bool:
-        """Whether what has been read is still there."""
-        if not self.read:
-            return True
-        if not self.path.is_file():
-            return False
+        """Whether the part that has been read is unchanged."""
+        if not self.read or not self.path.is_file():
+            return not self.read
         with self.path.open("rb") as file:
             file.seek(self.read - len(self.tail))
             return file.read(len(self.tail)) == self.tail
 
     def new_lines(self) -> Iterator[tuple[int, int, TraceLine]]:
-        """The lines that have not been read, each with its place and its length in bytes."""
+        """The lines that have not been read, each with its offset and its length in bytes."""
         if not self.path.is_file():
             return
         with self.path.open("rb") as file:
@@ -83,7 +80,7 @@ class JsonLines:
 
 
 class RunReader:
-    """A run as the page sees it; `refresh` reads what is new."""
+    """A run as the page shows it."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.yaml").is_file():
@@ -104,10 +101,10 @@ class RunReader:
         self.cut = False
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read new lines; returns whether there were any."""
         again = self.cut or not all(log.is_intact() for log in self.logs.values())
         if again:
-            with suppress(ValueError, OSError):  # one that is gone or half written: the last one is still shown
+            with suppress(ValueError, OSError):  # if it is missing or half written, keep the previous one
                 self.config = _settings(self.folder / "config.yaml")
             self._clear()
         before = {name: log.read for name, log in self.logs.items()}, self.finished
@@ -121,16 +118,16 @@ class RunReader:
             self._read_samples()
         self.warnings += [_warning(row) for _, _, row in self.logs["warnings"].new_lines()]
         self.errors += sum(1 for _ in self.logs["errors"].new_lines())
-        self.finished = _finish_facts(self.folder / FINISHED)
+        self.finished = _finish_facts(self.folder / "finished.json")
         return again or before != ({name: log.read for name, log in self.logs.items()}, self.finished)
 
     def data(self, name: str) -> dict[str, Any]:
         config, plugins = self.config, self.config.get("with") or []
-        parts = [config.get("method"), *(plugins if isinstance(plugins, list) else [plugins])]
+        names = [config.get("method"), *(plugins if isinstance(plugins, list) else [plugins])]
         return {
             "name": name,
             "config": config,
-            "method": " + ".join(_text(part) or "none" for part in parts),
+            "method": " + ".join(_text(part) or "none" for part in names),
             "task": _text(config.get("task")),
             "finished": self.finished,
             "updates": _number(config.get("updates")),
@@ -142,11 +139,11 @@ class RunReader:
         }
 
     def groups(self) -> list[TraceLine]:
-        """The list of what `trace` knows."""
+        """Summaries of the groups that `trace` returns."""
         return self.traces or [group for line in self.sampled.values() if (group := _group_summary(line)) is not None]
 
     def trace(self, name: str) -> bytes | None:
-        """A group as JSON; None for a name that no group has, or none any more: then `refresh` reads the run again."""
+        """A group as JSON; None if there is no such group. If the log was rewritten, `refresh` reads the run again."""
         if name not in self.places:
             return json_text(self.sampled[name]).encode() if name in self.sampled else None
         start, length = self.places[name]
@@ -162,22 +159,22 @@ class RunReader:
         return None
 
     def size(self, name: str) -> int:
-        """Bytes of a group."""
+        """The size of a group in bytes."""
         return self.places[name][1] if name in self.places else len(self.trace(name) or b"")
 
     def keep(self, names: set[str]) -> None:
-        """Show no other groups."""
+        """Drop all other groups."""
         self.traces = [group for group in self.traces if group["id"] in names]
         self.sampled = {name: line for name, line in self.sampled.items() if name in names}
 
     def _read_samples(self) -> None:
-        """The completions of a run without stored groups: their text only."""
+        """Completions of a run that stored no groups: text only."""
         for row in (json_value(row) for _, _, row in self.logs["samples"].new_lines()):
             step, prompt = row.get("step"), json.dumps(row.get("row"), ensure_ascii=False)
-            name, about = f"t{step}-0", {"kind": "train", "step": step, "task": _text(self.config.get("task"))}
-            blank: TraceLine = {"v": VERSION, "id": name, **about, "prompt": prompt, "steps": 0, "rollouts": []}
+            group: TraceLine = {"v": VERSION, "id": f"t{step}-0", "kind": "train", "step": step}
+            group |= {"task": _text(self.config.get("task")), "prompt": prompt, "steps": 0, "rollouts": []}
             rollout = {"tokens": [str(row.get("completion"))], "reward": row.get("reward")}
-            self.sampled.setdefault(name, blank)["rollouts"].append(rollout)
+            self.sampled.setdefault(group["id"], group)["rollouts"].append(rollout)
 
     def _add_metrics(self, row: TraceLine) -> None:
         step = row.pop("step", None)
@@ -190,7 +187,7 @@ class RunReader:
 
 
 def runs_index(runs: Sequence[RunReader], live: bool) -> dict[str, Any]:
-    """Live where a run that is not finished is served: the page asks again then."""
+    """What the page is given. While an unfinished run is served it is live: the page asks again."""
     names = [run.folder.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.folder) for run in runs]
@@ -199,19 +196,19 @@ def runs_index(runs: Sequence[RunReader], live: bool) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The configuration as it was written: an older run's may not be one of today."""
+    """The configuration as written, not validated: an older run may have keys that no longer exist."""
     try:
         text = path.read_text()
         settings = None if _is_unsafe(text) else parse_yaml(text, str(path))
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # the last two of PyYAML, for a wrong tag
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):  # PyYAML raises the last two for a wrong tag
         settings = None
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} is not a configuration that `unmask train` has written")
+        raise ValueError(f"{path} is not a configuration written by `unmask train`")
     return settings
 
 
 def _is_unsafe(text: str) -> bool:
-    """Whether YAML has aliases, by which a few lines become millions, or is deep; a run writes neither."""
+    """Whether YAML has aliases, which can expand a few lines to millions, or is deep. A run writes neither."""
     deep = 0
     for event in yaml.parse(text):
         deep += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -221,7 +218,7 @@ def _is_unsafe(text: str) -> bool:
 
 
 def _finish_facts(path: Path) -> Any:
-    """What finished.json says; None while the run is not finished. The file is written in one step."""
+    """The content of finished.json; None while the run is not finished. The file is written in one step."""
     try:
         facts = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -230,12 +227,12 @@ def _finish_facts(path: Path) -> Any:
 
 
 def _is_number(value: float) -> bool:
-    """Whether a double has it, within rounding: not nan, infinity, or an integer of 400 digits."""
+    """Whether a double can hold it: not nan, infinity, or an integer of 400 digits."""
     return abs(value) <= sys.float_info.max
 
 
 def _text(value: Any) -> str | None:
-    """What is no text, as JSON."""
+    """Text as it is; anything else as JSON."""
     return value if value is None or isinstance(value, str) else json_text(value)
 
 
@@ -245,13 +242,13 @@ def _number(value: Any) -> float | None:
 
 
 def _warning(row: TraceLine) -> TraceLine:
-    """A warning with a text where the page writes one, and a number or nothing where it counts."""
-    row = {"message" if key == "told" else key: value for key, value in row.items()}  # as 0.1 called it
+    """A warning with the types that the page expects: text for name and message, else a number or None."""
+    row = {"message" if key == "told" else key: value for key, value in row.items()}  # the name in 0.1
     return {key: _text(value) if key in ("name", "message") else _number(value) for key, value in row.items()}
 
 
 def _group_summary(line: TraceLine) -> TraceLine | None:
-    """A group in the list; None for a line that is not one."""
+    """A group as the index lists it; None for a line that is not a group."""
     name, rollouts = line.get("id"), line.get("rollouts")
     if not isinstance(name, str) or not ID.fullmatch(name) or not isinstance(rollouts, list):
         return None

@@ -1,5 +1,4 @@
-"""A curve of bounded size, however long the run: of every so many points the least and the greatest stay, so that no
-spike is lost."""
+"""A curve of bounded size for a run of any length. Each bin keeps its minimum and maximum, so no spike is lost."""
 
 import math
 
@@ -7,16 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 1000
-"""Of two points each at most."""
+"""Each with at most two points."""
 PENDING = 8192
-"""Points that wait before they are thinned, together."""
+"""New points that are collected before they are binned."""
 
 Numbers = NDArray[np.float64]
 
 
 class Series:
-    """Points are added at the end. Bins are of equal numbers of points; where they become too many, two become one, of
-    which the least of the least is still the least."""
+    """Points are added at the end. All bins span equally many points; if there are too many bins, pairs are merged."""
 
     def __init__(self) -> None:
         self.count, self.width = 0, 1
@@ -31,7 +29,7 @@ class Series:
             self._settle()
 
     def data(self) -> dict[str, list[float | None]]:
-        """What is left of the points, in their order; None where the value is no finite number."""
+        """The points that are kept, in order; None where the value is not finite."""
         self._settle()
         _, x_K, y_K = self.points
         return {"x": x_K.tolist(), "y": [y if math.isfinite(y) else None for y in y_K.tolist()]}
@@ -52,7 +50,7 @@ class Series:
 
 
 def _least(bin_K: NDArray[np.int64], y_K: Numbers) -> NDArray[np.int64]:
-    """The first place in each bin that has its least value; what is no number counts for more than any."""
+    """The first index of the minimum of each bin; nan counts as infinity."""
     y_K = np.where(np.isnan(y_K), np.inf, y_K)
     starts = np.flatnonzero(np.diff(bin_K, prepend=bin_K[0] - 1))
     least_K = np.repeat(np.minimum.reduceat(y_K, starts), np.diff(starts, append=len(bin_K)))

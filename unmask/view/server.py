@@ -1,9 +1,9 @@
-"""The viewer on this machine: a server for one reader, on the loopback interface.
+"""The viewer's server, for one reader, on the loopback interface.
 
-It answers three addresses and no other, to GET and HEAD: the page, api/index and api/trace?run=NUMBER&id=NAME, all of
-them under a name drawn for this server, which another account of the machine does not know. What a request names is
-looked up among what has been read; none of it becomes a path. A Host that is not this machine is refused, so that a
-page from elsewhere cannot have its own name lead here and read the run.
+It answers GET and HEAD for three addresses: the page, api/index and api/trace?run=NUMBER&id=NAME. All have a random
+prefix, which other accounts of the machine do not know. Names in a request are looked up among the runs that were read;
+none becomes a path. A Host that is not this machine is refused, so that no other web page can read a run by DNS
+rebinding.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from unmask.view.index import RunReader
-from unmask.view.page import PAGE, data_block, index_text, template
+from unmask.view.index import RunReader, json_text, runs_index
+from unmask.view.page import PAGE, block, template
 
 HOST = "127.0.0.1"
-# Any port: the reader may come through a tunnel that begins at another one.
+# Any port: a tunnel may start at another one.
 HERE = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 PLAIN = "text/plain; charset=utf-8"
 HEADERS = {
-    # The page says itself, by hash, which scripts and styles of its own may run.
+    # The page's own policy allows its script and style by hash.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class Viewer(ThreadingHTTPServer):
-    """Serves runs until it is shut down. `port` 0 takes a free one; `address` says which."""
+    """Serves runs until it is shut down. Port 0 takes a free one."""
 
     daemon_threads = True
 
@@ -51,7 +51,7 @@ class Viewer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise ValueError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another --port") from None
         self.fresh_index()
 
     @property
@@ -63,27 +63,27 @@ class Viewer(ThreadingHTTPServer):
         with self.lock:
             changed = [run.refresh() for run in self.runs.values()]
             if any(changed) or not self.index:
-                self.index = index_text(list(self.runs.values()), live=True)
+                self.index = json_text(runs_index(list(self.runs.values()), live=True))
                 self.tag = f'"{hashlib.sha256(self.index.encode()).hexdigest()[:32]}"'
             return self.index, self.tag
 
     def whole_page(self) -> str:
         head, middle, tail = self.page
-        return head + data_block(self.fresh_index()[0]) + middle + tail
+        return head + block("unmask-data", self.fresh_index()[0]) + middle + tail
 
     def trace(self, run: str, name: str) -> bytes | None:
         if run not in self.runs:
             return None
         with self.lock:
             line = self.runs[run].trace(name)
-        if line is None:  # the log may have grown, or been cut and written again
+        if line is None:  # the log may have grown or been rewritten
             self.fresh_index()
             with self.lock:
                 line = self.runs[run].trace(name)
         return line
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that is closed in the middle of a response is no error."""
+        """A connection that is closed during a response is not an error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -92,17 +92,16 @@ class Handler(BaseHTTPRequestHandler):
     server: Viewer
     server_version, sys_version = "unmask", ""
     error_content_type, error_message_format = PLAIN, "%(code)d %(message)s\n"
-    timeout = 30
-    """Seconds that a connection may be silent."""
+    timeout = 30  # seconds that a connection may be silent
 
     def do_GET(self) -> None:
         if not HERE.fullmatch(self.headers.get("Host", "")):
-            self._respond(HTTPStatus.FORBIDDEN, b"This server is for this machine alone.\n")
+            self._respond(HTTPStatus.FORBIDDEN, b"This server answers to this machine only.\n")
             return
         path, _, query = self.path.partition("?")
         root, name = path[: len(self.server.root)], path[len(self.server.root) :]
         if not hmac.compare_digest(root.encode(), self.server.root.encode()):
-            self._respond(HTTPStatus.FORBIDDEN, b"Use the whole address that unmask view has printed.\n")
+            self._respond(HTTPStatus.FORBIDDEN, b"Use the whole address that `unmask view` printed.\n")
         elif name == "":
             self._respond(HTTPStatus.OK, self.server.whole_page().encode(), "text/html; charset=utf-8")
         elif name == "api/index":
@@ -146,4 +145,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """The terminal belongs to the reader."""
+        """Print nothing on the terminal."""

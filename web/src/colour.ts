@@ -1,4 +1,4 @@
-/** How tokens are coloured: bins of a palette, and the palettes. Lightness alone orders each, so hue is never needed. */
+/** How tokens are coloured. Every palette is ordered by lightness, so a reader does not need to see hue. */
 
 import { GIVEN } from "./state";
 import type { Rollout } from "./types";
@@ -11,12 +11,12 @@ export interface Palette {
   dark: readonly string[];
 }
 
-// Early is near the paper in both themes, late stands out.
+// Early steps are near the background colour in both themes; late steps stand out.
 const STEP: Palette = {
   light: ["#fbf3c4", "#dcedbd", "#afdbb9", "#79c4bd", "#4aa8c0", "#338cbb", "#28599b", "#22326f"],
   dark: ["#3a3470", "#31508c", "#2a6d93", "#33949c", "#4cad93", "#7cc27f", "#bcd974", "#f5ea90"],
 };
-// What the sampler was unsure of stands out.
+// Tokens that the sampler was unsure of stand out.
 const CERTAINTY: Palette = {
   light: ["#8f3800", "#b25208", "#e0812f", "#ef9a4f", "#f6b67b", "#fad0a8", "#fae4ce", "#f4efe7"],
   dark: ["#ffbb7a", "#f5a253", "#df8a38", "#9c5715", "#804a19", "#633e1c", "#49331f", "#332c25"],
@@ -46,14 +46,14 @@ const INKS = ["#17181c", "#ffffff"] as const;
 export const inkOn = (background: string): string =>
   contrast(INKS[0], background) >= contrast(INKS[1], background) ? INKS[0] : INKS[1];
 
-/** The largest distance from the middle that a diverging palette has to show, over all rollouts beside each other. */
+/** The largest distance from the middle of a diverging palette, over all rollouts on the page. */
 export interface Limits {
   steps: number;
   weight: number;
   gain: number;
 }
 
-/** Advantage times credit: what the update did with a token. Nothing where the token was not counted. */
+/** Advantage times credit: what the update did with a token; 0 if the token was not counted. */
 export const gainOf = (rollout: Rollout, position: number): number =>
   (rollout.advantage ?? 0) * (rollout.weight?.[position] ?? 1) * (rollout.counted[position] ?? 0);
 
@@ -72,7 +72,7 @@ const divergingBin = (value: number, limit: number) => within(Math.round((value 
 export const stepBin = (step: number, steps: number): number => within(Math.round((step / Math.max(1, steps - 1)) * 7), 8);
 export const certaintyBin = (p: number): number => within(Math.floor(p * 8), 8);
 
-/** The palette's bin of each position, null where it has no colour: given, or nothing known. */
+/** The palette bin of each position; null for no colour: the token was given, or its value is not known. */
 export function binsOf(rollout: Rollout, colouring: Colouring, limits: Limits): (number | null)[] {
   return rollout.tokens.map((_, position) => {
     const filled = rollout.filled[position] ?? GIVEN;
@@ -85,9 +85,9 @@ export function binsOf(rollout: Rollout, colouring: Colouring, limits: Limits): 
   });
 }
 
-/** Why a colouring would show nothing of these rollouts; null if it shows something. */
+/** Why a colouring shows nothing for these rollouts; null if it shows something. */
 export function missing(colouring: Colouring, rollouts: readonly Rollout[]): string | null {
   if (colouring === "weight" && rollouts.every((rollout) => !rollout.weight)) return "every token had the same credit";
-  if (colouring === "gain" && rollouts.every((rollout) => rollout.advantage == null)) return "nothing was learnt from these";
+  if (colouring === "gain" && rollouts.every((rollout) => rollout.advantage == null)) return "these rollouts had no advantage";
   return null;
 }

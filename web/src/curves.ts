@@ -1,11 +1,11 @@
-/** Which metrics share a chart. Those nobody thought of get one of their own: a run never hides what it wrote down. */
+/** Which metrics share a chart. A metric that is not planned here gets its own chart, so no metric is hidden. */
 
 import type { Run, Series } from "./types";
 
 export interface Line {
   key: string;
   label: string;
-  /** Metrics with the ends of its interval, where there is one. */
+  /** Metrics with the ends of its interval, if it has one. */
   low?: string;
   high?: string;
 }
@@ -24,7 +24,7 @@ export interface Section {
 interface Plan {
   title: string;
   note: string;
-  /** [metric, label]; a metric that ends in * stands for all that begin so. */
+  /** [metric, label]; a metric that ends in * matches all with that prefix. */
   lines: [string, string][];
 }
 
@@ -53,15 +53,15 @@ const PLAN: { title: string; panels: Plan[] }[] = [
   {
     title: "Policy",
     panels: [
-      { title: "Entropy", note: "nats of a completion; near 0 all rollouts are alike", lines: [["train/nll", "nats"]] },
+      { title: "Entropy", note: "nats of a completion; near 0 all rollouts are the same", lines: [["train/nll", "nats"]] },
       {
         title: "Log-probability",
         note: "of a counted token",
         lines: [["train/sampled_logp", "as sampled"], ["train/logp", "by the estimator"], ["train/elbo", "lower bound"]],
       },
-      { title: "KL", note: "to the reference, at the states asked", lines: [["train/kl", "base"], ["train/branch_kl", "branches"]] },
-      { title: "Clipped", note: "share where the clip decides", lines: [["train/clipped", "base"], ["train/branch_clipped", "branches"]] },
-      { title: "Ratio", note: "new policy to old, mean", lines: [["train/ratio", "base"], ["train/branch_ratio", "branches"]] },
+      { title: "KL", note: "to the reference, at the states scored", lines: [["train/kl", "base"], ["train/branch_kl", "branches"]] },
+      { title: "Clipped", note: "share of clipped ratios", lines: [["train/clipped", "base"], ["train/branch_clipped", "branches"]] },
+      { title: "Ratio", note: "new policy / old policy, mean", lines: [["train/ratio", "base"], ["train/branch_ratio", "branches"]] },
       {
         title: "Cache mismatch",
         note: "nats between the sampler and the policy",
@@ -76,11 +76,11 @@ const PLAN: { title: string; panels: Plan[] }[] = [
   {
     title: "Signal",
     panels: [
-      { title: "Groups without signal", note: "all rewards alike", lines: [["train/idle_groups", "groups"], ["train/branch_idle", "branches"]] },
-      { title: "Loss", note: "methods differ in scale", lines: [["train/loss", "base"], ["train/branch_loss", "branches"]] },
-      { title: "Gradient norm", note: "before it is clipped", lines: [["train/grad_norm", "norm"]] },
-      { title: "Tokens", note: "counted, of a trace", lines: [["train/tokens", "tokens"]] },
-      { title: "Ends", note: "completions that say nothing, late end tokens", lines: [["train/empty", "empty"], ["train/late_eos", "late ends"]] },
+      { title: "Groups without signal", note: "all rewards are the same", lines: [["train/idle_groups", "groups"], ["train/branch_idle", "branches"]] },
+      { title: "Loss", note: "its scale depends on the method", lines: [["train/loss", "base"], ["train/branch_loss", "branches"]] },
+      { title: "Gradient norm", note: "before clipping", lines: [["train/grad_norm", "norm"]] },
+      { title: "Tokens", note: "counted tokens of a rollout", lines: [["train/tokens", "tokens"]] },
+      { title: "Ends", note: "empty completions, late end tokens", lines: [["train/empty", "empty"], ["train/late_eos", "late ends"]] },
       { title: "Learning rate", note: "", lines: [["train/lr", "rate"]] },
     ],
   },
@@ -89,7 +89,7 @@ const PLAN: { title: string; panels: Plan[] }[] = [
     panels: [
       { title: "Seconds", note: "of an update", lines: [["time/rollout", "rollout"], ["time/update", "update"], ["time/*", ""]] },
       { title: "Throughput", note: "", lines: [["throughput/*", ""], ["speed/*", ""]] },
-      { title: "Forward passes", note: "since the beginning", lines: [["cost/forwards", "passes"]] },
+      { title: "Forward passes", note: "since the start", lines: [["cost/forwards", "passes"]] },
       { title: "Memory", note: "peak of an update, GiB", lines: [["memory/peak_gib", "GiB"]] },
     ],
   },
@@ -97,7 +97,7 @@ const PLAN: { title: string; panels: Plan[] }[] = [
 
 const INTERVAL = /^(.*)_(low|high)$/;
 
-/** A metric that never changed is said in words, not drawn; but a flat reward is what the reader has come to see. */
+/** A metric that never changed is listed, not drawn; reward and solve rate are always drawn. */
 const ALWAYS_DRAWN = /^(train|eval)\/(reward(?!\/)|solved)/;
 const constant = (series: Series): boolean => series.y.length > 1 && series.y.every((y) => y === series.y[0]);
 
@@ -112,14 +112,14 @@ function lineOf(key: string, pattern: string, label: string, every: ReadonlySet<
   return every.has(`${key}_low`) && every.has(`${key}_high`) ? { ...line, low: `${key}_low`, high: `${key}_high` } : line;
 }
 
-/** The charts that these runs have data for, and the metrics that stayed the same throughout in all of them. */
+/** The charts that these runs have data for, and the metrics that are constant and equal in all runs. */
 export function sectionsOf(runs: readonly Run[]): { sections: Section[]; still: Map<string, number | null> } {
   const every = new Set(runs.flatMap((run) => Object.keys(run.metrics)));
   const still = new Map<string, number | null>();
   for (const key of every) {
-    const found = runs.map((run) => run.metrics[key]).filter((series) => series !== undefined);
-    const values = new Set(found.map((series) => series.y[0] ?? null));
-    if (!ALWAYS_DRAWN.test(key) && found.every(constant) && values.size === 1) still.set(key, [...values][0]!);
+    const present = runs.map((run) => run.metrics[key]).filter((series) => series !== undefined);
+    const values = new Set(present.map((series) => series.y[0] ?? null));
+    if (!ALWAYS_DRAWN.test(key) && present.every(constant) && values.size === 1) still.set(key, [...values][0]!);
   }
   const isEnd = (key: string) => INTERVAL.test(key) && every.has(key.replace(INTERVAL, "$1"));
   const left = new Set([...every].filter((key) => !isEnd(key) && !still.has(key)));

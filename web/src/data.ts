@@ -1,4 +1,4 @@
-/** Where the runs come from: out of the page itself, or from the server that sent it. */
+/** Reads the runs: from the page itself, or from its server. */
 
 import { signal } from "@preact/signals";
 import type { Index, Rollout, Trace } from "./types";
@@ -6,7 +6,7 @@ import type { Index, Rollout, Trace } from "./types";
 const POLL_MS = 3000;
 
 export const index = signal<Index | null>(null);
-/** Why there is nothing to show, or nothing new. */
+/** Why there is nothing to show, or no update. */
 export const trouble = signal("");
 
 const traces = new Map<string, Promise<Trace>>();
@@ -15,11 +15,11 @@ function embedded(id: string): string | null {
   return document.getElementById(id)?.textContent ?? null;
 }
 
-/** Read the index out of the page, and follow it where it is still being written. */
+/** Read the index from the page; poll the server while a run is live. */
 export function start(): void {
   const text = embedded("unmask-data");
   if (text === null) {
-    trouble.value = "This page holds no run. `unmask view RUN` puts one into it.";
+    trouble.value = "This page has no run. Make one with `unmask view RUN`.";
     return;
   }
   index.value = JSON.parse(text) as Index;
@@ -38,21 +38,21 @@ async function poll(tag: string): Promise<void> {
       trouble.value = answer.ok || answer.status === 304 ? "" : `The server answered ${answer.status}.`;
     }
   } catch {
-    trouble.value = "The server does not answer; what is shown is what was known. Trying again.";
+    trouble.value = "The server does not answer. The page shows the last known state and keeps trying.";
   }
   if (index.value?.live) setTimeout(() => void poll(next), POLL_MS);
 }
 
-/** One trace; read once. */
+/** One trace; it is read once. */
 export function traceOf(run: number, id: string): Promise<Trace> {
   const key = `${run}/${id}`;
-  let found = traces.get(key);
-  if (found === undefined) {
-    found = read(run, id);
-    traces.set(key, found);
-    found.catch(() => traces.delete(key)); // the next visit may have more luck
+  let trace = traces.get(key);
+  if (trace === undefined) {
+    trace = read(run, id);
+    traces.set(key, trace);
+    trace.catch(() => traces.delete(key)); // the next visit tries again
   }
-  return found;
+  return trace;
 }
 
 async function read(run: number, id: string): Promise<Trace> {
@@ -62,13 +62,13 @@ async function read(run: number, id: string): Promise<Trace> {
   }
   const text = embedded(name);
   if (text !== null) return complete(JSON.parse(text) as Trace);
-  if (!location.protocol.startsWith("http")) throw new Error(`This page holds no trace ${id}.`);
+  if (!location.protocol.startsWith("http")) throw new Error(`This page has no trace ${id}.`);
   const answer = await fetch(`api/trace?run=${run}&id=${encodeURIComponent(id)}`);
   if (!answer.ok) throw new Error(`The server has no trace ${id} (it answered ${answer.status}).`);
   return complete((await answer.json()) as Trace);
 }
 
-/** What a recorder may leave out gets the value that shows nothing of it. */
+/** Fill in keys that a recorder left out. */
 export function complete(trace: Trace): Trace {
   return { ...trace, rollouts: (trace.rollouts ?? []).map(completeRollout) };
 }

@@ -1,4 +1,4 @@
-/** Which samples the list shows. */
+/** Which groups the list shows. */
 
 import type { Entry, Kind } from "./types";
 

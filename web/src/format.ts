@@ -1,6 +1,6 @@
-/** Numbers and words as the page prints them. */
+/** Numbers and words for the page. */
 
-/** Four significant digits, a real minus sign, no exponent where none is needed. */
+/** Four significant digits, a minus sign, an exponent only for very small and very large numbers. */
 export function number(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -16,5 +16,5 @@ export const percent = (value: number): string => `${number(100 * value)} %`;
 
 export const count = (amount: number, one: string, many = `${one}s`): string => `${amount} ${amount === 1 ? one : many}`;
 
-/** "update 40", and what step 0 is. */
+/** "update 40"; step 0 is before training. */
 export const atUpdate = (step: number): string => (step === 0 ? "before training" : `update ${step}`);

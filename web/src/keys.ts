@@ -1,4 +1,4 @@
-/** The keyboard: what a key does depends on nothing but the page that listens. */
+/** Keyboard control of a trace. */
 
 import { useEffect } from "preact/hooks";
 import { COLOURINGS, colouring } from "./parts/legend";
@@ -33,7 +33,7 @@ function moveOf(key: string, player: Player): number | null {
   return moves[key] ?? null;
 }
 
-/** Whether the key meant something. */
+/** Do what the key means; returns whether it means anything. */
 function act(key: string, { player, rollout, reset }: Actions): boolean {
   const to = moveOf(key, player);
   const colour = COLOURINGS.find(({ letter }, i) => key === letter || key === String(i + 1));

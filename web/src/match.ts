@@ -1,4 +1,4 @@
-/** Which traces answer the same prompt: of two runs, or of one run at different times. */
+/** Which traces have the same prompt: of two runs, or of one run at different updates. */
 
 import type { Entry, Run } from "./types";
 
@@ -7,7 +7,7 @@ export interface Side {
   entry: Entry;
 }
 
-/** One prompt, and every trace of it on either side, in the order of their steps. */
+/** One prompt and all its traces on both sides, ordered by step. */
 export interface Pairing {
   prompt: string;
   kind: Entry["kind"];
@@ -16,8 +16,8 @@ export interface Pairing {
 }
 
 /**
- * Prompts are cut in the index, so some begin alike; their number within an evaluation tells those apart.
- * Training prompts are drawn anew for every batch: there the text has to do.
+ * The index has only the beginning of a prompt. The number within an evaluation distinguishes held-out problems that
+ * begin alike; training prompts are matched by text alone, because every batch draws new ones.
  */
 function keyOf(entry: Entry): string {
   const number = entry.kind === "eval" ? entry.id.slice(entry.id.indexOf("-") + 1) : "";
@@ -25,30 +25,30 @@ function keyOf(entry: Entry): string {
 }
 
 function byKey(run: number, entries: readonly Entry[]): Map<string, Side[]> {
-  const found = new Map<string, Side[]>();
+  const sidesByKey = new Map<string, Side[]>();
   for (const entry of entries) {
     const key = keyOf(entry);
-    found.set(key, [...(found.get(key) ?? []), { run, entry }]);
+    sidesByKey.set(key, [...(sidesByKey.get(key) ?? []), { run, entry }]);
   }
-  for (const sides of found.values()) sides.sort((a, b) => a.entry.step - b.entry.step);
-  return found;
+  for (const sides of sidesByKey.values()) sides.sort((a, b) => a.entry.step - b.entry.step);
+  return sidesByKey;
 }
 
 /** Prompts that both runs have traces of, evaluation first. */
 export function pairings(runs: readonly Run[], left: number, right: number): Pairing[] {
-  const ours = byKey(left, runs[left]?.traces ?? []);
-  const theirs = byKey(right, runs[right]?.traces ?? []);
-  const found: Pairing[] = [];
-  for (const [key, sides] of ours) {
-    const others = theirs.get(key);
-    // a run beside itself: only prompts that were answered more than once have a before and an after
+  const leftSides = byKey(left, runs[left]?.traces ?? []);
+  const rightSides = byKey(right, runs[right]?.traces ?? []);
+  const shared: Pairing[] = [];
+  for (const [key, sides] of leftSides) {
+    const others = rightSides.get(key);
+    // one run compared with itself: the prompt must have at least two traces
     if (others === undefined || (left === right && sides.length < 2)) continue;
-    found.push({ prompt: sides[0]!.entry.prompt, kind: sides[0]!.entry.kind, left: sides, right: others });
+    shared.push({ prompt: sides[0]!.entry.prompt, kind: sides[0]!.entry.kind, left: sides, right: others });
   }
-  return found.sort((a, b) => Number(a.kind === "train") - Number(b.kind === "train"));
+  return shared.sort((a, b) => Number(a.kind === "train") - Number(b.kind === "train"));
 }
 
-/** The two traces to begin with: of two runs the last of each, of one run the first and the last. */
+/** The two traces that are shown first: the last of each of two runs, or the first and the last of one run. */
 export function firstPair(pairing: Pairing): [Side, Side] {
   const [left, right] = [pairing.left, pairing.right];
   const sameRun = left[0]!.run === right[0]!.run;

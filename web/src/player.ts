@@ -1,8 +1,8 @@
-/** How many steps of the denoising are done on the screen, and the clock that moves it. */
+/** How many denoising steps are shown, and the timer that plays them. */
 
 import { signal, type Signal } from "@preact/signals";
 
-/** A whole trace plays in about this time, but no step is faster than a frame or slower than the eye likes. */
+/** The time of a whole trace; a step takes at least 40 and at most 700 ms. */
 const WHOLE_MS = 7000;
 
 export interface Player {

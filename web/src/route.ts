@@ -1,4 +1,4 @@
-/** The page's address: links, the back button and a reload lead to the same place. */
+/** The page's address: links, the back button and reload work. */
 
 import { signal } from "@preact/signals";
 
@@ -32,7 +32,7 @@ function refOf(run: string | undefined, id: string | undefined): Ref | null {
   return run !== undefined && /^\d{1,4}$/.test(run) && name ? { run: Number(run), id: name } : null;
 }
 
-/** An address that leads nowhere leads to the runs. */
+/** An unknown address leads to the runs. */
 export function routeOf(hash: string): Route {
   const [place, ...rest] = hash.replace(/^#\/?/, "").split("/");
   const ref = refOf(rest[0], rest[1]);
@@ -43,7 +43,7 @@ export function routeOf(hash: string): Route {
 
 export const route = signal<Route>({ at: "runs" });
 
-/** Follow the address bar. Going back returns the reader to where the page had been scrolled to. */
+/** Follow the address bar. Going back restores the scroll position. */
 export function follow(): void {
   history.scrollRestoration = "manual";
   const places = new Map<string, number>();
@@ -57,7 +57,7 @@ export function follow(): void {
     back = false;
     requestAnimationFrame(() => scrollTo({ top, behavior: "instant" }));
   };
-  // A link changes the address too; only what the reader's history does fires popstate without a click before it.
+  // A link fires popstate too; the browser's history fires it without a click before it.
   let clicked = false;
   addEventListener("click", (event) => (clicked = event.target instanceof Element && event.target.closest("a") !== null), true);
   addEventListener("popstate", () => {

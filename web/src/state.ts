@@ -1,4 +1,4 @@
-/** The canvas of a rollout after so many steps. All of it is derived from the step that filled each position. */
+/** The canvas of a rollout after some steps, derived from the step that filled each position. */
 
 import type { Rollout } from "./types";
 
@@ -8,23 +8,23 @@ export const GIVEN = -1;
 export const written = (filled: number | null | undefined, done: number): boolean =>
   filled !== null && filled !== undefined && filled < done;
 
-/** The positions each step filled, by step. */
+/** The positions that each step filled. */
 export function positionsByStep(filled: readonly (number | null)[], steps: number): number[][] {
-  const found: number[][] = Array.from({ length: steps }, () => []);
+  const positions: number[][] = Array.from({ length: steps }, () => []);
   filled.forEach((step, position) => {
-    if (step !== null && step >= 0) found[step]?.push(position);
+    if (step !== null && step >= 0) positions[step]?.push(position);
   });
-  return found;
+  return positions;
 }
 
-/** Steps a rollout took: those after the last that filled anything were spent on nothing. */
+/** The number of steps up to the last that filled a position. */
 export const stepsTaken = (rollout: Rollout): number =>
   rollout.filled.reduce<number>((most, step) => Math.max(most, (step ?? GIVEN) + 1), 0);
 
 export const countWritten = (rollout: Rollout, done: number): number =>
   rollout.filled.filter((step) => written(step, done)).length;
 
-/** What the canvas shows at a position, or null where it is masked. */
+/** The token that the canvas shows at a position; null if it is masked. */
 export type Shown = (position: number) => string | null;
 
 export const shownAfter =
@@ -32,7 +32,7 @@ export const shownAfter =
   (position) =>
     written(rollout.filled[position], done) ? (rollout.tokens[position] ?? null) : null;
 
-/** The state before step `at` with every masked position filled by a branch. */
+/** The state before step `at`, with the masked positions filled by a branch. */
 export function shownInBranch(rollout: Rollout, branch: { at: number; filled: Record<string, string> }): Shown {
   const before = shownAfter(rollout, branch.at);
   return (position) => branch.filled[position] ?? before(position);
@@ -43,11 +43,11 @@ export function shownInProbe(rollout: Rollout, probe: { masked: readonly number[
   return (position) => (masked.has(position) ? null : (rollout.tokens[position] ?? null));
 }
 
-/** A token so that white space can be seen; the line break stays one. */
+/** A token with visible white space; a line break still breaks the line. */
 export const visible = (token: string): string =>
   token.replace(/\r/g, "␍").replace(/\t/g, "→\t").replace(/\n/g, "↵\n");
 
-/** A token in one line, for lists and spoken text. */
+/** A token in one line, for lists and screen readers. */
 export function named(token: string): string {
   if (token === "") return "(empty)";
   return token.trim() === "" ? JSON.stringify(token) : JSON.stringify(token).slice(1, -1).replaceAll('\\"', '"');

@@ -1,14 +1,14 @@
-/** The board a completion writes, and the rules it breaks. */
+/** The Sudoku board of a completion, and the rules that it breaks. */
 
 import { shownAfter, stepsTaken, type Shown } from "./state";
 import type { Rollout, Sudoku, Trace } from "./types";
 
 export interface Cell {
-  /** What stands there: the written token, else the clue, else "". */
+  /** The written token, else the clue, else "". */
   text: string;
   clue: boolean;
   written: boolean;
-  /** Stands twice in its row, column or box, is no digit of this board, or overwrites a clue with another digit. */
+  /** It occurs twice in its row, column or box, is not a digit of this board, or contradicts a clue. */
   wrong: boolean;
 }
 
@@ -28,7 +28,7 @@ export function units(size: number): number[][] {
   return [...rows, ...columns, ...boxes];
 }
 
-/** The board as a canvas shows it. Clues stand from the beginning, whether or not the completion has repeated them. */
+/** The board of a canvas. Clues are shown from the start, whether or not the completion repeats them. */
 export function board(sudoku: Sudoku, shown: Shown): Cell[] {
   const cells = sudoku.puzzle.map((clue, index): Cell => {
     const position = sudoku.cells[index] ?? -1;
@@ -49,12 +49,12 @@ export function board(sudoku: Sudoku, shown: Shown): Cell[] {
   return cells;
 }
 
-/** The puzzle with its cells where this rollout has written them; null where the trace has none. */
+/** The puzzle with the cell positions of this rollout; null if the trace has no puzzle. */
 export function puzzleOf(trace: Trace, rollout: Rollout): Sudoku | null {
   return trace.sudoku ? { ...trace.sudoku, cells: rollout.cells ?? trace.sudoku.cells } : null;
 }
 
-/** How many steps were done when the board first broke a rule; null if it never did. */
+/** The number of steps after which the board first breaks a rule; null if it never does. */
 export function firstViolation(sudoku: Sudoku, rollout: Rollout): number | null {
   const last = stepsTaken(rollout);
   for (let done = 0; done <= last; done++) {

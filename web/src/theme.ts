@@ -1,4 +1,4 @@
-/** Light or dark: the system's wish, until the reader says otherwise. */
+/** Light or dark: the system's setting, unless the reader chooses. */
 
 import { computed, effect, signal } from "@preact/signals";
 import type { Theme } from "./colour";
@@ -10,11 +10,11 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 const systemDark = signal(system.matches);
 system.addEventListener("change", (event) => (systemDark.value = event.matches));
 
-// A page opened as a file may have no storage: the choice then lasts as long as the page.
+// A page opened as a file may have no storage: then the choice is lost on reload.
 function remembered(): Choice {
   try {
-    const found = localStorage.getItem(KEY);
-    return found === "light" || found === "dark" ? found : "auto";
+    const stored = localStorage.getItem(KEY);
+    return stored === "light" || stored === "dark" ? stored : "auto";
   } catch {
     return "auto";
   }
@@ -28,7 +28,7 @@ export function choose(next: Choice): void {
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    /* as above */
+    /* no storage */
   }
 }
 

@@ -1,4 +1,4 @@
-/** What the page is given: the index of one or more runs, and traces one at a time. */
+/** The data of the page: the index of one or more runs, and traces, which are read one at a time. */
 
 export interface Index {
   v: number;
@@ -42,7 +42,7 @@ export interface Entry {
   step: number;
   prompt: string;
   rewards: (number | null)[];
-  /** Null where a run wrote only completions down. */
+  /** Null if a run stored completions only. */
   solved: (boolean | null)[];
 }
 
@@ -64,14 +64,14 @@ export interface Sudoku {
   size: number;
   /** 0 for a hole. */
   puzzle: number[];
-  /** The completion position of each cell, -1 where the completion has none. */
+  /** The completion position of each cell; -1 if the completion does not have it. */
   cells: number[];
 }
 
 export interface Rollout {
   tokens: string[];
   special?: number[] | null;
-  /** The step that filled it, from 0; -1 given, null never filled. */
+  /** The step that filled it, from 0; -1: given; null: never filled. */
   filled: (number | null)[];
   block?: number[] | null;
   p: (number | null)[];
@@ -81,14 +81,14 @@ export interface Rollout {
   solved: boolean | null;
   advantage?: number | null;
   verdict?: string | null;
-  /** Of a Sudoku whose cells are elsewhere than in the other rollouts. */
+  /** Positions of Sudoku cells, if they differ from those of the other rollouts. */
   cells?: number[] | null;
   probes?: Probe[] | null;
   branches?: Branch[] | null;
   taught?: boolean | null;
 }
 
-/** A masked state at which the policy was asked, and what it said before the update. */
+/** A masked state at which the policy was scored, with its log-probabilities before the update. */
 export interface Probe {
   term: number;
   masked: number[];

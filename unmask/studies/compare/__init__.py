@@ -1,1 +1,1 @@
-"""`unmask compare`: methods against each other, every cell of a grid trained with every seed at the same budget."""
+"""`unmask compare`: trains every method of a grid with every seed at the same budget, and reports the differences."""

@@ -26,9 +26,8 @@ from unmask.training.setup import decoding_of
 from unmask.util.files import write_whole
 from unmask.util.metering import WITH_GRADIENT
 
-BUDGETS = ("updates", "forwards", "seconds")
 FIXED = {"method": "--methods", "with": "--with", "seed": "--seeds"}
-"""Keys of a configuration that the grid sets."""
+"""Configuration keys that the grid sets, with their options."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Budget:
 
 
 def budget_of(text: str) -> Budget:
-    """forwards=2e5 and the like."""
+    """The budget of a text such as forwards=2e5."""
     kind, _, amount = text.partition("=")
     try:
         value = float(amount)
     except ValueError:
         value = 0.0
     whole = kind == "seconds" or value == int(value if abs(value) < 1e18 else 0)
-    if kind not in BUDGETS or not 0 < value < 1e18 or not whole:
+    if kind not in ("updates", "forwards", "seconds") or not 0 < value < 1e18 or not whole:
         raise ValueError(f"--budget: {text!r} is not updates=N, forwards=N or seconds=S with a number above 0")
     return Budget(kind, value)
 
@@ -69,12 +68,12 @@ def method_grid(methods: Sequence[str], plugins: Sequence[str]) -> list[MethodSp
 
 
 def own_sections(grid: Iterable[MethodSpec]) -> frozenset[str]:
-    """The sections of options of functions in files."""
+    """Option sections of your own methods and plug-ins (FILE.py:NAME)."""
     return frozenset(section_of(word) for spec in grid for word in spec.words if is_own(word))
 
 
 def reference_of(spec: MethodSpec, grid: Iterable[MethodSpec]) -> MethodSpec | None:
-    """What a method is compared with: its base with the same options, or without; None if the grid has neither."""
+    """What a method is compared with: its base with the same options, else without; None if the grid has neither."""
     for other in (MethodSpec(spec.base), MethodSpec(spec.words[0])):
         if other in grid and other != spec:
             return other
@@ -86,15 +85,15 @@ class SharedSettings:
     """The settings that all cells share."""
 
     path: Path | None = None
-    """A configuration file; the demo's if not given."""
+    """A configuration file. Default: the demo's."""
     overrides: tuple[str, ...] = ()
     task: str | None = None
     device: str | None = None
     own: frozenset[str] = frozenset()
-    """The sections of options of functions in files, over the whole grid."""
+    """`own_sections` of the grid."""
 
     def check(self, grid: Sequence[MethodSpec]) -> None:
-        """ValueError for a key that the grid sets, and for options of a method that is in no cell."""
+        """ValueError for a key that the grid sets, and for options of a method that no cell has."""
         used = {section for spec in grid for section in spec.sections}
         for text in (*self.overrides, *(text for spec in grid for text in spec.overrides())):
             key = text.partition("=")[0]
@@ -108,8 +107,8 @@ class SharedSettings:
         foreign = {*BASES, *PLUGINS, *self.own} - set(spec.sections)
         common = [text for text in self.overrides if text.partition("=")[0].split(".")[0] not in foreign]
         base, *plugins = spec.words
+        named: dict[str, Any] = {"task": self.task, "device": self.device, "method": base, "with": plugins}
         try:
-            named: dict[str, Any] = {"task": self.task, "device": self.device, "method": base, "with": plugins}
             return read_config(self.path or DEMO, [*common, *spec.overrides(), *more], **named)
         except ValueError as error:
             raise ValueError(f"{spec.label}: {error}") from None
@@ -117,15 +116,15 @@ class SharedSettings:
 
 @dataclass(frozen=True)
 class CellCost:
-    """Forward passes of one update and of one evaluation, counted before the run: an upper bound where completions end
-    early or groups are idle."""
+    """Forward passes of one update and of one evaluation, counted before the run. An upper bound: completions may end
+    early, and groups may be idle."""
 
     update: float
     evaluation: float
 
 
 def cost_of(config: Config) -> CellCost:
-    """Counted with a stand-in for the model (cost/counting.py)."""
+    """The cost of a configuration, counted without its weights (cost/counting.py)."""
     model, task = outline(checkpoint_of(config.model)), config.build_task()
     decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, model)
     passes = planned_passes(config, decoding, model, prompt)
@@ -139,8 +138,8 @@ def cost_of(config: Config) -> CellCost:
 
 
 def key_of(data: Mapping[str, Any]) -> str:
-    """A hash of a resolved configuration, and of the files that its options and its method name. It is computed over
-    the key names of 0.1, so that cells which 0.1 has finished are not trained again."""
+    """A hash of a resolved configuration and of the files that it names. It uses the key names of 0.1, so that cells
+    finished by 0.1 are not trained again."""
     sections = [section for section in data.values() if isinstance(section, dict)]
     values = [value for section in sections for value in section.values() if isinstance(value, str) and value]
     words = [WORD.fullmatch(word) for word in (data.get("method", ""), *data.get("with", ()))]
@@ -151,12 +150,12 @@ def key_of(data: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write JSON whole or not at all, also if the process is killed or the disk is full."""
+    """Write JSON whole or not at all, even if the process is killed or the disk is full."""
     write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
 class CurvePoint(BaseModel):
-    """An evaluation in result.json: the cost so far and the solve rates; pass@k among the extra fields."""
+    """An evaluation in result.json: the cost so far and the solve rates. pass@k are extra fields."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float] = Field(init=False)
@@ -190,7 +189,7 @@ class CellFailure(BaseModel):
 
 
 def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
-    """The content of a JSON file of this shape; None for a file that is cut off or of another shape."""
+    """The content of a JSON file; None if the file is truncated or has another shape."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
         shape.model_validate(data, strict=True)
@@ -200,11 +199,11 @@ def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
 
 
 def outcome_of(folder: Path) -> dict[str, Any]:
-    """The result of a cell, or {"error": reason}; empty while it has not ended, or where its file is damaged."""
+    """The result of a cell, or {"error": reason}; empty if it has not ended, or if its file is damaged."""
     for name, shape in (("result.json", CellOutcome), ("error.json", CellFailure)):
         if (path := folder / name).is_file():
             if (outcome := read_json(path, shape)) is not None:
                 return outcome
-            message = f"{path} is cut or damaged: its run counts as not finished"
+            message = f"{path} is truncated or damaged: its run counts as not finished"
             warnings.warn(message, stacklevel=1)  # one place, so that the warning is shown once
     return {}

@@ -1,12 +1,12 @@
-"""Methods against each other: every cell of a grid trained with every seed, at the same budget.
+"""Compare methods: train every cell of a grid with every seed, at the same budget.
 
     from unmask.studies.compare.compare import Comparison, compare
     plan = Comparison(["diffu_grpo", "agrpo"], ["none", "daca"], budget="forwards=1e5")
     results = compare(plan, Path("runs/first"))
 
-A cell's folder is named after its resolved configuration and holds result.json once it is finished. So a comparison
-that was killed resumes, a larger grid reuses the cells of a smaller one, and folders of several machines can be merged
-by copying. report.py turns the outcome into a table, curves and a sentence.
+A cell's folder is named after its resolved configuration and has result.json once it is finished. So a killed
+comparison resumes, a larger grid reuses the cells of a smaller one, and folders of several machines are merged by
+copying. report.py makes a table, curves and a conclusion of the results.
 """
 
 import fcntl
@@ -37,16 +37,16 @@ from unmask.studies.compare.pool import CellJob, JobEvent, cores, run_jobs
 from unmask.studies.compare.report import gather, publish
 
 PILOT = 4
-"""Updates of the short run that says how long an update takes; the first is not counted."""
+"""Updates of the short run that measures the time of an update; the first is not counted."""
 SWEEP_SEEDS = (2**20, 2**20 + 1)
-"""Seeds of the runs that choose a learning rate: no cell of the grid has them."""
+"""Seeds of the runs that choose a learning rate. No cell of the grid uses them."""
 POINTS = 4
-"""Parts into which evaluations divide a run, where the configuration does not say."""
+"""Evaluations during and after a run if eval.every is not set."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: every method with every set of plug-ins, trained with every seed at the same budget."""
+    """What is compared: every method with every set of plug-ins, with every seed, at the same budget."""
 
     methods: Sequence[str]
     """agrpo, agrpo:draws=2, my.py:halves, ..."""
@@ -54,9 +54,9 @@ class Comparison:
     """Sets of plug-ins: none, daca, daca+dispo, daca:strata=8, ..."""
     seeds: int = 5
     budget: str | None = None
-    """updates=N, forwards=N or seconds=S for every cell; the configuration's updates if not given."""
+    """updates=N, forwards=N or seconds=S for every cell. Default: the configuration's updates."""
     rates: Sequence[float] = ()
-    """Learning rates, of which the best for each method alone is chosen on validation problems."""
+    """Learning rates to choose from for each method without plug-ins, on validation problems."""
     settings: SharedSettings = field(default_factory=SharedSettings)
 
 
@@ -65,12 +65,12 @@ class ComparisonProgress:
     stage: str
     event: JobEvent
     done: int
-    """Runs of this stage that have ended, those of earlier calls included."""
+    """Runs of this stage that have ended, earlier calls included."""
     total: int
     share: float
-    """Of this call's work, later stages included."""
+    """The share of this call's work that is done, later stages included."""
     left: float
-    """Seconds that are left, estimated."""
+    """Estimated seconds left."""
 
 
 @dataclass(frozen=True)
@@ -81,31 +81,29 @@ class CellPlan:
     cost: CellCost
     updates: int
     rate: float | None = None
-    """The learning rate that was chosen for its base; None: the configuration's."""
+    """The learning rate chosen for its base; None: the configuration's."""
 
 
+@dataclass
 class ComparisonRun:
-    """A comparison in progress: its settings, its folder, and the time it has taken."""
+    """A comparison in progress."""
 
-    def __init__(
-        self,
-        settings: SharedSettings,
-        out: Path,
-        workers: int,
-        keep: bool,
-        on_progress: Callable[[ComparisonProgress], None],
-    ) -> None:
-        self.settings, self.out, self.workers, self.keep, self.on_progress = settings, out, workers, keep, on_progress
-        self.started, self.work_done = time.monotonic(), 0.0
+    settings: SharedSettings
+    out: Path
+    workers: int
+    keep: bool
+    on_progress: Callable[[ComparisonProgress], None]
+    started: float = field(default_factory=lambda: time.monotonic())
+    work_done: float = 0.0
 
     def config(self, plan: CellPlan, *more: str) -> Config:
         """The configuration of a plan. Without eval.every it is evaluated POINTS times."""
         rate = [] if plan.rate is None else [f"optimizer.lr={plan.rate!r}"]
-        config = self.settings.config(plan.spec, f"updates={plan.updates}", *rate, *more)
+        overrides = [f"updates={plan.updates}", *rate, *more]
+        config = self.settings.config(plan.spec, *overrides)
         if "every" in config.eval.model_fields_set:
             return config
-        every = f"eval.every={-(plan.updates // -POINTS)}"
-        return self.settings.config(plan.spec, f"updates={plan.updates}", *rate, every, *more)
+        return self.settings.config(plan.spec, *overrides, f"eval.every={-(plan.updates // -POINTS)}")
 
     def job(self, kind: str, plan: CellPlan, seed: int, *more: str) -> CellJob:
         config = self.config(plan, f"seed={seed}", *more)
@@ -116,8 +114,8 @@ class ComparisonRun:
         return CellJob(label, seed, self.out / kind / f"{name}-seed{seed}-{key_of(data)}", data, weight)
 
     def run(self, stage: str, jobs: Sequence[CellJob], later: float, after: Callable[[], None] = lambda: None) -> None:
-        """Train the jobs that are not finished; `later`: the work of later stages; `after` is called after each run."""
-        open_jobs = [job for job in jobs if not job.finished]
+        """Train the unfinished jobs and call `after` after each. `later` is the work of later stages."""
+        open_jobs = [job for job in jobs if "curve" not in job.result()]
         ahead = sum(job.weight for job in open_jobs) + later
         done, shares = len(jobs) - len(open_jobs), dict[Path, float]()
         for event in run_jobs(open_jobs, self.workers, self.keep):
@@ -139,10 +137,10 @@ def compare(
     keep: bool = False,
     on_progress: Callable[[ComparisonProgress], None] = lambda progress: None,
 ) -> dict[str, Any]:
-    """Train the grid and write results.json, table.md and curves.png; returns what results.json holds.
+    """Train the grid, write results.json, table.md and curves.png, and return the content of results.json.
 
-    jobs   runs side by side: one per core, on a GPU one, if not given
-    keep   keep every run folder, the trained model included
+    jobs   runs at the same time. Default: one per core, one on a GPU
+    keep   keep every run folder with the trained model
     """
     grid, seeds = method_grid(comparison.methods, comparison.plugins), range(comparison.seeds)
     limit = None if comparison.budget is None else budget_of(comparison.budget)
@@ -177,7 +175,7 @@ def compare(
             "task": first.task,
             "budget": updates if limit is None else str(limit),
             "seeds": len(seeds),
-            "problems": len(first.build_task().rows("test", first.eval.prompts, 0)),  # a set may have fewer
+            "problems": len(first.build_task().rows("test", first.eval.prompts, 0)),  # the test split may have fewer
             "rates": {label_of(base): choice for base, choice in chosen.items()},
             "cells": rows,
         }
@@ -196,17 +194,16 @@ def _check(grid: Sequence[MethodSpec], settings: SharedSettings, comparison: Com
     settings.check(grid)
     keys = {text.partition("=")[0] for text in (*settings.overrides, *(o for spec in grid for o in spec.overrides()))}
     if comparison.budget is not None and "updates" in keys:
-        raise ValueError("updates: the budget says how many; leave out updates= or --budget")
-    rates = comparison.rates
-    if rates and "optimizer.lr" in keys:
-        raise ValueError("optimizer.lr: --lr chooses it; leave out one of them")
+        raise ValueError("updates: --budget sets the number of updates; leave out updates= or --budget")
+    if (rates := comparison.rates) and "optimizer.lr" in keys:
+        raise ValueError("optimizer.lr: --lr chooses it; leave out optimizer.lr= or --lr")
     if not all(rate > 0 for rate in rates) or len(set(rates)) < len(rates):
-        raise ValueError("--lr: learning rates are numbers above 0, each once, such as 5e-5,1e-4,2e-4")
+        raise ValueError("--lr: give different learning rates above 0, such as 5e-5,1e-4,2e-4")
 
 
 @contextmanager
 def _lock(out: Path) -> Iterator[None]:
-    """Hold the folder for this process only."""
+    """Lock the folder for this process."""
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "cells").is_dir()):
         raise ValueError(f"{out} is not the folder of a comparison; choose another --out")
     (out / "cells").mkdir(parents=True, exist_ok=True)
@@ -221,9 +218,9 @@ def _lock(out: Path) -> Iterator[None]:
 def _plans(
     run: ComparisonRun, configs: dict[MethodSpec, Config], limit: Budget | None
 ) -> tuple[dict[MethodSpec, CellPlan], dict[MethodSpec, str]]:
-    """How many updates every method has: known beforehand, because the learning-rate schedule runs over them.
+    """The plan of every method, and the errors of methods whose pilot failed, which have no plan.
 
-    And the errors of methods whose pilot failed, which have no plan.
+    The number of updates is fixed before the run, because the learning-rate schedule depends on it.
     """
     plans = {spec: CellPlan(spec, cost_of(config), config.updates) for spec, config in configs.items()}
     if limit is None:
@@ -242,7 +239,7 @@ def _plans(
 def _time_updates(
     run: ComparisonRun, plans: dict[MethodSpec, CellPlan]
 ) -> tuple[dict[MethodSpec, float], dict[MethodSpec, str]]:
-    """Seconds of an update of every method, by a short run of each, side by side as the cells will be."""
+    """Seconds of an update of every method, measured by a short run of each, as many at a time as the cells."""
     short = ["optimizer.warmup=0", "eval.every=0", "eval.prompts=1", "eval.samples=1"]
     jobs = {spec: run.job("pilots", replace(plan, updates=PILOT), 0, *short) for spec, plan in plans.items()}
     run.run("timing", list(jobs.values()), 0.0)
@@ -254,7 +251,7 @@ def _time_updates(
 def _choose_rates(
     run: ComparisonRun, bases: Sequence[CellPlan], rates: Sequence[float], later: float
 ) -> dict[str, Any]:
-    """For each method alone the learning rate that solves most validation problems; plug-ins take their base's."""
+    """The learning rate that solves most validation problems, for each method without plug-ins. Plug-ins use it too."""
     jobs = {
         (base.spec.base, rate): [
             run.job("rates", replace(base, rate=rate), seed, "eval.split=validation", "eval.every=0")
@@ -273,7 +270,7 @@ def _choose_rates(
             for rate, results in tried.items()
             if not any("error" in result for result in results)
         }
-        # among equals the smallest rate
+        # the smallest among equals
         best = max(solved, key=lambda rate: (sum(solved[rate]), -rate)) if solved else None
         choices[base] = {
             "chosen": best,
@@ -290,7 +287,7 @@ def _row(
     jobs: dict[int, CellJob],
     errors: dict[int, str],
 ) -> dict[str, Any]:
-    """A method in results.json, with the folders of its seeds; no plan: its pilot failed."""
+    """A method in results.json, with the folders of its seeds. No plan means that its pilot failed."""
     return {
         "label": spec.label,
         "base": label_of(spec.base),

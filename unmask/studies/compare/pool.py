@@ -1,4 +1,4 @@
-"""A pool of processes that train cells side by side, each one cell after the other."""
+"""A pool of processes, each of which trains one cell after the other."""
 
 import json
 import os
@@ -19,18 +19,14 @@ from unmask.util.signals import block_signals
 
 @dataclass(frozen=True)
 class CellJob:
-    """A cell to be trained, in its folder."""
+    """A cell to train in its folder."""
 
     label: str
     seed: int
     folder: Path
     config: dict[str, Any]
     weight: float
-    """Its cost, estimated in forward passes."""
-
-    @property
-    def finished(self) -> bool:
-        return "curve" in self.result()
+    """Its estimated cost in forward passes."""
 
     def result(self) -> dict[str, Any]:
         return outcome_of(self.folder)
@@ -42,7 +38,7 @@ class JobEvent:
 
     job: CellJob
     share: float = 1.0
-    """How much of it is done."""
+    """The part that is done."""
     error: str = ""
 
 
@@ -52,13 +48,13 @@ def cores() -> int:
 
 
 def threads_of(workers: int) -> int:
-    """Threads of a process, so that all together use the cores; OMP_NUM_THREADS, if set, overrides it."""
+    """Threads per process: the cores divided by the workers, unless OMP_NUM_THREADS is set."""
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // workers))
 
 
 def run_jobs(jobs: Sequence[CellJob], workers: int, keep: bool) -> Iterator[JobEvent]:
-    """Train every job, `workers` at a time, and yield their events. A failed job does not stop the others; closing the
-    iterator stops them all."""
+    """Train all jobs, `workers` at a time, and yield their events. A failed job does not stop the others. Closing the
+    iterator stops all."""
     waiting: Queue[CellJob] = Queue()
     events: SimpleQueue[JobEvent | BaseException | None] = SimpleQueue()
     running: list[subprocess.Popen[str]] = []
@@ -119,12 +115,12 @@ def _start_worker(threads: int) -> "subprocess.Popen[str]":
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     command = [sys.executable, "-m", "unmask.studies.compare.worker"]
-    with block_signals():  # a signal to the whole job reaches this process too, which ends them and logs no failure
+    with block_signals():  # a signal to the process group stops the parent, which then ends the workers
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
 def _run_job(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Flag) -> Iterator[JobEvent]:
-    """Send a job to a process and yield its events, until it ends or dies; once `over` is set it was killed."""
+    """Send a job to a process and yield its events until it ends or dies. If `over` is set, it was killed."""
     assert process.stdin is not None and process.stdout is not None
     order = {"folder": str(job.folder.resolve()), "config": job.config, "keep": keep}
     try:

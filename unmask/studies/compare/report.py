@@ -1,4 +1,4 @@
-"""The report of a comparison: a table, learning curves and one sentence, all from results.json."""
+"""The report of a comparison: a table, learning curves and a conclusion, from results.json."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ from unmask.util.plots import new_figure
 from unmask.util.statistics import Interval, bootstrap, paired_differences, t_interval
 
 FEW = 5
-"""With fewer seeds a bootstrap interval is too narrow to rely on."""
+"""With fewer seeds a bootstrap interval is too narrow to be reliable."""
 STROKES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
-"""Lines of the plug-ins; colours are the bases'."""
+"""Line styles of sets of plug-ins. Colours are for the bases."""
 
 Seed = Annotated[str, Field(pattern=r"^[0-9]+$")]
 
@@ -40,7 +40,7 @@ class RateChoice(BaseModel):
 
 
 class ComparisonResults(BaseModel):
-    """results.json, as far as the report reads it."""
+    """The part of results.json that the report reads."""
 
     task: str
     budget: str
@@ -51,7 +51,7 @@ class ComparisonResults(BaseModel):
 
 
 def measures_of(results: Mapping[str, Any]) -> list[str]:
-    """What is compared: sampled, greedy, and pass@k for the largest k that all runs have."""
+    """The measures of the table: sampled, greedy, and pass@k for the largest k that all runs have."""
     points = [point for row in results["cells"] for run in row["runs"].values() for point in run["curve"]]
     shared = set.intersection(*map(set, points)) if points else set()
     ks = [int(name.removeprefix("pass@")) for name in shared if name.startswith("pass@")]
@@ -59,15 +59,12 @@ def measures_of(results: Mapping[str, Any]) -> list[str]:
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Means over seeds of every method, with intervals, and paired differences to the method it is compared with."""
+    """Means over seeds with intervals, and paired differences to the method that each is compared with."""
     measures, cells = measures_of(results), {row["label"]: row for row in results["cells"]}
     rows = [_summary_row(row, cells.get(row["against"]), measures) for row in results["cells"]]
     starts = [run["curve"][0] for row in results["cells"] for run in row["runs"].values()]
     facts = {
-        "task": results["task"],
-        "budget": results["budget"],
-        "seeds": results["seeds"],
-        "problems": results["problems"],
+        **{key: results[key] for key in ("task", "budget", "seeds", "problems")},
         "measures": measures,
         "start": {name: sum(start[name] for start in starts) / len(starts) for name in measures} if starts else None,
         "rows": rows,
@@ -87,31 +84,31 @@ def _summary_row(row: Mapping[str, Any], base: Mapping[str, Any] | None, measure
 
 
 def _share_interval(interval: Interval) -> dict[str, Any]:
-    """The interval of a share, within 0 and 1."""
+    """The interval clipped to 0 and 1."""
     low, high = (None if edge is None else min(1.0, max(0.0, edge)) for edge in (interval.low, interval.high))
     return {"mean": interval.mean, "low": low, "high": high}
 
 
 def difference(row: Mapping[str, Any], base: Mapping[str, Any], measure: str) -> dict[str, Any] | None:
-    """How much one method is above another over the seeds that both have: bootstrap and t-interval."""
+    """The difference of two methods over the seeds that both have, with bootstrap and t-interval."""
     shared = [seed for seed in row["runs"] if seed in base["runs"]]
     if not shared:
         return None
-    ours, theirs = ([cell["runs"][seed]["curve"][-1][measure] for seed in shared] for cell in (row, base))
-    differences = paired_differences(ours, theirs)
+    row_ends, base_ends = ([cell["runs"][seed]["curve"][-1][measure] for seed in shared] for cell in (row, base))
+    differences = paired_differences(row_ends, base_ends)
     resampled, student = bootstrap(differences), t_interval(differences)
     return {**resampled._asdict(), "t_low": student.low, "t_high": student.high, "seeds": len(shared)}
 
 
 def conclusion(facts: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
-    """One plain sentence: the best method, its lead, and whether the interval of the lead excludes zero."""
+    """One sentence: the best method, its lead, and whether the interval of the lead excludes zero."""
     ranked = sorted((row for row in facts["rows"] if row["sampled"]), key=lambda row: -row["sampled"]["mean"])
     if not ranked:
         return "No run has finished, so there is no conclusion."
     best, others = ranked[0], ranked[1:]
     solved = f"{_percent(best['sampled']['mean'])} % sampled on {facts['task']} after {facts['budget']}"
     if level := [row["label"] for row in others if row["sampled"]["mean"] == best["sampled"]["mean"]]:
-        return f"{', '.join([best['label'], *level])} solve the same, {solved}: none of them is the best."
+        return f"{', '.join([best['label'], *level])} solve the same, {solved}: none is the best."
     text = f"{best['label']} solves most, {solved}"
     if not others:
         return text + "; there is nothing to compare it with."
@@ -126,11 +123,11 @@ def conclusion(facts: Mapping[str, Any], cells: Mapping[str, Any]) -> str:
             parts.append(f"{kind} {label} has no seed in common with it")
             continue
         seeds.append(change["seeds"])
-        parts.append(f"{_signed_percent(change['mean'])} points against {kind} {label} ({_verdict(change)})")
+        parts.append(f"{_percent(change['mean'], '+')} points against {kind} {label} ({_verdict(change)})")
     text += ": " + ", and ".join(parts) + "."
     if seeds and min(seeds) < FEW:
         many = "one seed" if min(seeds) == 1 else f"{min(seeds)} seeds"
-        text += f" With {many} that is not reliable: a bootstrap needs {FEW} at the least."
+        text += f" With {many} this is not reliable: a bootstrap needs at least {FEW}."
     return text
 
 
@@ -140,10 +137,10 @@ def _verdict(change: Mapping[str, Any]) -> str:
     if resampled.low is None or resampled.high is None:
         return "one seed, no interval"
     verdict = "excludes zero" if resampled.excludes_zero else "includes zero"
-    text = f"95 % bootstrap interval {_signed_percent(resampled.low)} to {_signed_percent(resampled.high)} {verdict}"
+    text = f"95 % bootstrap interval {_percent(resampled.low, '+')} to {_percent(resampled.high, '+')} {verdict}"
     if student.excludes_zero != resampled.excludes_zero and student.low is not None and student.high is not None:
         other = "excludes" if student.excludes_zero else "includes"
-        text += f", Student's {_signed_percent(student.low)} to {_signed_percent(student.high)} {other} it"
+        text += f", Student's {_percent(student.low, '+')} to {_percent(student.high, '+')} {other} it"
     return text
 
 
@@ -160,21 +157,21 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
         tried = ", ".join(f"{rate}: {_percent(sum(v) / len(v))} %" for rate, v in choice["solved"].items())
         rates = [float(rate) for rate in choice["solved"]]
         edge = len(rates) > 1 and choice["chosen"] in (min(rates), max(rates))
-        more = "; it is at the edge of what was tried" if edge else ""
+        more = "; it is the smallest or largest that was tried" if edge else ""
         yield f"{base}: learning rate {choice['chosen']:g}, by validation problems solved ({tried}){more}"
     for row, cell in zip(rows, results["cells"], strict=True):
         planned = cell["planned_forwards"]
         if planned is not None and row["forwards"] is not None and abs(row["forwards"] / planned - 1) > 0.05:
             share = f"{100 * row['forwards'] / planned:.0f} %"
             why = "rollouts ended early or groups were idle" if row["forwards"] < planned else "groups were drawn again"
-            yield f"{row['label']} used {share} of the forward passes that were planned for its updates: {why}"
+            yield f"{row['label']} used {share} of the forward passes planned for its updates: {why}"
     runs = [run for cell in results["cells"] for run in cell["runs"].values()]
     if len({json.dumps(run["versions"], sort_keys=True) for run in runs}) > 1:
         yield "the runs used different versions of unmask, torch or Python; see results.json"
 
 
 def markdown(facts: Mapping[str, Any]) -> str:
-    """The table, its notes and the sentence."""
+    """The table, its notes and the conclusion."""
     rated = any(row["rate"] is not None for row in facts["rows"])
     heads = ["", *(["lr"] if rated else []), "seeds", "updates", "forwards", "seconds"]
     heads += [head for name in facts["measures"] for head in (name, "difference")]
@@ -185,7 +182,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
         table.append([row["label"], *([f"{row['rate']:g}" if row["rate"] else ""] if rated else [])])
         table[-1] += [f"{row['seeds']}" + (f" ({len(row['failed'])} failed)" if row["failed"] else ""), *counts]
         for name in facts["measures"]:
-            table[-1] += [_interval(row[name], _percent), _interval(row[f"{name} difference"], _signed_percent)]
+            table[-1] += [_interval(row[name]), _interval(row[f"{name} difference"], "+")]
     title = (
         f"{facts['task']}, {facts['budget']} a run: solved % of {facts['problems']} held-out problems. Mean over seeds "
         "[95 % t-interval]; difference to the base, paired by seed [95 % bootstrap interval]; training cost a run."
@@ -195,7 +192,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
 
 
 def _table_lines(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a Markdown table, aligned: the first column to the left, the others to the right."""
+    """The lines of a Markdown table, with the first column aligned to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for number, line in enumerate(table):
         first, *rest = (text.rjust(width) for text, width in zip(line, widths, strict=True))
@@ -204,23 +201,19 @@ def _table_lines(table: Sequence[Sequence[str]]) -> Iterator[str]:
             yield "|" + "|".join("-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)) + "|"
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
+def _percent(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{100 * value:{sign}.1f}"
 
 
-def _signed_percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:+.1f}"
-
-
-def _interval(values: Mapping[str, Any] | None, shown: Any) -> str:
+def _interval(values: Mapping[str, Any] | None, sign: str = "") -> str:
     if values is None:
         return ""
-    between = "" if values["low"] is None else f" [{shown(values['low'])}, {shown(values['high'])}]"
-    return f"{shown(values['mean'])}{between}"
+    mean, low, high = (_percent(values[key], sign) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]" if low else mean
 
 
 def draw(results: Mapping[str, Any], path: Path) -> Path | None:
-    """Learning curves against updates, forwards and seconds, means with t-intervals; None without matplotlib."""
+    """Learning curves over updates, forwards and seconds: means with t-intervals. None without matplotlib."""
     if (figure := new_figure(13, 7)) is None:
         return None
     bases = list(dict.fromkeys(row["base"] for row in results["cells"]))
@@ -262,17 +255,17 @@ def publish(out: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redraw(out: Path) -> dict[str, Any]:
-    """Write table, curves and sentence again from a folder's results.json, and from cells that were added since."""
+    """Write table, curves and conclusion again from a folder's results.json and the cells added since."""
     path = out / "results.json"
     if not path.is_file():
-        raise ValueError(f"there is no {path}: run the comparison first")
+        raise ValueError(f"{path} does not exist: run the comparison first")
     if (results := read_json(path, ComparisonResults)) is None:
-        raise ValueError(f"{path} is not the results.json of a comparison; run its command again to write it anew")
+        raise ValueError(f"{path} is not the results.json of a comparison: run its command again to rewrite it")
     return publish(out, gather(out, results))
 
 
 def gather(out: Path, results: dict[str, Any]) -> dict[str, Any]:
-    """Add the outcomes of a folder's cells to the results, where they are new."""
+    """Add new outcomes of a folder's cells to the results."""
     for row in results["cells"]:
         for seed, folder in row["folders"].items():
             if seed in row["runs"]:

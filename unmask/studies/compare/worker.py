@@ -1,7 +1,7 @@
-"""A process that trains the cells it is given, one after the other: `python -m unmask.studies.compare.worker`.
+"""A process that trains one cell after the other: `python -m unmask.studies.compare.worker`.
 
-In: a JSON object a line, {"folder", "config", "keep"}. Out: {"share": part of the updates done}, and at the end of a
-cell {"done": true} or {"error": ...}. It exits when its input ends, since its parent is gone then.
+It reads one JSON object per line, {"folder", "config", "keep"}. It writes {"share": part of the updates done}, and at
+the end of a cell {"done": true} or {"error": ...}. It exits when its input ends, because its parent has ended then.
 """
 
 import gc
@@ -21,7 +21,7 @@ TAIL = 20
 """Updates over which training metrics are averaged at the end of a run."""
 
 LEARNING = ("seed", "updates", "prompts", "group", "inner_steps", "idle_groups", "optimizer")
-"""Keys of a configuration, beside the method's, on which an evaluation before training does not depend."""
+"""Configuration keys that, like the method's, do not change the evaluation before training."""
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -46,9 +46,9 @@ def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
 
 
 def run_cell(folder: str, config: dict[str, Any], keep: bool, starts: dict[str, Any], send: Send) -> None:
-    """Train a cell in its folder from the beginning; result.json or error.json is written last, and whole.
+    """Train a cell in its folder from the start and write result.json or error.json at the end.
 
-    `starts`: evaluations before training that this process has made, by `start_key`; a new one is added.
+    `starts` caches this process's evaluations before training by `start_key`.
     """
     home = Path(folder)
     shutil.rmtree(home, ignore_errors=True)
@@ -82,7 +82,7 @@ def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, 
 
     class CellRun(RunFolder):
         def draw(self) -> None:
-            """Nothing: the comparison draws all curves."""
+            """Draw nothing: the comparison draws all curves."""
 
     config = parse_config(data)
     sent_at = 0.0
@@ -94,7 +94,7 @@ def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, 
             send({"share": step / config.updates})
 
     start, key = time.perf_counter(), start_key(data)
-    known = None if keep else starts.get(key)  # a run folder that stays holds its own, for the viewer
+    known = None if keep else starts.get(key)  # a run folder that is kept records its own, for the viewer
     starts[key] = train(config, lambda: CellRun(home / "run", config.dump()), Hooks(on_metrics), before=known).before
     wall = time.perf_counter() - start
     gc.collect()
@@ -109,7 +109,7 @@ def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, 
 
 
 def start_key(data: dict[str, Any]) -> str:
-    """Equal for cells that are the same before training."""
+    """The same for cells that do not differ before training."""
     from unmask.config.parse import without_method
     from unmask.studies.compare.cells import key_of
 
@@ -118,7 +118,7 @@ def start_key(data: dict[str, Any]) -> str:
 
 
 def result_of(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The evaluations with the cost so far, and training metrics at the end."""
+    """The evaluations with the cost so far, and the last training metrics."""
     spent, curve = {"forwards": 0.0, "seconds": 0.0}, []
     updates = [row for row in rows if "cost/forwards" in row]
     for row in rows:

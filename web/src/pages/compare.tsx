@@ -1,4 +1,4 @@
-/** Two answers to one prompt, stepping together: of two runs, or of one run before and after. */
+/** Two completions of one prompt, side by side: of two runs, or of one run before and after training. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { limitsOf, type Colouring, type Limits } from "../colour";
@@ -22,15 +22,15 @@ export function ComparePage({ runs, left, right }: { runs: readonly Run[]; left:
   const all = useMemo(() => pairings(runs, 0, runs.length > 1 ? 1 : 0), [runs]);
   const chosen = all.findIndex((one) => one.left.some((side) => is(side, left)) && one.right.some((side) => is(side, right)));
   if (all.length === 0) {
-    return <p>{runs.length > 1 ? "The two runs have no prompt in common among their recorded groups." : "No prompt was answered twice in this run; a second run can be named: unmask view A B."}</p>;
+    return <p>{runs.length > 1 ? "The two runs have no recorded prompt in common." : "No prompt of this run has two recorded groups. To compare two runs: unmask view A B."}</p>;
   }
   const pairing = all[Math.max(0, chosen)]!;
   const [one, other] = chosen < 0 ? firstPair(pairing).map(refOf) : [left!, right!];
   return (
     <>
-      <h1>{runs.length > 1 ? `${runs[0]!.name} beside ${runs[1]!.name}` : "Before and after"}</h1>
+      <h1>{runs.length > 1 ? `${runs[0]!.name} and ${runs[1]!.name}` : "Before and after"}</h1>
       <Problems all={all} at={Math.max(0, chosen)} />
-      <Beside runs={runs} pairing={pairing} left={one!} right={other!} />
+      <SideBySide runs={runs} pairing={pairing} left={one!} right={other!} />
     </>
   );
 }
@@ -48,11 +48,11 @@ function Problems({ all, at }: { all: Pairing[]; at: number }) {
   );
 }
 
-function Beside({ runs, pairing, left, right }: { runs: readonly Run[]; pairing: Pairing; left: Ref; right: Ref }) {
-  const found = [useTrace(left), useTrace(right)];
-  const missing = found.find((loaded) => loaded === null || "error" in loaded);
+function SideBySide({ runs, pairing, left, right }: { runs: readonly Run[]; pairing: Pairing; left: Ref; right: Ref }) {
+  const sides = [useTrace(left), useTrace(right)];
+  const missing = sides.find((loaded) => loaded === null || "error" in loaded);
   if (missing !== undefined) return <Waiting loaded={missing} />;
-  const [one, other] = found.map((loaded) => (loaded as { trace: Trace }).trace);
+  const [one, other] = sides.map((loaded) => (loaded as { trace: Trace }).trace);
   return <Stage key={`${left.run}/${left.id}/${right.run}/${right.id}`} runs={runs} pairing={pairing} refs={[left, right]} traces={[one!, other!]} />;
 }
 
@@ -77,8 +77,8 @@ function Stage(props: { runs: readonly Run[]; pairing: Pairing; refs: [Ref, Ref]
   return (
     <Coloured by={by}>
       <Prompt text={traces[0].prompt} />
-      {traces[0].prompt !== traces[1].prompt && <p role="alert">These prompts begin alike but differ further on.</p>}
-      <div class="beside">
+      {traces[0].prompt !== traces[1].prompt && <p role="alert">These two prompts have the same beginning but differ later.</p>}
+      <div class="side-by-side">
         {([0, 1] as const).map((side) => (
           <SideOf
             key={side}

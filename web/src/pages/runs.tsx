@@ -1,4 +1,4 @@
-/** The runs: what they are, their curves, what was noticed, and what they wrote. */
+/** The runs: settings, curves, warnings and samples. */
 
 import { useMemo } from "preact/hooks";
 import { sectionsOf } from "../curves";
@@ -23,11 +23,11 @@ function Headline({ run }: { run: Run }) {
   return (
     <dl class="headline">
       {HEADLINES.map(([key, label]) => {
-        const found = beforeAndAfter(run.metrics[key]);
-        return found && (
+        const ends = beforeAndAfter(run.metrics[key]);
+        return ends && (
           <div>
             <dt>{label}</dt>
-            <dd><span class="quiet">{percent(found[0])}</span> <span aria-label="to">→</span> <b>{percent(found[1])}</b></dd>
+            <dd><span class="quiet">{percent(ends[0])}</span> <span aria-label="to">→</span> <b>{percent(ends[1])}</b></dd>
           </div>
         );
       })}
@@ -56,7 +56,7 @@ function Card({ run }: { run: Run }) {
   );
 }
 
-/** Curves that most readers come for; the others are one click away. */
+/** Sections that are open at first. */
 const OPEN: ReadonlySet<string> = new Set(["Learning", "Policy"]);
 
 function Curves({ runs }: { runs: readonly Run[] }) {
@@ -74,7 +74,7 @@ function Curves({ runs }: { runs: readonly Run[] }) {
       ))}
       {still.size > 0 && (
         <p class="still quiet">
-          The same throughout: {[...still].map(([key, value]) => <span><code>{key}</code> {number(value)}</span>)}
+          Constant: {[...still].map(([key, value]) => <span><code>{key}</code> {number(value)}</span>)}
         </p>
       )}
     </>
@@ -100,7 +100,7 @@ function Warnings({ runs }: { runs: readonly Run[] }) {
   );
 }
 
-/** A configuration as dotted keys, the way the command line writes them. */
+/** A configuration as dotted keys, as on the command line. */
 export function flat(config: unknown, prefix = ""): [string, string][] {
   if (config === null || typeof config !== "object" || Array.isArray(config)) {
     return prefix ? [[prefix, typeof config === "string" ? config : JSON.stringify(config)]] : [];
@@ -150,7 +150,7 @@ export function RunsPage({ runs }: { runs: readonly Run[] }) {
         <div class="heading">
           <h2>Samples</h2>
           {comparable > 0 && (
-            <a href={compareLink()}>{runs.length > 1 ? "Both runs on the same prompts" : "The same prompts before and after"}</a>
+            <a href={compareLink()}>{runs.length > 1 ? "Both runs on the same prompts" : "The same prompts before and after training"}</a>
           )}
         </div>
         <Samples runs={runs} />

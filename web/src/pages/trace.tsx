@@ -1,4 +1,4 @@
-/** One prompt and the group of rollouts that answered it. */
+/** One prompt and its group of rollouts. */
 
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { limitsOf } from "../colour";
@@ -32,7 +32,7 @@ function marksOf(trace: Trace, rollout: Rollout): Mark[] {
   ];
 }
 
-/** Where to begin: a rollout that solves, if one does. */
+/** The rollout that is shown first: one that is solved, if there is one. */
 const firstOf = (trace: Trace): number => Math.max(0, trace.rollouts.findIndex((rollout) => rollout.solved));
 
 function TraceView({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; run: number }) {
@@ -48,7 +48,7 @@ function TraceView({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; r
   }, []);
   const reset = useCallback(() => show({ of: "steps" }), []);
   useEffect(() => player.stop, [player]);
-  // A branch stands at one step, and so does the reader of it: leaving the step leaves the branch.
+  // A branch belongs to one step: leaving the step leaves the branch.
   useEffect(() => player.done.subscribe((at) => {
     show((now) => {
       const stays = now.of === "steps" || (now.of === "branch" && rollout?.branches?.[now.number]?.at === at);
@@ -60,7 +60,7 @@ function TraceView({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; r
   const describe = useCallback((at: number) => (rollout ? described(rollout, at, steps) : ""), [rollout, steps]);
   if (!rollout) return <p>This group has no rollouts.</p>;
   const used = usedFor(trace.rollouts);
-  const by = picture.of === "probe" ? "p" : used; // what the policy said there is a probability
+  const by = picture.of === "probe" ? "p" : used; // a probe shows probabilities
   return (
     <>
       <Heading trace={trace} runs={runs} run={run} />
@@ -102,10 +102,10 @@ function Heading({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; run
   const [before, after] = [entries[here - 1], here < 0 ? undefined : entries[here + 1]];
   const facts = [
     trace.task,
-    trace.steps > 0 ? count(trace.steps, "step") : "the steps were not written down",
+    trace.steps > 0 ? count(trace.steps, "step") : "steps were not recorded",
     trace.order ? `order ${trace.order}` : "",
     trace.temperature == null ? "" : `temperature ${number(trace.temperature)}`,
-    trace.answer ? `wanted: ${trace.answer}` : "",
+    trace.answer ? `expected: ${trace.answer}` : "",
   ].filter(Boolean);
   return (
     <div class="trace-head">

@@ -1,4 +1,4 @@
-/** States beside the way: fillings of a visited state (DiSPO), and where the estimator asked the policy. */
+/** States that are not steps of the rollout: fillings of a visited state (DiSPO), and the states that the estimator scored. */
 
 import { count, number, signed } from "../format";
 import type { Player } from "../player";
@@ -17,7 +17,7 @@ export function Branches({ rollout, picture, show, player }: Props) {
   return (
     <section class="aside">
       <h2>Branches</h2>
-      <p class="quiet">One visited state, filled in one shot several times. Only the tokens filled anew were updated.</p>
+      <p class="quiet">One visited state, filled in one shot several times. Only the newly filled tokens were updated.</p>
       <ul class="choices">
         {rollout.branches.map((branch, i) => {
           const chosen = picture.of === "branch" && picture.number === i;
@@ -53,8 +53,8 @@ export function Probes({ rollout, picture, show, player }: Props) {
   };
   return (
     <section class="aside">
-      <h2>Where the estimator asked</h2>
-      <p class="quiet">Masked states at which the policy was asked about tokens it had written, in the first inner update.</p>
+      <h2>States that the estimator scored</h2>
+      <p class="quiet">Masked states at which the policy scored its own tokens, in the first inner update.</p>
       <div class="picker">
         <label>
           State{" "}
@@ -62,10 +62,10 @@ export function Probes({ rollout, picture, show, player }: Props) {
             value={chosen ?? ""}
             onChange={(event) => (event.currentTarget.value === "" ? show({ of: "steps" }) : open(Number(event.currentTarget.value)))}
           >
-            <option value="">none: the rollout itself</option>
+            <option value="">none: show the rollout</option>
             {probes.map((probe, i) => (
               <option value={i}>
-                {`${i + 1}: term ${probe.term + 1}, ${probe.masked.length} masked, ${probe.asked.length} asked`}
+                {`${i + 1}: term ${probe.term + 1}, ${probe.masked.length} masked, ${probe.asked.length} scored`}
               </option>
             ))}
           </select>
@@ -84,7 +84,7 @@ function ProbeFacts(props: { rollout: Rollout; number: number }) {
   return (
     <p class="facts">
       <span>{count(probe.masked.length, "position")} masked</span>
-      <span>{count(probe.asked.length, "token")} asked about</span>
+      <span>{count(probe.asked.length, "token")} scored</span>
       <span>weight <b>{number(probe.weight)}</b></span>
       <span>sum of share × log-probability <b>{number(total)}</b></span>
     </p>

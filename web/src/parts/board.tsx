@@ -1,4 +1,4 @@
-/** A Sudoku board as the canvas shows it. */
+/** The Sudoku board of a canvas. */
 
 import type { Signal } from "@preact/signals";
 import { board, type Cell } from "../sudoku";
@@ -39,7 +39,7 @@ export function Board({ sudoku, shown }: { sudoku: Sudoku; shown: Shown }) {
   );
 }
 
-/** The board that goes with the steps. */
+/** The board after the steps shown. */
 export function SteppedBoard({ sudoku, rollout, done }: { sudoku: Sudoku; rollout: Rollout; done: Signal<number> }) {
   return <Board sudoku={sudoku} shown={shownAfter(rollout, done.value)} />;
 }

@@ -1,4 +1,4 @@
-/** A few metrics over the updates, of one run or several. */
+/** A chart of one or more metrics, of one or more runs. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
@@ -11,7 +11,7 @@ import type { Run, Series } from "../types";
 const HEIGHT = 190;
 const MANY = 40; // points of a line that is drawn without dots
 
-// Told apart in both themes and by readers who see fewer colours; the dashes tell them apart once more.
+// Distinct in both themes and for colour-blind readers.
 const LINES = { light: ["#1f5fa8", "#b04a00", "#2f7d5b", "#7d4a9c", "#6b6f76"], dark: ["#7db4f0", "#f0a05a", "#6fc79c", "#c79be0", "#a8abb2"] };
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
@@ -24,7 +24,7 @@ interface Drawn {
   dash: number[];
 }
 
-/** One line for each metric of each run: colours tell runs apart where there are several, else metrics. */
+/** One line for each metric of each run. Colours are for runs if there are several, else for metrics. */
 function drawnOf(panel: Panel, runs: readonly Run[]): Drawn[] {
   const colours = LINES[theme.value];
   return runs.flatMap((run, r) =>
@@ -38,7 +38,7 @@ function drawnOf(panel: Panel, runs: readonly Run[]): Drawn[] {
   );
 }
 
-/** Lines on one common x, each followed by the ends of its interval where it has them. */
+/** Lines on one common x, each followed by the ends of its interval, if it has one. */
 function tablesOf(drawn: readonly Drawn[]): { data: uPlot.AlignedData; series: uPlot.Series[]; bands: uPlot.Band[] } {
   const tables: uPlot.AlignedData[] = [];
   const series: uPlot.Series[] = [{}];
@@ -84,7 +84,7 @@ function optionsOf(drawn: readonly Drawn[], width: number, onPoint: (x: number |
 /** The value of a series at x: the last one at or before it. */
 export function valueAt(series: Series, x: number | null): number | null {
   if (x === null) return series.y.findLast((y) => y !== null) ?? null;
-  const at = series.x.findLastIndex((found) => found <= x);
+  const at = series.x.findLastIndex((place) => place <= x);
   return at < 0 ? null : (series.y[at] ?? null);
 }
 

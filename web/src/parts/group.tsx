@@ -1,4 +1,4 @@
-/** The rollouts of one prompt beside each other. */
+/** The rollouts of one prompt, side by side. */
 
 import type { Signal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -38,7 +38,7 @@ function Card({ rollout, number, by, limits, steps, done, focused, focus }: Prop
   );
 }
 
-/** The same choice in little room. */
+/** The choice of a rollout, in little space. */
 export function Tabs({ trace, focused, focus }: { trace: Trace; focused: number; focus: (rollout: number) => void }) {
   return (
     <div class="segments tabs" role="group" aria-label="Rollout">

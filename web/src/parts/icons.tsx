@@ -1,4 +1,4 @@
-/** The few signs of the page, drawn in the colour of the text. Their buttons carry the words. */
+/** Icons, in the colour of the text. Their buttons have labels. */
 
 const PATHS = {
   play: "M7 4.5v15l12-7.5z",

@@ -1,4 +1,4 @@
-/** What the colours of the tokens mean, and the choice of it. */
+/** The colours of tokens: choice and legend. */
 
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
@@ -8,7 +8,7 @@ import { number, signed } from "../format";
 import { theme } from "../theme";
 import type { Rollout } from "../types";
 
-/** The reader's choice; it stays from trace to trace. */
+/** The reader's choice, kept from trace to trace. */
 export const colouring = signal<Colouring>("step");
 
 export const COLOURINGS: { name: Colouring; label: string; letter: string }[] = [
@@ -18,11 +18,11 @@ export const COLOURINGS: { name: Colouring; label: string; letter: string }[] = 
   { name: "gain", label: "Advantage × credit", letter: "a" },
 ];
 
-/** The colouring in use: the reader's choice, or the steps where these rollouts have nothing of it. */
+/** The colouring in use: the reader's choice, or the step if these rollouts have no such values. */
 export const usedFor = (rollouts: readonly Rollout[]): Colouring =>
   missing(colouring.value, rollouts) === null ? colouring.value : "step";
 
-/** A part of the page whose tokens are coloured alike. */
+/** A part of the page with one colouring. */
 export function Coloured({ by, children }: { by: Colouring; children: ComponentChildren }) {
   const box = useRef<HTMLDivElement>(null);
   const colours = PALETTES[by][theme.value];
@@ -37,9 +37,9 @@ export function Coloured({ by, children }: { by: Colouring; children: ComponentC
 
 const MEANING: Record<Colouring, string> = {
   step: "when the token was written",
-  p: "what the sampler gave the token as it wrote it",
-  weight: "the token's share of the credit, mean one",
-  gain: "how far the update pushed for the token, or against it",
+  p: "probability of the token when it was sampled",
+  weight: "credit of the token, mean 1",
+  gain: "how much the update raised or lowered the token",
 };
 
 function ends(by: Colouring, limits: Limits): [string, string, string] {
@@ -82,7 +82,7 @@ export function Legend({ by, limits, picture }: LegendProps) {
   if (picture === "branch") {
     return (
       <ul class="legend signs">
-        <li><span class="t on plain">x</span> stood already</li>
+        <li><span class="t on plain">x</span> written before</li>
         <li><span class="t on updated">x</span> filled in one shot, updated</li>
       </ul>
     );
@@ -95,10 +95,10 @@ export function Legend({ by, limits, picture }: LegendProps) {
         </div>
         <div class="ends"><span>{low}</span><span>{middle}</span><span>{high}</span></div>
       </div>
-      <p class="meaning">{picture === "probe" ? "what the policy gave the token when it was asked" : MEANING[by]}</p>
+      <p class="meaning">{picture === "probe" ? "probability of the token in this masked state" : MEANING[by]}</p>
       <ul class="signs">
         <li><span class="t">x</span> masked</li>
-        {picture === "probe" ? <li><span class="t on asked">x</span> asked about</li> : <Signs />}
+        {picture === "probe" ? <li><span class="t on asked">x</span> scored</li> : <Signs />}
       </ul>
     </div>
   );

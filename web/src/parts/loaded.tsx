@@ -1,4 +1,4 @@
-/** A trace that may still be on its way. */
+/** A trace that may still be loading. */
 
 import { useEffect, useState } from "preact/hooks";
 import { traceOf } from "../data";
@@ -8,7 +8,7 @@ import type { Trace } from "../types";
 export type Loaded = { trace: Trace } | { error: string } | null;
 
 export function useTrace(ref: Ref | null): Loaded {
-  const [found, set] = useState<{ key: string; loaded: Loaded }>({ key: "", loaded: null });
+  const [state, set] = useState<{ key: string; loaded: Loaded }>({ key: "", loaded: null });
   const key = ref ? `${ref.run}/${ref.id}` : "";
   useEffect(() => {
     if (!ref) return;
@@ -22,11 +22,11 @@ export function useTrace(ref: Ref | null): Loaded {
       wanted = false;
     };
   }, [key]);
-  return found.key === key ? found.loaded : null;
+  return state.key === key ? state.loaded : null;
 }
 
 export function Waiting({ loaded }: { loaded: Loaded }) {
-  return loaded && "error" in loaded ? <p role="alert">{loaded.error}</p> : <p class="quiet">Reading the trace …</p>;
+  return loaded && "error" in loaded ? <p role="alert">{loaded.error}</p> : <p class="quiet">Loading the trace …</p>;
 }
 
 /** The prompt as text; a long one is folded. */

@@ -1,11 +1,11 @@
-/** Play, pause, scrub. */
+/** Play, pause, and the slider of steps. */
 
 import { useEffect, useState } from "preact/hooks";
 import { effect } from "@preact/signals";
 import { Icon } from "./icons";
 import type { Player } from "../player";
 
-/** A place on the track worth going to. */
+/** A marked step on the slider. */
 export interface Mark {
   at: number;
   kind: "branch" | "wrong";
@@ -54,7 +54,7 @@ export function Controls({ player, marks }: { player: Player; marks: Mark[] }) {
   );
 }
 
-/** Tells a screen reader of steps, at most once in a second and not while playing. */
+/** Announces steps to a screen reader, not while playing. */
 export function Announcer({ player, describe }: { player: Player; describe: (done: number) => string }) {
   const [said, say] = useState("");
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** One rollout, large: its canvas, a line about the token pointed at, its board, its branches and probes. */
+/** One rollout, large: its canvas, a line about the selected token, and its board. */
 
 import { type Signal, useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -12,7 +12,7 @@ import { Board, SteppedBoard } from "./board";
 import { Icon } from "./icons";
 import { Sheet, type Still, StillSheet } from "./sheet";
 
-/** What the large canvas shows: the rollout as it was written, or one state beside that way. */
+/** What the large canvas shows: the steps of the rollout, a branch or a probe. */
 export type Picture = { of: "steps" } | { of: "branch"; number: number } | { of: "probe"; number: number };
 
 function Outcome({ solved }: { solved: boolean }) {
@@ -24,7 +24,7 @@ function Outcome({ solved }: { solved: boolean }) {
   );
 }
 
-/** The numbers of a rollout in a line. */
+/** Outcome, reward and advantage of a rollout. */
 export function Facts({ rollout }: { rollout: Rollout }) {
   return (
     <p class="facts">
@@ -54,7 +54,7 @@ function probeTokens(rollout: Rollout, probe: Probe): Still[] {
   });
 }
 
-/** Everything known about a token, for the picture on the screen. */
+/** All facts about a token, for the current picture. */
 function about(rollout: Rollout, position: number, done: number, steps: number, picture: Picture): string[] {
   const filled = rollout.filled[position];
   const words = [`position ${position + 1}`];
@@ -62,14 +62,14 @@ function about(rollout: Rollout, position: number, done: number, steps: number, 
   if (picture.of === "branch") {
     const branch = rollout.branches![picture.number]!;
     const text = branch.filled[position];
-    return [...words, text === undefined ? "stood before the branch" : `filled in one shot with “${named(text)}”, updated`];
+    return [...words, text === undefined ? "written before the branch" : `filled in one shot with “${named(text)}”, updated`];
   }
   if (picture.of === "probe") {
     const probe = rollout.probes![picture.number]!;
     const n = probe.asked.indexOf(position);
-    if (n < 0) return [...words, probe.masked.includes(position) ? "masked, not asked about" : "visible in this state"];
+    if (n < 0) return [...words, probe.masked.includes(position) ? "masked, not scored" : "visible in this state"];
     const [share, logp] = [probe.share[n], probe.logp[n]];
-    return [...words, "asked about", `log-probability ${number(logp)}`, `probability ${number(Math.exp(logp ?? 0))}`, `share ${number(share)}`];
+    return [...words, "scored", `log-probability ${number(logp)}`, `probability ${number(Math.exp(logp ?? 0))}`, `share ${number(share)}`];
   }
   if (filled === null || filled === undefined) return [...words, "never filled"];
   if (filled === GIVEN) return [...words, "given, never masked"];
@@ -93,7 +93,7 @@ function TokenLine(props: { id: string; rollout: Rollout; player: Player; cursor
           {about(rollout, at, player.done.value, player.steps, picture).map((words) => <span>{words}</span>)}
         </>
       ) : (
-        <span>Point at a token, or go to the canvas with Tab and use the arrow keys.</span>
+        <span>Point at a token, or press Tab to reach the canvas and use the arrow keys.</span>
       )}
     </p>
   );
@@ -170,6 +170,6 @@ export function described(rollout: Rollout, done: number, steps: number): string
   const positions = rollout.tokens.map((_, i) => i);
   const fresh = positions.filter((i) => rollout.filled[i] === done - 1).map((i) => named(rollout.tokens[i]!));
   const total = positions.filter((i) => shown(i) !== null).length;
-  const wrote = fresh.length === 0 ? "" : ` Written: ${fresh.slice(0, 12).join(", ")}${fresh.length > 12 ? " and more" : ""}.`;
-  return `Step ${done} of ${steps}. ${total} of ${positions.length} tokens stand.${wrote}`;
+  const wrote = fresh.length === 0 ? "" : ` New: ${fresh.slice(0, 12).join(", ")}${fresh.length > 12 ? " and more" : ""}.`;
+  return `Step ${done} of ${steps}. ${total} of ${positions.length} tokens written.${wrote}`;
 }

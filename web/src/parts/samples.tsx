@@ -8,7 +8,7 @@ import type { Entry, Run } from "../types";
 
 const PAGE = 50;
 
-// Kept outside the page, so that coming back from a trace finds the list as it was left.
+// Kept outside the component, so that the list is unchanged after a visit to a trace.
 const filter = signal<Filter>(EVERYTHING);
 const shown = signal(PAGE);
 
@@ -78,18 +78,18 @@ function Row({ entry, run, runs }: { entry: Entry; run: number; runs: readonly R
 
 export function Samples({ runs }: { runs: readonly Run[] }) {
   const all = runs.flatMap((run, number) => run.traces.map((entry) => ({ entry, run: number })));
-  const found = all.filter(({ entry }) => passes(entry, filter.value));
+  const matching = all.filter(({ entry }) => passes(entry, filter.value));
   if (all.length === 0) return <p class="quiet">No groups were recorded in this run.</p>;
   return (
     <>
       <Filters />
-      <p class="quiet" role="status">{found.length === all.length ? count(all.length, "group") : `${found.length} of ${count(all.length, "group")}`}</p>
+      <p class="quiet" role="status">{matching.length === all.length ? count(all.length, "group") : `${matching.length} of ${count(all.length, "group")}`}</p>
       <ol class="samples">
-        {found.slice(0, shown.value).map(({ entry, run }) => <Row key={`${run}/${entry.id}`} entry={entry} run={run} runs={runs} />)}
+        {matching.slice(0, shown.value).map(({ entry, run }) => <Row key={`${run}/${entry.id}`} entry={entry} run={run} runs={runs} />)}
       </ol>
-      {found.length > shown.value && (
+      {matching.length > shown.value && (
         <button type="button" class="more" onClick={() => (shown.value += 4 * PAGE)}>
-          Show {Math.min(4 * PAGE, found.length - shown.value)} more
+          Show {Math.min(4 * PAGE, matching.length - shown.value)} more
         </button>
       )}
     </>

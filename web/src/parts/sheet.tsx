@@ -1,6 +1,6 @@
 /**
- * A canvas of tokens. Everything is laid out once, finished; a step only changes classes, so nothing moves while the
- * reader scrubs. A masked token keeps the room of the text it will hold.
+ * A canvas of tokens. It is laid out once; a step changes classes only, so nothing moves. A masked token has the size
+ * of its final text.
  */
 
 import { effect, type Signal } from "@preact/signals";
@@ -10,7 +10,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { GIVEN, positionsByStep, visible } from "../state";
 import type { Rollout } from "../types";
 
-/** Keep the classes of the tokens at `done` steps: `on` where written, `now` where the last step wrote. */
+/** Keep the classes of the tokens up to date: `on` for written tokens, `now` for those of the last step. */
 export function paint(cells: ArrayLike<Element>, rollout: Rollout, steps: number, done: Signal<number>): () => void {
   const byStep = positionsByStep(rollout.filled, steps);
   const each = (step: number, change: (cell: Element) => void) => {
@@ -50,7 +50,7 @@ interface SheetProps {
   done: Signal<number>;
 }
 
-/** The tokens alone, small, for looking at a group at once; the words beside it say what a screen reader needs. */
+/** The tokens of a rollout, small. A screen reader reads the text next to it. */
 export const Miniature = memo(function Miniature({ rollout, steps, bins, done }: SheetProps) {
   const box = useRef<HTMLDivElement>(null);
   const special = new Set(rollout.special ?? []);
@@ -72,7 +72,7 @@ interface FullProps extends SheetProps {
   cursor: Signal<number | null>;
 }
 
-/** The tokens of one rollout, large, with a cursor that pointer and arrow keys move. */
+/** The tokens of a rollout, large, with a cursor that follows the pointer and the arrow keys. */
 export const Sheet = memo(function Sheet({ rollout, steps, bins, done, id, label, cursor }: FullProps) {
   const box = useRef<HTMLDivElement>(null);
   const special = new Set(rollout.special ?? []);
@@ -88,14 +88,14 @@ export const Sheet = memo(function Sheet({ rollout, steps, bins, done, id, label
   );
 });
 
-/** One token of a canvas that stands still. */
+/** One token of a fixed state. */
 export interface Still {
   text: string;
   class: string;
   bin: number | null;
 }
 
-/** A state that is no step of the rollout: a branch, or one the estimator asked at. */
+/** A fixed state: a branch or a probe. */
 export function StillSheet(props: { tokens: Still[]; id: string; label: string; cursor: Signal<number | null> }) {
   const box = useRef<HTMLDivElement>(null);
   return (
@@ -118,7 +118,7 @@ interface PointedProps {
   children: ComponentChildren;
 }
 
-/** Tokens of a completion that has room to be set large. */
+/** Up to this many tokens a completion is set in a larger font. */
 const SHORT = 32;
 
 const MOVES: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -8, ArrowDown: 8 };
@@ -134,14 +134,14 @@ function Pointed({ box, id, label, cursor, length, children }: PointedProps) {
     });
   }, [box, cursor, id]);
   const point = (event: Event) => {
-    const found = event.target instanceof Element ? event.target.closest<HTMLElement>("[data-i]") : null;
-    if (found) cursor.value = Number(found.dataset["i"]);
+    const token = event.target instanceof Element ? event.target.closest<HTMLElement>("[data-i]") : null;
+    if (token) cursor.value = Number(token.dataset["i"]);
   };
   const move = (event: KeyboardEvent) => {
     const by = MOVES[event.key];
     if (by === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    event.stopPropagation(); // here the arrows go from token to token, elsewhere from step to step
+    event.stopPropagation(); // elsewhere the arrows go from step to step
     cursor.value = Math.min(length - 1, Math.max(0, (cursor.value ?? -Math.max(by, 0)) + by));
   };
   return (

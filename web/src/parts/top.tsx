@@ -1,4 +1,4 @@
-/** The head of every page: where the reader is, the theme, the keys. */
+/** The head of every page: navigation, theme, keys. */
 
 import { useEffect, useRef } from "preact/hooks";
 import { index, trouble } from "../data";
@@ -8,7 +8,7 @@ import { type Choice, choice, choose } from "../theme";
 import { Icon } from "./icons";
 
 const NEXT: Record<Choice, Choice> = { auto: "light", light: "dark", dark: "auto" };
-const NAMES: Record<Choice, string> = { auto: "as the system", light: "light", dark: "dark" };
+const NAMES: Record<Choice, string> = { auto: "system", light: "light", dark: "dark" };
 
 function Help() {
   const dialog = useRef<HTMLDialogElement>(null);

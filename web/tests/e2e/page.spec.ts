@@ -71,7 +71,7 @@ test("every state is the one the trace says, by slider, keys and play", { tag: "
   await expect(page.getByRole("button", { name: "Pause" })).toBeVisible();
   await expect(page.locator(".player .at b")).toHaveText("2");
   await page.keyboard.press(" ");
-  await expect(page.getByRole("status").filter({ hasText: "stand" })).toHaveText(/^Step [2-4] of 8\. \d+ of 16 tokens stand\. Written: /);
+  await expect(page.getByRole("status").filter({ hasText: "tokens" })).toHaveText(/^Step [2-4] of 8\. \d+ of 16 tokens written\. New: /);
 });
 
 test("colouring: by button and key, with a legend, and the token line says the numbers", async ({ page }) => {
@@ -120,7 +120,7 @@ test("branches, probes and the board", { tag: "@core" }, async ({ page }) => {
 
 test("two runs on the same prompt step together", { tag: "@core" }, async ({ page }) => {
   await open(page, TWO, "#/compare");
-  await expect(page.getByRole("heading", { level: 1 })).toHaveText("first beside second");
+  await expect(page.getByRole("heading", { level: 1 })).toHaveText("first and second");
   await page.getByLabel("Time, second").selectOption("e40-0");
   await page.getByRole("slider").fill("3");
   const sheets = await page.locator(".sheet").evaluateAll((all) => all.map((sheet) => sheet.querySelectorAll(".t.on").length));

@@ -68,7 +68,7 @@ describe("bins", () => {
   test("a colouring that would show nothing says why", () => {
     const bare = { ...rollout, weight: null, advantage: null };
     expect(missing("weight", [bare])).toContain("same credit");
-    expect(missing("gain", [bare])).toContain("nothing was learnt");
+    expect(missing("gain", [bare])).toContain("no advantage");
     expect(missing("weight", [bare, rollout])).toBeNull();
     expect(missing("step", [bare])).toBeNull();
   });
