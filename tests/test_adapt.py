@@ -132,7 +132,7 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     code, _, err = unmask("sft", "run", "--data", "mask.jsonl")
     assert code == 2 and mentions(err, "mask", "MASK token")
     code, _, err = unmask("adapt", "run/checkpoint", "toy.yaml", "--out", "again")
-    assert code == 2 and "a masked diffusion model already" in err and not Path("again").exists()
+    assert code == 2 and "already a masked diffusion model" in err and not Path("again").exists()
 
 
 # --- runs that are killed, cut off or refused ---------------------------------------------------------------
@@ -219,8 +219,8 @@ def test_an_adaptation_that_was_cut_off_ends_as_if_it_had_not_been(
 
 
 WRONG = {
-    "a line that is none": ('{"prompt": "a"}', "toy.jsonl line 11: there is no text 'completion'"),
-    "a text with the new MASK": ('{"prompt": "a", "completion": "<|mask|>"}', "a text holds the MASK token"),
+    "a line that is none": ('{"prompt": "a"}', "toy.jsonl line 11: 'completion' is missing"),
+    "a text with the new MASK": ('{"prompt": "a", "completion": "<|mask|>"}', "a text contains the MASK token"),
 }
 
 

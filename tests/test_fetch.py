@@ -165,7 +165,7 @@ def test_a_file_that_is_damaged_or_of_another_kind_is_refused(tmp_path: Path, lm
     with pytest.raises(ValueError, match="ends too early"):
         read_gguf(tmp_path / "long.gguf")
     wrong = {
-        "general.architecture": ("qwen2", "only llama is converted"),
+        "general.architecture": ("qwen2", "only llama is supported"),
         "tokenizer.ggml.pre": ("llama-bpe", "tokenizer of the kind"),
         "llama.attention.head_count": (5, "contradicts itself"),
         "llama.rope.scaling.type": ("yarn", "rotary frequencies"),

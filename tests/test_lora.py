@@ -311,7 +311,7 @@ def test_one_adapter_at_a_time_and_none_where_there_is_none() -> None:
         with pytest.raises(ValueError, match="This policy has no adapter"):
             asks(policy)
     add_adapter(policy, OPTIONS, seed=0)
-    with pytest.raises(ValueError, match="has an adapter already"):
+    with pytest.raises(ValueError, match="already has an adapter"):
         add_adapter(policy, OPTIONS, seed=0)
 
 

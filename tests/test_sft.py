@@ -219,7 +219,7 @@ def test_lines_are_prompts_and_completions_or_messages() -> None:
         with pytest.raises(ValueError, match="'messages' must be"):
             sft_row({"messages": wrong})
     for line in ({"prompt": "a"}, {"prompt": 1, "completion": "b"}, {"messages": [user, {**assistant, "content": 3}]}):
-        with pytest.raises(ValueError, match="there is no text"):
+        with pytest.raises(ValueError, match="is missing or not text"):
             sft_row(line)
 
 

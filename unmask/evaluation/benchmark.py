@@ -1,6 +1,6 @@
-"""A task's score under a named protocol, line by line, with a card that says how each number was measured.
+"""A task's score under a named protocol, with a card that says how each number was measured.
 
-Numbers compare only where the cards agree: `unmask eval MODEL --task gsm8k --protocol d1 --lengths 128,256,512`.
+Numbers are comparable only if their cards agree: `unmask eval MODEL --task gsm8k --protocol d1 --lengths 128,256,512`.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from unmask.util.versions import versions
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What all lines of a table have in common."""
+    """The settings that all lines of a table share."""
 
     policy: Model
     rows: Sequence[Row]
@@ -40,21 +40,21 @@ class Benchmark:
     samples: int = 0
     """Sampled completions of each problem, for pass@k; 0: none."""
     sampling: TokenSampling = TokenSampling()
-    """What they are sampled from."""
+    """The distribution they are sampled from."""
     seed: int = 0
     reward: RewardConfig | None = None
-    """What happens where the reward of a user's own task fails."""
+    """What to do if the reward of a user's own task fails."""
 
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One line of a table before it is measured: the task with its prompt, and how answers are decoded."""
+    """One line of a table before it is measured: the task with its prompt, and the decoding."""
 
     task: Task
     decoding: Decoding
     micro_batch: MicroBatch
     variant: str = ""
-    """The name of the prompt's wording."""
+    """The name of the prompt variant."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class BenchmarkResult:
     case: BenchmarkCase
     report: GradeReport
     passes: float
-    """Forward passes that a problem needed, mean."""
+    """Mean number of forward passes for a problem."""
     tokens: float
-    """Tokens before the end of an answer, mean."""
+    """Mean number of tokens before the end of an answer."""
     seconds: float
-    """For a problem, mean."""
+    """Mean time for a problem."""
     card: dict[str, Any]
     texts: tuple[str, ...]
     sampled: dict[int, Proportion] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class BenchmarkResult:
 
 
 def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: Cache | None = None) -> Decoding:
-    """How a protocol makes answers of a length; where its blocks do not divide the length, in one block."""
+    """The decoding of a protocol at a length; in one block if the protocol's blocks do not divide the length."""
     return Decoding(
         length,
         protocol.steps(length),
@@ -105,7 +105,7 @@ def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: Cache | No
 def cases_by_length(
     task: Task, lengths: Sequence[int], cache: Cache | None, micro_batch: MicroBatch
 ) -> list[BenchmarkCase]:
-    """The field's table: the task as its protocol has it, at every length."""
+    """The usual table of papers: the task under its protocol, at every length."""
     largest = task.decoding.batch
     sizes = [micro_batch if largest is None else MicroBatch(largest(length)) for length in lengths]
     decodings = [protocol_decoding(task.decoding, length, cache) for length in lengths]
@@ -113,22 +113,22 @@ def cases_by_length(
 
 
 def short_hash(value: Any) -> str:
-    """The first twelve digits of a hash of plain data."""
+    """The first twelve hex digits of a hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def prompt_hash(task: Task, row: Row) -> str:
-    """Of what the model is given for a row. On a task's example, where it has one, it depends on the wording alone."""
+    """A hash of the model's input for a row. On a task's example it depends on the wording alone."""
     return short_hash([task.system, task.prompt(row), task.prefill])
 
 
 def sampling_of(bench: Benchmark, case: BenchmarkCase) -> TokenSampling:
-    """What completions are sampled from: guided as the case is."""
+    """The distribution of sampled completions, with the guidance of the case."""
     return replace(bench.sampling, guidance=case.decoding.sampling.guidance)
 
 
 def card(bench: Benchmark, case: BenchmarkCase) -> dict[str, Any]:
-    """How a number was measured: everything that has been seen to change one."""
+    """How a number was measured: every setting that is known to change it."""
     policy, task, decoding, rows = bench.policy, case.task, case.decoding, bench.rows
     example, settings = task.about.example or rows[0], {**asdict(sampling_of(bench, case)), "seed": bench.seed}
     sampled = f"{bench.samples} at " + ", ".join(f"{name} {value}" for name, value in settings.items())
@@ -161,19 +161,19 @@ def card(bench: Benchmark, case: BenchmarkCase) -> dict[str, Any]:
 
 
 def forward_passes(trace: Trace) -> list[int]:
-    """The forward passes that each row needed: the steps it took part in until it was done, twice over if guided."""
+    """The forward passes of each row: the steps until it was done, twice that with guidance."""
     each = 2 if trace.sampling.guidance else 1
     return [each * len({*steps} - {GIVEN, NEVER}) for steps in trace.step_BL.tolist()]
 
 
 def completion_lengths(trace: Trace, eos_id: int) -> list[int]:
-    """The tokens that each row wrote before its first end token."""
+    """The tokens of each row before its first end token."""
     ended_BL = (trace.tokens_BL == eos_id) & trace.canvas_BL
     return (trace.filled_BL & (ended_BL.long().cumsum(-1) == 0)).sum(-1).tolist()
 
 
 def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
-    """The task's greedy score, by its own grader, and with samples its pass@k."""
+    """The task's greedy score by its own grader, and pass@k if there are samples."""
     task, rows, decoding = case.task, bench.rows, case.decoding.greedy()
     if not rows:
         raise ValueError(f"{task.name}: there are no problems to evaluate on")
@@ -202,7 +202,7 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
 def _pass_at_k(
     bench: Benchmark, case: BenchmarkCase, prompts: list[list[int]]
 ) -> tuple[dict[int, Proportion], list[RewardFailure]]:
-    """pass@k, and the rewards that failed. A round has every problem once, so batches are those of greedy answers."""
+    """pass@k, and the rewards that failed. A round samples every problem once, in the batches of greedy answers."""
     task, rows, decoding = case.task, list(bench.rows), replace(case.decoding, sampling=sampling_of(bench, case))
     seed_PN = row_seeds(bench.seed, len(rows) * bench.samples).view(len(rows), bench.samples)
     hits_P, failures = torch.zeros(len(rows), dtype=torch.long), list[RewardFailure]()
@@ -222,24 +222,24 @@ def _traces(
 
 
 def parse_numbers(text: str, option: str, example: str) -> list[int]:
-    """The numbers that a command line names, in their order."""
+    """The numbers of a command line option, in order."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option}: {text!r} is not a list of numbers such as {example}") from None
+        raise ValueError(f"{option}: {text!r} is not a list of numbers like {example}") from None
     if min(numbers) < 1:
-        raise ValueError(f"{option}: {min(numbers)} is not a number from 1 on")
+        raise ValueError(f"{option}: {min(numbers)} is less than 1")
     return numbers
 
 
 def check_prompts(bench: Benchmark, case: BenchmarkCase) -> None:
-    """ValueError for rows that the model cannot be asked."""
+    """ValueError if a prompt does not fit the model."""
     prompts = [case.task.prompt_ids(bench.policy.tokenizer, row) for row in bench.rows]
     canvas(prompts, case.decoding.length, bench.policy, "cpu")
 
 
 def run_benchmark(bench: Benchmark, cases: Sequence[BenchmarkCase], column: str, quiet: bool) -> list[BenchmarkResult]:
-    """Measure every case and print its line, then the card of the first; `column` says what they differ in."""
+    """Measure every case and print its line, then the card of the first. The cases differ in `column`."""
     results, task = list[BenchmarkResult](), cases[0].task
     for case in cases:
         check_prompts(bench, case)
@@ -272,7 +272,7 @@ def _label(case: BenchmarkCase, column: str) -> str:
 def write_results(
     results: Sequence[BenchmarkResult], data: Sequence[dict[str, Any]], out: Path | None, as_json: bool
 ) -> None:
-    """Print the results' data as JSON, and write them to `out` together with every answer."""
+    """Print the results as JSON, and write them to `out` with every answer."""
     if as_json:
         print(json.dumps(list(data), indent=2))
     if out is not None:

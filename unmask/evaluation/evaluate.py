@@ -20,10 +20,10 @@ from unmask.tasks.task import Row
 from unmask.util.micro_batch import MicroBatch
 
 TRACED_PROBLEMS = 3
-"""The problems of an evaluation that `on_samples` gets: the first, and so the same ones every time."""
+"""`on_samples` gets this number of problems: the first ones, so they are the same every time."""
 
 OnSamples = Callable[[Trace, Scores], None]
-"""Called with traces and the scores of all samples, of which those of the traces come first."""
+"""Called with some traces and the scores of all samples; those of the traces come first."""
 
 Z_95 = 1.959963984540054
 
@@ -48,10 +48,10 @@ def wilson_interval(hits: float, total: float) -> Proportion:
 
 
 def mean_proportion(value_P: Tensor) -> Proportion:
-    """The mean of per-problem scores in [0, 1], problems being the independent units.
+    """The mean of per-problem scores in [0, 1], with problems as the independent units.
 
-    Wilson's interval of as many trials as would make the mean as sure as the spread of the scores says it is: of the
-    problems where each is right or wrong. Scores that are all alike say nothing of their spread, and count as trials.
+    Wilson's interval with an effective number of trials, p (1 - p) / (variance of the mean). If every score is 0 or 1
+    that is the number of problems, which is also used if all scores are equal.
     """
     count, mean = len(value_P), float(value_P.double().mean())
     variance = float(value_P.double().var(correction=0))
@@ -75,7 +75,7 @@ def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Proportion]:
 
 
 def mixed_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
-    """The unbiased estimate of P(some of k are right and some wrong) for each problem, as `pass_at_k`."""
+    """The unbiased estimate of P(some of k are right and some are wrong) for each problem."""
     return pass_at_k(k, hits_P, samples) + pass_at_k(k, samples - hits_P, samples) - 1
 
 
@@ -92,8 +92,8 @@ class Evaluation:
     failures: tuple[RewardFailure, ...] = ()
     """Completions, sampled or greedy, whose reward failed: they count as wrong."""
     mixed: Proportion | None = None
-    """Problems of which one sample is right and another wrong, of as many as the largest pass@k has; None if of one.
-    Only these give a group of so many rollouts a gradient."""
+    """The share of problems for which some of k samples are right and some are wrong, with the largest k of `passes`;
+    None for one sample. Only these problems give a group of k rollouts a gradient."""
 
     def metrics(self) -> dict[str, float]:
         passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
@@ -111,12 +111,12 @@ class Evaluation:
         }
 
     def data(self) -> dict[str, Any]:
-        """For JSON; failures, which have a file of their own, are left out."""
+        """For JSON; without failures, which have their own file."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "failures"}
 
 
 def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
-    """An Evaluation from what `Evaluation.data` says of it."""
+    """The inverse of `Evaluation.data`, without failures."""
     shares = {name: Proportion(*data[name]) for name in ("sampled", "greedy", "mixed") if data.get(name)}
     passes = {int(k): Proportion(*share) for k, share in data["passes"].items()}
     return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
@@ -124,13 +124,13 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Solves problems of a task with a policy, every process its share of them."""
+    """Solves problems of a task with a policy; every process solves its share of them."""
 
     policy: Policy
     task: Task
     decoding: Decoding
     samples: int = 4
-    """Sampled completions of each problem, beside the greedy one."""
+    """Sampled completions of each problem, in addition to the greedy one."""
     seed: int = 0
     device: torch.device | str = "cpu"
     micro_batch: MicroBatch | None = None
@@ -138,7 +138,7 @@ class Evaluator:
     reward: RewardConfig | None = None
 
     def evaluate(self, rows: Sequence[Row], on_samples: OnSamples | None = None) -> Evaluation:
-        """Solve held-out problems, sampled and greedily. `on_samples` is for the first process."""
+        """Solve held-out problems, sampled and greedily. Only the first process passes `on_samples`."""
         if not rows:
             raise ValueError("there are no problems to evaluate on")
         shown = 0 if on_samples is None else TRACED_PROBLEMS * self.samples
@@ -161,7 +161,7 @@ class Evaluator:
         )
 
     def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Scores, list[Trace]]:
-        """The scores of all processes, and this one's first traces: batches that hold the first `shown`."""
+        """The scores of all processes, and this process's first traces: the batches with the first `shown` rows."""
         mine = self.ranks.share(len(rows))
         rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
         prompts = [self.task.prompt_ids(self.policy.tokenizer, row) for row in rows]
@@ -170,7 +170,7 @@ class Evaluator:
             if not bool(trace.logp_BL.isfinite().all()):
                 raise ValueError(
                     "the model's log-probabilities are not finite: its weights are damaged, perhaps by too large a "
-                    "learning rate; return to an earlier checkpoint and lower optimizer.lr"
+                    "learning rate; go back to an earlier checkpoint and lower optimizer.lr"
                 )
             if len(texts) < shown:
                 traces.append(trace)

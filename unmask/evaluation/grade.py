@@ -1,8 +1,7 @@
 """Grade stored generations, without a model: `unmask grade --task gsm8k --protocol d1 generations.jsonl`.
 
-A line of the file is a row of the task, in any shape that its data may have, with its `generation`, or `completion` as
-`unmask generate` calls it. For the benchmarks the reference may instead stand under `ground_truth`, as the field's
-evaluation scripts store it.
+A line of the file is a row of the task, in any format of its data, with a `generation`, or a `completion` as `unmask
+generate` writes it. For benchmarks the reference may be in `ground_truth`, as evaluation scripts of papers store it.
 """
 
 import gzip
@@ -32,7 +31,7 @@ class GradeReport:
     other_scores: Mapping[str, Proportion] = field(default_factory=dict)
     """Other scores of the same completions, by name."""
     facts: Mapping[str, int] = field(default_factory=dict)
-    """What is worth knowing of the rows."""
+    """Counts that describe the rows."""
     failures: tuple[RewardFailure, ...] = ()
     """Completions whose reward failed: they count as wrong."""
 
@@ -41,23 +40,22 @@ class GradeReport:
         return len(self.grades)
 
     def data(self) -> dict[str, Any]:
-        totals = {
+        return {
+            "score": self.score.value,
+            "low": self.score.low,
+            "high": self.score.high,
+            "rows": self.rows,
             "points": math.fsum(grade.points for grade in self.grades),
             "out_of": math.fsum(grade.out_of for grade in self.grades),
             "errors": len(self.failures),
-        }
-        other_scores = {name: share._asdict() for name, share in self.other_scores.items()}
-        return {"score": self.score.value, "low": self.score.low, "high": self.score.high} | {
-            "rows": self.rows,
-            **totals,
-            **other_scores,
+            **{name: share._asdict() for name, share in self.other_scores.items()},
             **self.facts,
         }
 
 
 def grade_proportion(grades: Sequence[Grade]) -> Proportion:
-    """All points over all they are of: Wilson's interval where every row is one point or none, else the normal
-    interval of a ratio, rows being the independent units."""
+    """The sum of points over the sum of possible points. Wilson's interval if every row gives one point or none, else
+    the normal interval of a ratio with rows as the independent units."""
     points, out_of = [grade.points for grade in grades], [grade.out_of for grade in grades]
     total = math.fsum(out_of)
     if total == 0:
@@ -80,8 +78,6 @@ def grade_report(
     grades: Sequence[Grade],
     failures: Sequence[RewardFailure] = (),
 ) -> GradeReport:
-    """The score of these grades, with the task's other scores and facts."""
-
     def other(grade: Callable[[Row, str], Grade]) -> Proportion:
         return grade_proportion([grade(row, text) for row, text in zip(rows, texts, strict=True)])
 
@@ -90,7 +86,7 @@ def grade_report(
 
 
 def grade_lines(task: Task, lines: Iterable[tuple[str, Row]], reward: RewardConfig | None = None) -> GradeReport:
-    """Grade (place, line) pairs; ValueError that names the place of a line without what the task needs."""
+    """Grade (place, line) pairs; ValueError with the place of a line that lacks a field."""
     places, rows, texts = list[str](), list[Row](), list[str]()
     for where, line in lines:
         with _naming_line(where, task):
@@ -110,19 +106,19 @@ def grade_lines(task: Task, lines: Iterable[tuple[str, Row]], reward: RewardConf
 
 @contextmanager
 def _naming_line(where: str, task: Task) -> Iterator[None]:
-    """Name the line in an error about what it lacks, or what is of the wrong kind for a task that does not check."""
+    """Add the place of the line to an error about a missing field or a field of the wrong type."""
     try:
         yield
     except KeyError as error:
-        raise ValueError(f"{where}: {error} is missing, which {task.name} needs") from None
+        raise ValueError(f"{where}: {error} is missing; {task.name} needs it") from None
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: a field is of the wrong kind for {task.name}: {error}") from None
+        raise ValueError(f"{where}: a field has the wrong type for {task.name}: {error}") from None
 
 
 def belongs_to_another_task(task: Task, line: Row) -> bool:
-    """Whether a line of a file with several benchmarks says that it is of another; d1 names them without "_text"."""
+    """Whether a line of a file with several benchmarks belongs to another one; d1 names them without "_text"."""
     names = {task.name, task.name.removesuffix("_text")}
     known = {*TASKS, *(name.removesuffix("_text") for name in TASKS)} if task.name in TASKS else set()
     name = line.get("task")
@@ -130,14 +126,14 @@ def belongs_to_another_task(task: Task, line: Row) -> bool:
 
 
 def grade_file(task: Task, path: Path, out: Path | None = None, reward: RewardConfig | None = None) -> GradeReport:
-    """Grade a JSONL file (gzip or not), but for lines of another benchmark; with `out`, every line that is graded goes
-    there with its verdict."""
+    """Grade a JSONL file (gzip or not), without the lines of other benchmarks. `out` gets every graded line with its
+    verdict."""
     check_output(out)
     lines = read_rows(path, {}, _with_generation)
     placed = [(f"{path} line {number}", line) for number, line in zip(_line_numbers(path), lines, strict=True)]
     own = [(where, line) for where, line in placed if not belongs_to_another_task(task, line)]
     if not own:
-        raise ValueError(f"{path}: no line is of {task.name}; the first says that it is of {lines[0]['task']}")
+        raise ValueError(f"{path}: no line belongs to {task.name}; the first belongs to {lines[0]['task']}")
     report = grade_lines(task, own, reward)
     others = {"of_other_tasks": len(placed) - len(own)} if len(own) < len(placed) else {}
     if out is not None:
@@ -149,7 +145,7 @@ def grade_file(task: Task, path: Path, out: Path | None = None, reward: RewardCo
 
 
 def _with_generation(line: Row) -> Row:
-    """A line whose text may stand under `completion`, as `unmask generate` writes it."""
+    """The line with its text as `generation`; `unmask generate` writes it as `completion`."""
     field = "generation" if "generation" in line or "completion" not in line else "completion"
     if not isinstance(line.get(field), str):
         problem = f"{type(line[field]).__name__}, not str" if field in line else "missing"
@@ -158,6 +154,6 @@ def _with_generation(line: Row) -> Row:
 
 
 def _line_numbers(path: Path) -> list[int]:
-    """The numbers of the lines that are not blank: where each row of `read_rows` stands."""
+    """The numbers of the lines that are not blank: one for each row of `read_rows`."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         return [number for number, line in enumerate(file, 1) if line.strip()]

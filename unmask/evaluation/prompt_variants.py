@@ -1,8 +1,7 @@
-"""The same problems in other words: how much of a score is the wording's.
+"""The same problems with other prompts: how much a score depends on the wording.
 
-A file of wordings is JSONL, each line with a `template` and if you like a `name`. In a template {field} stands for a
-field of the row and {own_prompt} for the prompt that the task asks with; {{ and }} are braces. Nothing else is allowed
-between braces: a template is text, not a program.
+A file of prompt variants is JSONL; each line has a `template` and an optional `name`. In a template {field} is a field
+of the row, {own_prompt} is the task's own prompt, and {{ and }} are braces. Nothing else is allowed between braces.
 """
 
 import json
@@ -40,7 +39,7 @@ def read_prompt_variants(path: Path) -> list[PromptVariant]:
 
 
 def template_text(template: str, fields: Mapping[str, Any]) -> str:
-    """The template with its fields in place: texts as they are, other values as JSON."""
+    """The template with its fields filled in: strings as they are, other values as JSON."""
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
@@ -52,7 +51,7 @@ def template_text(template: str, fields: Mapping[str, Any]) -> str:
             continue
         if not name.isidentifier() or form or conversion:
             field = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise ValueError(f"{{{field}}} is not the plain name of a field; write {{{{ and }}}} for braces")
+            raise ValueError(f"{{{field}}} is not a plain field name; write {{{{ and }}}} for braces")
         if name not in fields:
             raise ValueError(f"there is no field {name!r}; the fields are {', '.join(fields)}")
         text += fields[name] if isinstance(fields[name], str) else json.dumps(fields[name], ensure_ascii=False)
@@ -60,8 +59,7 @@ def template_text(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def task_in_variant(task: Task, variant: PromptVariant) -> Task:
-    """The task with another prompt; its prefill and system turn stay. Its example goes where it lacks a field of the
-    template."""
+    """The task with another prompt; prefill and system prompt stay. Its example is dropped if it lacks a field."""
 
     def prompt(row: Row) -> str:
         return template_text(variant.template, {**row, OWN_PROMPT: task.prompt(row)})
@@ -76,7 +74,7 @@ def task_in_variant(task: Task, variant: PromptVariant) -> Task:
 
 
 def cases_by_variant(bench: Benchmark, case: BenchmarkCase, variants: Sequence[PromptVariant]) -> list[BenchmarkCase]:
-    """The task's own wording, then the others; ValueError with file and row for one that cannot be asked."""
+    """The task's own wording, then the others; ValueError with file and row for a prompt that does not fit."""
     cases = [replace(case, variant=OWN)]
     for variant in variants:
         task = task_in_variant(case.task, variant)
@@ -89,7 +87,7 @@ def cases_by_variant(bench: Benchmark, case: BenchmarkCase, variants: Sequence[P
 
 
 class Difference(NamedTuple):
-    """Of two scores on the same problems, with its 95 % interval."""
+    """The difference of two scores on the same problems, with its 95 % interval."""
 
     value: float
     low: float
@@ -100,9 +98,8 @@ class Difference(NamedTuple):
 
 
 def paired_difference(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
-    """after - before, problem by problem. The interval is Agresti and Min's: the normal one with half a problem more of
-    each of the four outcomes (neither, both, only one, only the other), so that it is not empty where no problem
-    changed."""
+    """after - before, problem by problem, with Agresti and Min's interval: the normal interval after adding half a
+    problem of each of the four outcomes (neither, both, only one, only the other)."""
     assert [grade.out_of for grade in before] == [grade.out_of for grade in after]
     change = [(b.points - a.points, a.out_of) for a, b in zip(before, after, strict=True)]
     total = math.fsum(out_of for _, out_of in change)
@@ -117,16 +114,16 @@ def paired_difference(before: Sequence[Grade], after: Sequence[Grade]) -> Differ
 
 
 def differences(lines: Sequence[BenchmarkResult]) -> list[Difference | None]:
-    """Of every line to the first, the task's own wording, which has none."""
+    """The difference of every line to the first, which is the task's own wording and has None."""
     own, *others = (line.report.grades for line in lines)
     return [None, *(paired_difference(own, grades) for grades in others)]
 
 
 def spread_summary(lines: Sequence[BenchmarkResult]) -> list[str]:
-    """In words: each wording's difference to the task's own, and the lowest and the highest score."""
+    """As text: the difference of each wording to the task's own, and the lowest and the highest score."""
     wide = max(len(line.case.variant) for line in lines)
     pairs = zip(lines[1:], differences(lines)[1:], strict=True)
     gains = [f"{line.case.variant:>{wide + 2}} {difference}" for line, difference in pairs]
     least, most = (choice(lines, key=lambda line: line.score.value) for choice in (min, max))
     low, high = (f"{100 * line.score.value:.1f} % ({line.case.variant})" for line in (least, most))
-    return [f"points more than in the task's {OWN} wording, paired:", *gains, f"spread: {low} to {high}"]
+    return [f"difference to the task's {OWN} wording in points, paired:", *gains, f"spread: {low} to {high}"]

@@ -10,7 +10,7 @@ from unmask.util.plots import new_figure
 
 
 def cases_by_steps(case: BenchmarkCase, steps: Sequence[int]) -> list[BenchmarkCase]:
-    """The same case with other numbers of steps; ValueError that names what would do for one that does not fit."""
+    """The same case with other numbers of steps; ValueError for a number that does not fit."""
     if case.decoding.threshold is not None:
         raise ValueError("--steps cannot be combined with rollout.threshold; leave one of them out")
     for count in steps:
@@ -34,7 +34,7 @@ def _shape(decoding: Decoding) -> str:
 
 
 def _fitting_steps(decoding: Decoding) -> str:
-    """In words, the numbers of steps that fit: all multiples of the smallest, or a list."""
+    """As text: the numbers of steps that fit."""
     fitting = [steps for steps in range(1, decoding.length + 1) if _fits(decoding, steps)]
     if not fitting:
         return "no number of steps does"
@@ -45,7 +45,7 @@ def _fitting_steps(decoding: Decoding) -> str:
 
 
 def plot_path(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
-    """Where the plot goes: as asked, beside the table, in the run's folder, or here."""
+    """The path of the plot: as given, next to `out`, in the run's folder, or in the current folder."""
     if chosen is not None:
         return chosen
     if out is not None:
@@ -55,18 +55,18 @@ def plot_path(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
 
 
 def check_plot(path: Path) -> None:
-    """ValueError for a kind of file that cannot be drawn; nothing is known where matplotlib is not installed."""
+    """ValueError for a file type that matplotlib cannot write; no check if it is not installed."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         return
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in kinds:
-        raise ValueError(f"--plot: {path.name} is no kind of picture; end its name with one of {', '.join(kinds)}")
+        raise ValueError(f"--plot: {path.name} has no picture format; use one of the endings {', '.join(kinds)}")
 
 
 def draw(lines: Sequence[BenchmarkResult], path: Path) -> bool:
-    """Score against forward passes, a point for each number of steps; False where matplotlib is not installed."""
+    """Score against forward passes, a point for each number of steps; False if matplotlib is not installed."""
     if (figure := new_figure(5.4, 3.8)) is None:
         return False
     axes = figure.subplots()

@@ -1,3 +1,3 @@
-"""The parts inside other people's trainers. Nothing here is imported unless it is asked for by name. Imports
-training and what is below it, not sft or studies.
+"""Adapters to other libraries' trainers. Nothing here is imported unless a user imports it. Imports training and the
+rooms below it, not sft or studies.
 """

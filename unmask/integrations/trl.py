@@ -1,4 +1,4 @@
-"""A GRPOTrainer of TRL's with our rollouts, questions and loss. See docs/trl.md.
+"""TRL's GRPOTrainer with our rollouts, probes and loss. See docs/trl.md.
 
     trainer = DiffusionGRPOTrainer(
         policy, unmask.daca(unmask.diffu_grpo()), Decoding(length=16, steps=8, block=16),
@@ -6,8 +6,8 @@
     )
     trainer.train()
 
-TRL keeps the data, the reward functions, the optimiser and its schedule, the logs and the checkpoints. It lets nothing
-but private methods be overridden, so this file belongs to one release of it (the extra `trl`).
+TRL does the data, the reward functions, the optimiser and its schedule, the logs and the checkpoints. This file
+overrides private methods of TRL, so it works with one release of it (the extra `trl`).
 """
 
 from collections.abc import Sequence
@@ -41,15 +41,15 @@ HONOURED = {
     "remove_unused_columns", "generation_batch_size", "steps_per_generation", "log_completions",
     "num_completions_to_print", "log_unique_prompts", "log_completions_hub_repo", "pad_to_multiple_of",
 }  # fmt: skip
-"""What GRPOConfig has beside TrainingArguments and this trainer does as TRL says. The rest is the method's business, or
-the decoding's, or a causal model's."""
+"""The options of GRPOConfig, beyond those of TrainingArguments, that this trainer supports. The others belong to the
+method, to the decoding, or to causal models."""
 
 
 class DiffusionGRPOTrainer(GRPOTrainer):
-    """GRPO for a masked diffusion model by any Method without branches.
+    """GRPO for a masked diffusion model with any Method that has no branches.
 
-    One batch of rollouts makes `num_iterations` optimiser steps, each on all of it. Where that takes several
-    micro-batches (`gradient_accumulation_steps`), the loss is still normalised over the whole batch.
+    One batch of rollouts gives `num_iterations` optimiser steps, each on the whole batch. The loss is normalised over
+    the whole batch also with several micro-batches (`gradient_accumulation_steps`).
     """
 
     def __init__(
@@ -62,28 +62,31 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         micro_batch_size: int = 32,
         **trainer: Any,
     ) -> None:
-        """`micro_batch_size` bounds the canvases in one pass without gradient: rollouts, and the log-probabilities of
-        the old and the reference policy. `trainer` are arguments of GRPOTrainer: reward_funcs, train_dataset,
-        eval_dataset, callbacks, optimizers."""
+        """`micro_batch_size` is the largest number of canvases in one pass without gradient: rollouts, and the
+        log-probabilities of the old and the reference policy. `trainer` are arguments of GRPOTrainer: reward_funcs,
+        train_dataset, eval_dataset, callbacks, optimizers."""
         check(method, args)
         decoder_of(policy, "training inside TRL").to(args.device)
         self.policy, self.method, self.decoding = policy, method, decoding
         self.micro_batch = MicroBatch(micro_batch_size)
-        self.reference = _reference(policy) if method.needs_reference else None
+        self.reference: Policy | None = None
+        if method.needs_reference:
+            adapted = has_adapter(policy)
+            self.reference = ReferencePolicy(policy) if adapted else deepcopy(policy).requires_grad_(False)
         self._trace: Trace | None = None
         self._reward_B: Tensor | None = None
         self._terms: dict[str, list[LossTerm]] = {}
         self._logprobs: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
         super().__init__(model=policy.lm, args=args, processing_class=fast_tokenizer(policy.tokenizer), **trainer)
-        self.rollout_func = self._roll_out  # given to the constructor, it would only warn that it is experimental
+        self.rollout_func = self._roll_out  # as an argument of the constructor it would give a warning
 
     @property
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"
 
     def _roll_out(self, prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
-        """Rollouts in the form TRL wants them. The noise of a step follows from its number, that of an evaluation from
-        its prompts, so that two evaluations differ by the weights alone."""
+        """Rollouts in TRL's format. The seed of a step depends on its number, the seed of an evaluation on its prompts,
+        so that two evaluations differ only by the weights."""
         ids = [prompt_ids(self.policy.tokenizer, prompt) for prompt in prompts]
         training = self._mode == "train"
         number = self.args.seed * 2**24 + self.state.global_step if training else crc32(str(ids).encode())
@@ -104,7 +107,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], _: list[Any], completion_ids: list[list[int]]
     ) -> Tensor:
-        """TRL's rewards, of texts as this library reads them: up to the first token that ends a turn."""
+        """TRL's rewards for the texts up to the first token that ends a turn."""
         assert self._trace is not None
         texts: list[Any] = completions(self.policy, self._trace, self.decoding.length)
         if isinstance(prompts[0], list):
@@ -112,17 +115,17 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         reward_BF: Tensor = super()._calculate_rewards(inputs, prompts, texts, completion_ids)
         if (unscored_B := reward_BF.isnan().all(-1)).any():
             row = int(unscored_B.nonzero()[0])
-            raise ValueError(f"every reward function returned None or NaN for {texts[row]!r}; give it a number")
+            raise ValueError(f"every reward function returned None or NaN for {texts[row]!r}; return a number")
         self._reward_B = (reward_BF.double() * self.reward_weights.to(reward_BF.device)).nansum(-1)
         return reward_BF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch, which it will shuffle and cut, with the number of each row; and the terms of our loss."""
+        """TRL's batch with the index of each row, because TRL shuffles and splits it; and the terms of our loss."""
         done = self.state.global_step
         if self._mode == "train" and done % self.num_iterations:
             raise ValueError(
-                f"checkpoint-{done} is in the middle of a batch of rollouts, which TRL does not save: resume "
-                f"from one whose number is a multiple of num_iterations={self.num_iterations}, and make save_steps one"
+                f"checkpoint-{done} is in the middle of a batch of rollouts, which TRL does not save: resume from a "
+                f"multiple of num_iterations={self.num_iterations}, and set save_steps to a multiple of it"
             )
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._trace is not None and self._reward_B is not None
@@ -140,7 +143,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
-        """Zeros: TRL asks from left to right and sees token ids only, which do not determine our questions."""
+        """Zeros: TRL computes these from left to right, which a diffusion model does not use."""
         return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -157,13 +160,13 @@ class DiffusionGRPOTrainer(GRPOTrainer):
             logprobs.clear()
             with torch.no_grad():
                 metrics = term_loss(term, whole_NL)[1]
-            for name in metrics.keys() - {"loss"}:  # which TRL logs itself
+            for name in metrics.keys() - {"loss"}:  # TRL logs the loss
                 self._metrics[mode][name].append(float(metrics[name]))
         return loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A checkpoint that `load_model` and the family's own tools read. What TRL saves on the way, to resume from, is
-        in its own form."""
+        """A checkpoint that `load_model` and the family's own tools read. The checkpoints that TRL resumes from are in
+        its own format."""
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             return
@@ -175,10 +178,10 @@ class DiffusionGRPOTrainer(GRPOTrainer):
 
 
 def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of some traces in a term's loss, normalised over all of them; the numbers of their questions, and their
-    log-probabilities. Summed over a partition of the traces it is the loss, and its gradient the gradient.
+    """The part of a term's loss that belongs to some traces, normalised over all; the indices of their probes, and
+    their log-probabilities. The sum over a partition of the traces is the loss, and likewise for the gradient.
 
-    Every other trace gets advantage zero and the reference's log-probabilities, with which it adds nothing.
+    All other traces get advantage zero and the reference's log-probabilities, so they add nothing.
     """
     probes, mine_B = term.probes, torch.zeros_like(term.advantage_B, dtype=torch.bool)
     mine_B[row_b] = True
@@ -193,36 +196,36 @@ def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Te
 
 
 def check(method: Method, args: GRPOConfig) -> None:
-    """ValueError for settings that this trainer cannot honour."""
+    """ValueError for settings that this trainer does not support."""
     if method.branch is not None:
-        raise ValueError(f"{method.name} branches, and TRL has no place for their rewards: use `unmask train`")
+        raise ValueError(f"{method.name} branches, and TRL cannot score branches: use `unmask train`")
     if args.world_size > 1:
-        raise ValueError("several processes: TRL's would each normalise alone; use `torchrun -m unmask train`")
+        raise ValueError("several processes are not supported inside TRL; use `torchrun -m unmask train`")
     if args.bf16 or args.fp16:
-        raise ValueError("bf16: rollouts and updates compute in the type the policy was loaded in; set bf16=False")
+        raise ValueError("bf16: rollouts and updates use the dtype the policy was loaded in; set bf16=False")
     if args.steps_per_generation != args.gradient_accumulation_steps:
         raise ValueError(
-            f"steps_per_generation={args.steps_per_generation}: an optimiser step takes the whole batch of rollouts, "
-            f"so it must be gradient_accumulation_steps={args.gradient_accumulation_steps}; leave it out"
+            f"steps_per_generation={args.steps_per_generation}: an optimiser step uses the whole batch of rollouts, "
+            f"so it must equal gradient_accumulation_steps={args.gradient_accumulation_steps}; leave it out"
         )
     for name in GRPOConfig.__annotations__:
         value, default = getattr(args, name), GRPOConfig.__dataclass_fields__[name].default
         if name not in HONOURED and value != default:
-            raise ValueError(f"{name}={value!r}: the method and the decoding decide this; leave it out")
+            raise ValueError(f"{name}={value!r}: the method and the decoding determine this; leave it out")
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[dict[str, str]]) -> list[int]:
-    """A text as it stands; of a conversation a user's turn, after a system's if there is one, in the model's format."""
+    """A string as it is; a conversation, an optional system turn and a user turn, in the chat template."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     roles, texts = [turn["role"] for turn in prompt], [turn["content"] for turn in prompt]
     if roles not in (["user"], ["system", "user"]):
-        raise ValueError(f"a prompt is a user's turn, after a system's at most, and not the turns {', '.join(roles)}")
+        raise ValueError(f"a prompt is a user turn after an optional system turn, not the turns {', '.join(roles)}")
     return tokenizer.prompt(texts[-1], *texts[:-1])
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> Any:
-    """What TRL pads with, and reads completions with for its logs."""
+    """The tokenizer for TRL's padding and its logs."""
     if isinstance(tokenizer, HubTokenizer):
         return tokenizer.fast
     from tokenizers import Regex, Tokenizer as Fast, decoders, models, pre_tokenizers
@@ -233,7 +236,3 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any:
     fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     fast.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", mask_token="<mask>", eos_token="<eos>")
-
-
-def _reference(policy: Model) -> Policy:
-    return ReferencePolicy(policy) if has_adapter(policy) else deepcopy(policy).requires_grad_(False)

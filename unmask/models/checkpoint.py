@@ -1,6 +1,6 @@
-"""Checkpoints on disk: config.json and safetensors, read tensor by tensor and written back as they were.
+"""Checkpoints on disk: config.json and safetensors, read tensor by tensor and written back in the same layout.
 
-Nothing executable is ever read: no pickles, no code.
+Pickles and code are never read.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUMS = "SHA256SUMS"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# What else belongs to a checkpoint. Python files are copied for the authors' own tools, never run.
+# Other files of a checkpoint. Python files are copied for the authors' own tools and never run.
 BESIDE = (
     "generation_config.json",
     "tokenizer*.*",
@@ -36,13 +36,13 @@ BESIDE = (
     "chat_template.*",
     "*.py",
 )
-STORED = ("F64", "F32", "F16", "BF16")  # others are quantised and need a scale
+STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised and need a scale
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass
 class Origin:
-    """What a checkpoint holds besides its weights, so that it can be written back."""
+    """The parts of a checkpoint other than its weights, kept so that it can be written back."""
 
     config: dict[str, Any]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class Origin:
 
 
 class StoredTensors:
-    """A policy that remembers its checkpoint, so that `save` can write it."""
+    """A policy that keeps the origin of its weights, so that `save` can write them."""
 
     lm: Any
     origin: Origin
     names: Names
     home: str = ""
-    """The name, folder or hub id it was loaded from; of a model with an adapter, its base's."""
+    """The name, folder or hub id it was loaded from. For a model with an adapter: that of its base model."""
 
     def set_origin(self, origin: Origin) -> None:
         self.origin, self.names = origin, origin.names
@@ -67,13 +67,13 @@ class StoredTensors:
 
 def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"There is no {path.name} in {path.parent}; give a folder that holds a checkpoint.")
+        raise ValueError(f"There is no {path.name} in {path.parent}; give the folder of a checkpoint.")
     try:
         content = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object.")
+        raise ValueError(f"{path} is not a JSON object.")
     return content
 
 
@@ -86,28 +86,28 @@ def stated_dtype(config: Mapping[str, Any], path: Path) -> torch.dtype | None:
     if name is None:
         return None
     if not isinstance(name, str) or name not in DTYPES:
-        raise ValueError(f"{path} states the type {name!r}; {', '.join(DTYPES)} are read.")
+        raise ValueError(f"{path} has the dtype {name!r}; supported: {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: one, or those that the index names."""
+    """model.safetensors, or the shards that the index lists."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         if any(path for pattern in PICKLES for path in folder.glob(pattern)):
             raise ValueError(
-                f"{folder} holds pickled weights only, and a pickle can run code: only safetensors are read. "
-                "Convert them with the tool that wrote them."
+                f"{folder} has only pickled weights. A pickle can run code, so only safetensors are read: "
+                "convert the weights with the tool that wrote them."
             )
-        raise ValueError(f"There is no {WEIGHTS} in {folder}, nor an index of several such files.")
+        raise ValueError(f"There is no {WEIGHTS} in {folder}, and no {INDEX}.")
     shards = read_json(folder / INDEX).get("weight_map")
     if not shards or not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise ValueError(f"{folder / INDEX} holds no weight_map.")
+        raise ValueError(f"{folder / INDEX} has no weight_map.")
     paths = [folder / Path(name).name for name in sorted(set(shards.values()))]
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"There is no {path.name} in {folder}, though {INDEX} names it; download it again.")
+            raise ValueError(f"There is no {path.name} in {folder}, but {INDEX} lists it; download it again.")
     return paths
 
 
@@ -119,7 +119,7 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); download it again.") from error
+        raise ValueError(f"{path} is damaged ({error}); download it again.") from error
 
 
 def load_weights(
@@ -132,12 +132,12 @@ def load_weights(
     dtype: torch.dtype | None = None,
     device: str | torch.device = "cpu",
 ) -> set[str]:
-    """Give a network without storage its weights, one tensor at a time, in their final type and on their device.
+    """Load the weights of a network on the meta device, one tensor at a time, in their final dtype and device.
 
-    tied     tensors that may be missing, each with the one it then is
-    unused   beginnings of names that a checkpoint may hold and this network has no use for
-    dtype    None: as they are stored
-    returns  the tied tensors that a file holds all the same and that differ from the one they are tied to
+    tied     tensors that may be missing, each with the tensor it is tied to
+    unused   prefixes of tensor names that are skipped
+    dtype    None: as stored
+    returns  the tied tensors that are in the files and differ from the tensor they are tied to
     """
     tied = tied or {}
     check_sums(folder)
@@ -149,7 +149,7 @@ def load_weights(
         with open_safetensors(path) as file:
             for name, own in wanted:
                 stored = file.get_tensor(own)
-                # Memory of its own: what the file is mapped to changes with the file.
+                # A copy: memory that is mapped to the file changes with the file.
                 weight = torch.empty(stored.shape, dtype=dtype or stored.dtype, device=device)
                 _set(lm, name, nn.Parameter(weight.copy_(stored)))
     apart = {
@@ -166,33 +166,30 @@ def load_weights(
 def _tensor_places(
     lm: "PreTrainedModel", paths: list[Path], names: Names, tied: Mapping[str, str], unused: tuple[str, ...]
 ) -> dict[str, tuple[Path, str]]:
-    """For every tensor of the network, the file that holds it and its name there. From headers alone."""
+    """For every tensor of the network, its file and its name there. Reads headers only."""
     shapes = {name: list(weight.shape) for name, weight in lm.state_dict().items()}
     where: dict[str, tuple[Path, str]] = {}
     for path in paths:
         with open_safetensors(path) as file:
             for own in file.keys():  # noqa: SIM118 (no mapping)
-                name = _current_name(names.native(own))
-                if name.startswith(unused) or name.endswith("rotary_emb.inv_freq"):  # tables, which are computed
+                name = names.native(own)
+                # Early BERT checkpoints have other names for the parameters of a norm.
+                name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+                if name.startswith(unused) or name.endswith("rotary_emb.inv_freq"):  # computed by _restore_buffers
                     continue
                 if name not in shapes:
-                    raise ValueError(f"{path} holds {own}, which this kind of model does not have.")
+                    raise ValueError(f"{path} has a tensor {own}, which this kind of model does not have.")
                 shape, kind = file.get_slice(own).get_shape(), file.get_slice(own).get_dtype()
                 if shape != shapes[name]:
-                    raise ValueError(f"{path}: {own} has the shape {shape}; config.json asks for {shapes[name]}.")
+                    raise ValueError(f"{path}: {own} has the shape {shape}; by config.json it is {shapes[name]}.")
                 if kind not in STORED:
-                    raise ValueError(f"{path}: {own} is stored as {kind}; {', '.join(STORED)} are read.")
+                    raise ValueError(f"{path}: {own} is stored as {kind}; supported: {', '.join(STORED)}.")
                 where[name] = path, own
     missing = [names.own(name) for name in shapes if name not in where and name not in tied]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"{paths[0].parent} holds no tensor {missing[0]}{more}.")
+        raise ValueError(f"{paths[0].parent} has no tensor {missing[0]}{more}.")
     return where
-
-
-def _current_name(name: str) -> str:
-    """The current name of a norm; the first BERT checkpoints have an older one."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:
@@ -201,7 +198,7 @@ def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:
 
 
 def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
-    """Compute the tables that no checkpoint holds and that a network without storage lacks."""
+    """Compute the buffers that are not stored in checkpoints."""
     for name, module in list(lm.named_modules()):
         if name.endswith("rotary_emb"):
             lm.set_submodule(name, type(module)(module.config).to(device))
@@ -216,14 +213,14 @@ def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
 
 
 def save(policy: StoredTensors, folder: str | Path, max_shard_bytes: int = 5_000_000_000) -> None:
-    """Write a checkpoint that the family's own tools read: its field names, its tensor names, its tokenizer.
+    """Write a checkpoint in the family's own format: field names, tensor names, tokenizer.
 
-    The folder appears whole or not at all, and replaces a checkpoint that was there; other files stay.
+    The folder is replaced atomically. Files that do not belong to a checkpoint stay.
     """
     if "peft_config" in vars(policy.lm):
-        raise ValueError("This model has an adapter: merge it first, or write it alone with save_adapter.")
+        raise ValueError("This model has an adapter: merge it first, or save the adapter alone with save_adapter.")
     with replace_folder(folder, _holds_weights) as new:
-        weights = dict(policy.lm.named_parameters())  # each once, also where it has two names
+        weights = dict(policy.lm.named_parameters())  # a shared tensor once
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         types = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
         (new / "config.json").write_text(json.dumps({**policy.origin.config, **types}, indent=2) + "\n")
@@ -244,8 +241,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
     place: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        held = {name: weights[name].detach().cpu().contiguous() for name in shard}
-        save_tensors(held, folder / file)
+        save_tensors({name: weights[name].detach().cpu().contiguous() for name in shard}, folder / file)
         place.update(dict.fromkeys(shard, file))
     if len(shards) > 1:
         total = {"total_size": sum(weight.nbytes for weight in weights.values())}
@@ -254,11 +250,11 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
 
 @contextmanager
 def replace_folder(folder: str | Path, obsolete: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
-    """A new folder, which replaces the old one when it is finished: with checksums, and synced to disk. Other files of
-    the old folder move into it, except those that are `obsolete`."""
+    """A new folder that replaces the old one on exit, with checksums and synced to disk. Files of the old folder that
+    the new one does not have are kept, unless they are `obsolete`."""
     folder = Path(folder).absolute()
     if folder == Path.cwd():
-        raise ValueError("A checkpoint takes the place of its folder: give one other than the current folder.")
+        raise ValueError("A checkpoint replaces its folder: give another folder than the current folder.")
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -293,7 +289,7 @@ def _holds_weights(name: str) -> bool:
 
 
 def check_sums(folder: Path) -> None:
-    """ValueError if weights are not what was written, where the folder says what that was (`sha256sum -c` reads it)."""
+    """ValueError if weights do not match the checksums of the folder, if it has any (`sha256sum -c` reads the file)."""
     if not (folder / SUMS).is_file():
         return
     for line in (folder / SUMS).read_text().splitlines():

@@ -1,4 +1,4 @@
-"""config.json of a checkpoint, read field by field: errors name the field that is missing or of the wrong kind."""
+"""config.json of a checkpoint, read field by field. Errors name the field that is missing or has the wrong type."""
 
 import math
 from collections.abc import Mapping
@@ -19,27 +19,25 @@ LARGEST, DEEPEST = 2**31, 2**12  # larger than any model
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A config.json."""
-
     path: Path
     fields: Mapping[str, Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field; the default where it is missing or null."""
+        """The field; the default if it is missing or null."""
         value = self.fields.get(name)
         return default if value is None else value
 
     def need(self, name: str) -> Any:
         value = self.get(name)
         if value is None:
-            raise ValueError(f"{self.path} does not state {name}, which a checkpoint of this kind needs.")
+            raise ValueError(f"{self.path} has no {name}, which a checkpoint of this kind needs.")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A field that is a whole number above 0; the default where it is missing or null."""
+        """A field that is a whole number above 0; the default if it is missing or null."""
         value = self.need(name) if default is None else self.get(name, default)
         if type(value) is not int or not 0 < value < (DEEPEST if "layers" in name else LARGEST):
-            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a whole number above 0.")
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it must be a whole number above 0.")
         return value
 
     def only(self, allowed: Mapping[str, Any]) -> None:
@@ -49,21 +47,21 @@ class ConfigFile:
                 raise ValueError(f"{self.path} sets {name} to {self.get(name)!r}; only {value!r} is supported.")
 
     def kind(self, name: str, wanted: type, default: Any) -> Any:
-        """A field that is of this type; the default where it is missing or null."""
+        """A field of this type; the default if it is missing or null."""
         value = self.get(name, default)
         if not isinstance(value, wanted):
-            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a {wanted.__name__}.")
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it must be a {wanted.__name__}.")
         return value
 
     def unbuilt(self, error: Exception) -> ValueError:
-        """The error to raise where a library failed on settings that do not go together."""
+        """The error to raise if transformers cannot build the network."""
         message = " ".join(str(error).split())
         message = f"there is no {message}" if isinstance(error, KeyError) else message
-        return ValueError(f"{self.path} describes no network: {message}")
+        return ValueError(f"{self.path} does not describe a network: {message}")
 
     def number(self, name: str, value: Any = None) -> float:
-        """A field that is a number above 0; or else this value, which must be one."""
+        """A field, or this value in its place, that is a number above 0."""
         value = self.need(name) if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{self.path} sets {name} to {value!r}; it is a number above 0.")
+            raise ValueError(f"{self.path} sets {name} to {value!r}; it must be a number above 0.")
         return float(value)

@@ -1,9 +1,9 @@
-"""Decoders of the Llama kind (Llama, Qwen2, Qwen3) read as masked diffusion models: LLaDA, Dream, SDAR, A2D, ours.
+"""Decoders of the Llama kind (Llama, Qwen2, Qwen3) as masked diffusion models: LLaDA, Dream, SDAR, A2D, ours.
 
-Weights and modules are transformers' own classes, so they load, save, shard and take adapters as usual. The pass
-through them is written out here, because it must do what theirs cannot: attend in both directions or by blocks, rotate
-in the precision each family was trained with, compute a window of columns against remembered keys and values, and stop
-at the positions that are needed.
+Weights and modules are transformers' own classes, so they load, save, shard and take adapters as usual. The forward
+pass is written here, because it does what theirs cannot: attend in both directions or by blocks, rotate in the
+precision each family was trained with, compute a window of columns against cached keys and values, and return hidden
+states only at the positions that are needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a checkpoint's authors know of it and its tensors do not show."""
+    """Properties of a checkpoint that its tensors do not show."""
 
     mask_id: int
     eos_id: int
@@ -37,19 +37,19 @@ class Facts:
     causal_block: int | None = None
     """Attention is block-causal with this block length, counted from the first real token; None: full."""
     rotary_fp32: bool = False
-    """Queries and keys are rotated in fp32 (LLaDA), not in the type of the activations."""
+    """Queries and keys are rotated in fp32 (LLaDA), not in the dtype of the activations."""
 
 
 class Window(NamedTuple):
-    """Columns that a layer computes against remembered keys and values, which it updates there."""
+    """Columns that a layer computes against cached keys and values; it updates the cache at these columns."""
 
     key_SHLD: Tensor
     value_SHLD: Tensor
     column_W: Tensor
 
 
-class Decoder(Metered, nn.Module):
-    """Implements CachingPolicy around a LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM."""
+class TransformersPolicy(Metered, nn.Module):
+    """A policy around a transformers model: what decoders and encoders have in common."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -57,8 +57,26 @@ class Decoder(Metered, nn.Module):
         self.facts = facts
         self.tokenizer = tokenizer
         self.mask_id, self.eos_id, self.pad_id = facts.mask_id, facts.eos_id, facts.pad_id
-        self.max_length, self.causal_block = facts.max_length, facts.causal_block
+        self.max_length = facts.max_length
         self.vocabulary: int = lm.config.vocab_size
+
+    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
+
+    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def head(self, hidden_QD: Tensor) -> Tensor:
+        logits_QV = self.lm.get_output_embeddings()(hidden_QD)
+        return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+
+
+class Decoder(TransformersPolicy):
+    """Implements CachingPolicy around a LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM."""
+
+    def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer) -> None:
+        super().__init__(lm, facts, tokenizer)
+        self.causal_block = facts.causal_block
         self.gradient_checkpointing = False
         """Recompute each layer in the backward pass instead of keeping its activations."""
         # A plain attribute: casting the module to bf16 would round a buffer.
@@ -68,12 +86,12 @@ class Decoder(Metered, nn.Module):
         self.rolling = False
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
-            if lm.config.model_type != "qwen3":  # which alone has norms on its queries and keys
+            if lm.config.model_type != "qwen3":  # only Qwen3 has norms on its queries and keys
                 layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Under it compiled passes run without gradient. No pass that enters a ratio may run here."""
+        """Compiled passes inside it run without gradient. A pass that enters a ratio must not run inside it."""
         before, self.rolling = self.rolling, True
         try:
             yield
@@ -81,19 +99,12 @@ class Decoder(Metered, nn.Module):
             self.rolling = before
 
     def compile_layers(self) -> None:
-        """Compile the layers: faster on a large GPU, seconds to begin with."""
-        # One code object serves all layers. It is compiled for every kind of batch: padded or not, with memory or
-        # without, of one row, with the adapter on or off.
+        """Compile the layers: faster on a large GPU, after some seconds of compilation."""
+        # All layers share one code object. It is compiled once for every kind of batch: padded or not, with or without
+        # a cache, one row or more, adapter on or off.
         torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
         self.layers = [torch.compile(layer.forward) for layer in self.lm.model.layers]
         self.compiled = True
-
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
-
-    def head(self, hidden_QD: Tensor) -> Tensor:
-        logits_QV = self.lm.lm_head(hidden_QD)
-        return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self._trunk(tokens_SL, attended_SL, 0, tokens_SL.shape[1], at_Q, None)
@@ -135,14 +146,15 @@ class Decoder(Metered, nn.Module):
                     x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window)
         row_Q, column_Q = at_Q // width, at_Q % width
         if self.facts.shift:
-            column_Q = (column_Q - 1).clamp(min=0)  # no model predicts the first token: it is always given
+            column_Q = (column_Q - 1).clamp(min=0)  # the first token is always given, never predicted
         picked_QD = x_SWD.flatten(0, 1)[row_Q * (last - first) + column_Q - first]
         return self.lm.model.norm(picked_QD)
 
     def _place(
         self, tokens_SL: Tensor, attended_SL: Tensor | None, first: int, last: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Positions, counted over attended tokens so that padding moves nothing; and who sees whom, None for all."""
+        """Positions, counted over attended tokens so that padding has no effect; and the attention mask, None for full
+        attention."""
         if attended_SL is None:
             if self.causal_block is None:
                 return torch.arange(tokens_SL.shape[1], device=tokens_SL.device)[None], None
@@ -152,7 +164,7 @@ class Decoder(Metered, nn.Module):
         if self.causal_block is not None:
             block_SL = position_SL // self.causal_block
             seen_S1WL = seen_S1WL & (block_SL[:, None, None, :] <= block_SL[:, None, first:last, None])
-            # A padded query sees only padding, and a row that sees nothing is not a number on some devices.
+            # A padded query attends to all: a row that attends to nothing gives NaN on some devices.
             seen_S1WL = seen_S1WL | ~attended_SL[:, None, first:last, None]
         return position_SL, seen_S1WL
 
@@ -169,7 +181,7 @@ class Decoder(Metered, nn.Module):
 def _layer(
     layer: Any, x_SWD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, window: Window | None = None
 ) -> Tensor:
-    """One pre-norm decoder layer. It replaces the forward of the module, so that hooks (sharding) run."""
+    """One pre-norm decoder layer. It replaces the module's forward method, so that hooks (sharding) still run."""
     attention = layer.self_attn
     y_SWD = layer.input_layernorm(x_SWD)
     heads = (*y_SWD.shape[:2], -1, attention.head_dim)
@@ -186,7 +198,7 @@ def _layer(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, the first half of the channels against the second, in the type of cos and sin."""
+    """Rotary embedding, the first half of the channels against the second, in the dtype of cos and sin."""
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
@@ -194,7 +206,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:
     """Scaled dot-product attention; each key head serves `groups` query heads in order."""
-    if groups > 1 and mask is not None:  # with a mask the grouped kernel is a slow one
+    if groups > 1 and mask is not None:  # with a mask the grouped kernel is slow
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups > 1)

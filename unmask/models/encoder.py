@@ -1,49 +1,35 @@
 """Encoders trained with a masked token objective, BERT and ModernBERT, as policies.
 
-They run with transformers' own forward and have no memory of a pass; models with one are a CachingPolicy.
+They run transformers' own forward pass and have no cache.
 """
 
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.core.policy import Tokenizer
 from unmask.models.checkpoint import Origin, StoredTensors
-from unmask.models.decoder import Facts
-from unmask.util.metering import Metered
+from unmask.models.decoder import Facts, TransformersPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class MaskedLM(Metered, StoredTensors, nn.Module):
-    """Implements Policy; the two subclasses know the parts of their networks."""
+class MaskedLM(StoredTensors, TransformersPolicy):
+    """Implements Policy."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
-        super().__init__()
-        self.lm = lm
-        self.facts = facts
-        self.tokenizer = tokenizer
-        self.mask_id, self.eos_id, self.pad_id = facts.mask_id, facts.eos_id, facts.pad_id
-        self.max_length = facts.max_length
-        self.vocabulary: int = lm.config.vocab_size
+        super().__init__(lm, facts, tokenizer)
         self.set_origin(origin)
 
-    def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
-
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        """The states that the matrix over the vocabulary reads, the prediction head's own layer included."""
+        """The states just before the projection to the vocabulary."""
         if tokens_SL.shape[1] > self.max_length:
             raise ValueError(f"This model takes at most {self.max_length} tokens, not {tokens_SL.shape[1]}.")
         self.record_pass(tokens_SL, tokens_SL.shape[1])
         position_SL = None if attended_SL is None else (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
         return self._transform(self._states(tokens_SL, attended_SL, position_SL).flatten(0, 1)[at_Q])
-
-    def head(self, hidden_QD: Tensor) -> Tensor:
-        logits_QV = self.lm.get_output_embeddings()(hidden_QD)
-        return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
 
     def _states(self, tokens_SL: Tensor, attended_SL: Tensor | None, position_SL: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -68,8 +54,8 @@ class ModernBert(MaskedLM):
         return output.last_hidden_state
 
     def _masks(self, attended_SL: Tensor) -> dict[str, Tensor]:
-        """Who sees whom in the two kinds of layers. Padding far from any token sees padding: a row that sees nothing
-        is not a number on some devices."""
+        """The attention masks of the two kinds of layers. A padded query attends to all: a row that attends to nothing
+        gives NaN on some devices."""
         column_L = torch.arange(attended_SL.shape[1], device=attended_SL.device)
         near_LL = (column_L[:, None] - column_L).abs() <= self.lm.config.sliding_window
         full_S1LL = attended_SL[:, None, None, :].expand(-1, 1, len(column_L), -1)

@@ -1,6 +1,6 @@
-"""The supported families of models: how config.json identifies them, their networks, what they expect.
+"""The supported families of models: how config.json identifies them, their networks, their special tokens.
 
-FAMILIES holds every fact that the tensors of a family do not show. What a checkpoint states itself comes first.
+FAMILIES has every fact that the tensors of a family do not show. A value in config.json takes precedence.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,22 +23,22 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     network: Callable[[ConfigFile], tuple[str, dict[str, Any]]]
-    """The class that runs it, by the beginning of its name, and that class's configuration."""
+    """The prefix of the transformers class that runs it, and the configuration of that class."""
     names: Names = SAME
     mask_id: int | None = None
-    """Where config.json states none; None: the tokenizer's mask token."""
+    """Used if config.json has none. None: the tokenizer's mask token."""
     shift: bool = False
     causal_block: int | None = None
     block_field: str = "causal_block"
     rotary_fp32: bool = False
     max_length: int | None = None
-    """The usable length, where config.json states a longer one."""
+    """The usable length, if config.json has a longer one."""
     ends: tuple[str, ...] = ()
-    """Tokens that end an answer, besides EOS."""
+    """Tokens that end a completion, in addition to EOS."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that the authors always pass to the chat template."""
     autoregressive: bool = False
-    """The architecture is autoregressive: a checkpoint has to state that it is bidirectional."""
+    """The architecture is autoregressive: config.json must say that the checkpoint is bidirectional."""
     encoder: bool = False
     tied: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"})
     tied_field: str = "tie_word_embeddings"
@@ -47,7 +47,7 @@ class Family:
 
 # --- the networks -------------------------------------------------------------------------------------------
 
-# Settings with another value are not supported by the decoder's pass.
+# Other values of these settings are not supported by the decoder's forward pass.
 PLAIN = {
     "use_sliding_window": False,
     "use_mrope": False,
@@ -77,7 +77,7 @@ LLADA_PLAIN = {
 
 
 def _llada(file: ConfigFile) -> tuple[str, dict[str, Any]]:
-    for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # the original class has other defaults
+    for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # LLaDA's class has other defaults
         file.need(name)
     file.only(LLADA_PLAIN)
     width, heads = file.size("d_model"), file.size("n_heads")
@@ -97,7 +97,7 @@ def _llada(file: ConfigFile) -> tuple[str, dict[str, Any]]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    # A Qwen2 is a Llama with a bias on queries, keys and values and nowhere else.
+    # Qwen2 is Llama with a bias on queries, keys and values only.
     return ("Qwen2" if file.get("include_qkv_bias") else "Llama"), config
 
 
@@ -105,7 +105,7 @@ def _decoder(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
     def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
         file.only(PLAIN)
         if set(file.kind("layer_types", list, [])) - {"full_attention"}:
-            raise ValueError(f"{file.path} asks for layers with a sliding window, which is not supported.")
+            raise ValueError(f"{file.path} has layers with a sliding window, which are not supported.")
         config: dict[str, Any] = {name: file.size(name) for name in SIZES}
         config["rms_norm_eps"] = file.need("rms_norm_eps")
         config["num_key_value_heads"] = file.size("num_key_value_heads", config["num_attention_heads"])
@@ -123,9 +123,7 @@ def _decoder(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
             "rope_theta": file.number("rope_theta", theta),
         }
         if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
-            raise ValueError(
-                f"{file.path} asks for rotary frequencies that depend on the length, which is not supported."
-            )
+            raise ValueError(f"{file.path} has rotary frequencies that depend on the length: they are not supported.")
         return kind, {**config, "bos_token_id": None, "eos_token_id": None}
 
     return network
@@ -139,14 +137,9 @@ def _encoder(kind: str, **off: Any) -> Callable[[ConfigFile], tuple[str, dict[st
         outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")
         config = {name: value for name, value in file.fields.items() if name not in outer}
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
-        # Dropout would make two passes over one canvas differ, and every ratio of them with it.
-        return kind, {
-            **config,
-            **tokens,
-            "pad_token_id": file.get("pad_token_id"),
-            "attn_implementation": "sdpa",
-            **off,
-        }
+        settings = {"pad_token_id": file.get("pad_token_id"), "attn_implementation": "sdpa"}
+        # Dropout would make two passes over one canvas differ, and so every ratio of their probabilities.
+        return kind, {**config, **tokens, **settings, **off}
 
     return network
 
@@ -195,22 +188,8 @@ FAMILIES = (
         block_field="block_size",
         ends=_CHAT,
     ),
-    Family(
-        "A2D",
-        ("A2DLlamaLMHeadModel",),
-        ("a2d-llama",),
-        _decoder("Llama"),
-        block_field="block_size",
-        ends=_HEADER,
-    ),
-    Family(
-        "A2D",
-        ("A2DQwen2LMHeadModel",),
-        ("a2d-qwen2",),
-        _decoder("Qwen2"),
-        block_field="block_size",
-        ends=_CHAT,
-    ),
+    Family("A2D", ("A2DLlamaLMHeadModel",), ("a2d-llama",), _decoder("Llama"), block_field="block_size", ends=_HEADER),
+    Family("A2D", ("A2DQwen2LMHeadModel",), ("a2d-qwen2",), _decoder("Qwen2"), block_field="block_size", ends=_CHAT),
     Family(
         "A2D",
         ("A2DQwen3LMHeadModel",),
@@ -263,15 +242,15 @@ SUPPORTED = (
 
 
 def family_of(file: ConfigFile) -> Family:
-    """`architectures` decides; where it is missing, `model_type` does."""
+    """By `architectures`, or by `model_type` if that is missing."""
     kinds = file.get("architectures") or [file.get("model_type")]
     if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
-        raise ValueError(f"{file.path}: architectures must be a list of names, and model_type a name.")
+        raise ValueError(f"{file.path}: architectures must be a list of names, and model_type must be a name.")
     kind = kinds[0]
-    if kind == "llada" and "num_experts" in file.fields:  # two families have this name
+    if kind == "llada" and "num_experts" in file.fields:  # two families have this model_type
         kind = "lladamoe"
     if kind is None:
-        raise ValueError(f"{file.path} states neither architectures nor model_type.")
+        raise ValueError(f"{file.path} has neither architectures nor model_type.")
     for family in FAMILIES:
         if kind in (*family.architectures, *family.model_types):
             return family
@@ -282,7 +261,7 @@ def family_of(file: ConfigFile) -> Family:
 
 
 def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", bool]:
-    """The network without storage, head and embedding apart; and whether they are one matrix."""
+    """The network on the meta device, with separate head and embedding; and whether they share one matrix."""
     import transformers
 
     kind, fields = family.network(file)
@@ -294,7 +273,7 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
         model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
         with torch.device("meta"):
             return model(config).eval(), tied
-    except Exception as error:  # of any kind: settings that do not go together
+    except Exception as error:  # transformers raises many kinds for settings that do not fit together
         raise file.unbuilt(error) from error
 
 
@@ -302,7 +281,7 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
 
 
 def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedTokenizerFast | None", name: str) -> Facts:
-    """What config.json says, then the family, then the tokenizer.
+    """From config.json, else from the family, else from the tokenizer.
 
     rows   of the embedding
     name   the name that the model is loaded by
@@ -312,16 +291,17 @@ def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedToken
         mask = fast.mask_token_id if fast.mask_token_id is not None else fast.get_vocab().get("<|mask|>")
     if mask is None:
         raise ValueError(
-            f"{file.path.parent} has no mask token, neither as mask_token_id in config.json nor in its tokenizer. "
-            "An autoregressive model has to be made into a masked diffusion model first: unmask adapt."
+            f"{file.path.parent} has no mask token, neither mask_token_id in config.json nor in its tokenizer. "
+            "An autoregressive model must be adapted first: unmask adapt."
         )
     if family.autoregressive and file.fields.get("is_causal") is not False:
         raise ValueError(
-            f"{file.path} does not say that this {family.name} attends in both directions. If it was trained to, "
-            'add "is_causal": false to the file; an autoregressive model has to be adapted first: unmask adapt.'
+            f"{file.path} does not say that this {family.name} attends in both directions. If it was trained that way, "
+            'add "is_causal": false to the file. An autoregressive model must be adapted first: unmask adapt.'
         )
     end, pad = file.get("eos_token_id"), file.get("pad_token_id")
-    end = (end[0] if end else None) if isinstance(end, list) else end
+    listed = end if isinstance(end, list) else []
+    end = (listed[0] if listed else None) if isinstance(end, list) else end
     if family.encoder:
         end = None  # their EOS is the separator
     if fast is not None:
@@ -329,9 +309,8 @@ def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedToken
         end = fast.eos_token_id if end is None else end
     end = pad if end is None else end
     if end is None:
-        raise ValueError(f"{file.path} does not state eos_token_id, and the tokenizer has none.")
+        raise ValueError(f"{file.path} has no eos_token_id, and the tokenizer has no EOS token.")
     pad = end if pad is None else pad
-    listed = file.get("eos_token_id") if isinstance(file.get("eos_token_id"), list) else []
     for token, role in ((mask, "mask"), (end, "end"), (pad, "padding"), *((token, "end") for token in listed)):
         if type(token) is not int or not 0 <= token < rows:
             raise ValueError(f"{file.path}: the {role} token {token} is outside the vocabulary of {rows}.")
@@ -356,11 +335,11 @@ def block_of(family: Family, file: ConfigFile, name: str) -> int | None:
     if not declared:
         if family.name == "A2D" and "bd3lm" in name.lower():
             raise ValueError(
-                f'{file.path} does not state the block length of this block-causal model: add "causal_block": 32 '
-                "(or what it was trained with; null for full attention) to a copy of the folder."
+                f'{file.path} does not have the block length of this block-causal model: add "causal_block": 32 '
+                "(or the length it was trained with; null for full attention) to a copy of the folder."
             )
         return family.causal_block
     block = file.fields[declared[0]]
     if block is not None and (type(block) is not int or block < 1):
-        raise ValueError(f"{file.path} sets {declared[0]} to {block!r}; it is a number of tokens, or null.")
+        raise ValueError(f"{file.path} sets {declared[0]} to {block!r}; it must be a number of tokens, or null.")
     return block

@@ -23,12 +23,12 @@ from unmask.util.parsing import missing_folder_message
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# No pickles and no code: nothing that could run is even fetched.
+# Neither pickles nor code are downloaded.
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
 
 
 class Released(StoredTensors, Decoder):
-    """A decoder that was read from a checkpoint."""
+    """A decoder from a checkpoint."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer, origin: Origin) -> None:
         super().__init__(lm, facts, tokenizer)
@@ -39,9 +39,9 @@ Model = Tiny | Released | MaskedLM
 
 
 def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
-    """The embedded model, "tiny"; a folder that holds a checkpoint or an adapter; or a model's id on the hub.
+    """The embedded model, "tiny"; a folder with a checkpoint or an adapter; or a model's id on the hub.
 
-    dtype None is what the checkpoint states, and fp32 for the tiny model.
+    dtype None: as in the checkpoint's config.json, and fp32 for the tiny model.
     """
     if name_or_path == "tiny":
         embedded = load_tiny(dtype=dtype or torch.float32, device=device)
@@ -70,7 +70,7 @@ def load_checkpoint(
     tokenizer: Tokenizer | None = None,
     hub: str | None = None,
 ) -> Model:
-    """A checkpoint in a folder. `tokenizer` replaces the folder's own; `hub` is the id the folder came from."""
+    """A checkpoint in a folder. `tokenizer` replaces the folder's own; `hub` is the id it was downloaded from."""
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if is_tiny(config):
@@ -84,9 +84,9 @@ def load_checkpoint(
     fast = read_tokenizer(folder) if tokenizer is None else None
     facts = facts_of(family, file, rows, fast, hub or folder.name)
     if fast is not None:
-        tokenizer = HubTokenizer(fast, facts.mask_id, _end_ids(family.ends, config, facts, fast), family.template)
+        tokenizer = _hub_tokenizer(family, config, facts, fast)
         if tokenizer.size > rows:
-            raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, the model only {rows}.")
+            raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, but the model only {rows}.")
     assert tokenizer is not None
     shared = {name: base for name, base in family.tied.items() if tied or name.endswith(".bias")}
     dtype = dtype or stated_dtype(config, file.path)
@@ -119,8 +119,8 @@ def check_attention(
 ) -> None:
     """ValueError unless the logits are finite and attention is bidirectional, or block-causal with this block length.
 
-    One short canvas, three passes. It checks what the network does, not what its weights were trained for: nothing in
-    the tensors of an autoregressive checkpoint says that it is one. first: the first position with a prediction.
+    Three passes over one short canvas. It checks how the network attends, not how its weights were trained: the tensors
+    of an autoregressive checkpoint do not show that. first: the first position with a prediction.
     """
     block = causal_block or min(8, policy.max_length)
     length = min(block if causal_block is None else 2 * block, policy.max_length)
@@ -136,20 +136,21 @@ def check_attention(
 
     before_V = logits()
     if not before_V.isfinite().all():
-        raise ValueError("The logits of this model are not all finite numbers: its weights are damaged.")
+        raise ValueError("The logits of this model are not finite: its weights are damaged.")
     if first < block - 1 < length and torch.equal(before_V, logits(block - 1)):
         raise ValueError(
-            "A later token does not change the logits of an earlier one: "
+            "Changing a later token does not change the logits at an earlier position: "
             "the model is causal, or its weights are damaged."
         )
     if length > block and not torch.equal(before_V, logits(length - 1)):
-        raise ValueError("A later block changes the logits of an earlier one: the model is not block-causal.")
+        raise ValueError("Changing a later block changes the logits of an earlier one: the model is not block-causal.")
 
 
-def _end_ids(names: tuple[str, ...], config: Mapping[str, Any], facts: Facts, fast: Any) -> frozenset[int]:
+def _hub_tokenizer(family: Family, config: Mapping[str, Any], facts: Facts, fast: Any) -> HubTokenizer:
     vocabulary, listed = fast.get_vocab(), config.get("eos_token_id")
     listed = listed if isinstance(listed, list) else []
-    return frozenset([facts.eos_id, *listed, *(vocabulary[token] for token in names if token in vocabulary)])
+    ends = [facts.eos_id, *listed, *(vocabulary[token] for token in family.ends if token in vocabulary)]
+    return HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
 
 
 # --- without weights ----------------------------------------------------------------------------------------
@@ -206,29 +207,29 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{f"apple/DiffuCoder-7B-{name}": _DREAM for name in ("Base", "Instruct", "cpGRPO")},
     **{f"JetLM/SDAR-{size}-Chat": fields for size, fields in _SDAR.items()},
 }
-"""What the config.json of well-known models says of their sizes, so that `outline` needs no connection for them."""
+"""The sizes in the config.json of well-known models, so that `outline` needs no connection for them."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A model as config.json describes it: its network without storage, and no weights."""
+    """A model without weights, as config.json describes it: its network is on the meta device."""
 
     family: Family
     lm: "PreTrainedModel"
     parameters: int
-    """A matrix that is head and embedding at once counts once."""
+    """A matrix that is both head and embedding counts once."""
     dtype: torch.dtype
-    """As config.json states; float32 where it states none."""
+    """From config.json; float32 if it has none."""
     max_length: int
     causal_block: int | None
     tokenizer: Tokenizer | None
-    """None where its files are not there."""
+    """None if there are no tokenizer files."""
     adapter: Path | None = None
-    """The folder of the adapter that lies on it."""
+    """The folder of its adapter."""
 
 
 def outline(name_or_path: str | Path) -> Outline:
-    """The same models as `load_model`, from config.json alone; of one on the hub nothing else is fetched."""
+    """The same models as `load_model`, from config.json alone: nothing else is downloaded from the hub."""
     folder = SHIPPED if name_or_path == "tiny" else Path(name_or_path)
     name = folder.name if folder.is_dir() else str(name_or_path)
     if (folder / "adapter_config.json").is_file():
@@ -250,7 +251,7 @@ def outline(name_or_path: str | Path) -> Outline:
     elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
         fast = read_tokenizer(folder)
         facts = facts_of(family, file, lm.config.vocab_size, fast, name)
-        tokenizer = HubTokenizer(fast, facts.mask_id, _end_ids(family.ends, file.fields, facts, fast), family.template)
+        tokenizer = _hub_tokenizer(family, file.fields, facts, fast)
     shared = [lm.get_parameter(name).numel() for name in family.tied if tied or name.endswith(".bias")]
     return Outline(
         family=family,
@@ -267,7 +268,7 @@ def outline(name_or_path: str | Path) -> Outline:
 
 
 def _looks_like_path(name: str) -> bool:
-    """Whether a name that is no folder is a mistyped path rather than an id on the hub."""
+    """Whether a name that is not a folder looks like a mistyped path, not like an id on the hub."""
     first, slash, _ = name.partition("/")
     if not slash or name in KNOWN:
         return False
@@ -284,7 +285,7 @@ def fetch_snapshot(name: str, only: str | None = None) -> Path:
         raise ValueError(missing_folder_message(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
-            f'There is no model {name!r}: give "tiny", a folder that holds a config.json, or an id such as '
+            f'There is no model {name!r}: give "tiny", a folder with a config.json, or an id on the hub, for example '
             "GSAI-ML/LLaDA-8B-Instruct."
         )
     try:
@@ -292,16 +293,16 @@ def fetch_snapshot(name: str, only: str | None = None) -> Path:
             return Path(hf_hub_download(name, only))
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=["*/*"]))
     except RepositoryNotFoundError as error:
-        raise ValueError(f"There is no folder {name}, and no such model on the hub that you may read.") from error
+        raise ValueError(f"There is no folder {name}, and no model {name} on the hub that you may read.") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise ValueError(
-            f"There is no folder {name}, and the hub cannot be reached for a model of that name. "
-            "Download it where there is a connection and give its folder."
+            f"There is no folder {name}, and the hub cannot be reached to look for a model of that name. "
+            "Download it on a machine with a connection and give its folder."
         ) from error
 
 
 def _from_hub(origin: Origin, hub: str) -> Origin:
-    """The authors' code is not fetched, so its names get the id of its repository, as in transformers' own files."""
+    """The authors' code is not downloaded: `auto_map` gets the id of its repository, as transformers writes it."""
     files = dict(origin.files)
     if "tokenizer_config.json" in files:
         content = json.loads(files["tokenizer_config.json"])

@@ -1,7 +1,8 @@
 """Low-rank adapters: y = W x + scale * B A x, with W frozen and scale = alpha / rank. See docs/lora.md.
 
-peft puts them into the modules in place. Switched off, the policy is its base again: the KL reference costs no memory.
-Files are in PEFT's layout under the names of the released model: peft beside the released code reads ours, we theirs.
+peft inserts them into the modules in place. With the adapter disabled the policy is its base model again, so the KL
+reference needs no memory. Files are in PEFT's format under the module names of the released model: peft with the
+released code reads our adapters, and we read theirs.
 """
 
 import json
@@ -23,13 +24,13 @@ from unmask.models.checkpoint import check_sums, open_safetensors, read_json, re
 from unmask.util.files import save_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # what peft's wrapper puts before a model's own module names
-ADAPTER = "default"  # peft's name for an only adapter
+PREFIX = "base_model.model."  # peft's wrapper puts this before a model's own module names
+ADAPTER = "default"  # peft's name for a single adapter
 Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
 
 
 class Adaptable(Policy, Protocol):
-    """A policy around a transformers model, `lm`; `names.own` says what the released model calls one of its modules."""
+    """A policy around a transformers model, `lm`; `names.own` translates a module name to the released model's."""
 
     lm: Any
     names: Any
@@ -38,7 +39,7 @@ class Adaptable(Policy, Protocol):
 
 
 class Factor(nn.Module):
-    """A or B. Kept in fp32, where a small step is not rounded away; multiplied in the type of its input."""
+    """A or B. Stored in fp32, so that small steps are not rounded away; multiplied in the dtype of its input."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Factor(nn.Module):
 
 
 def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
-    """Freeze the policy and give it a trainable adapter without effect yet: B is zero, A is drawn from the seed."""
+    """Freeze the policy and add a trainable adapter. It has no effect yet: B is zero, A is drawn from the seed."""
     rng = torch.Generator().manual_seed(seed)  # on the CPU: the same weights on every device
     linears, factors = linear_layers(policy), {}
     for path in target_paths(policy, options.targets):
@@ -59,30 +60,29 @@ def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
     _inject(policy, factors, dict.fromkeys(factors, options.alpha), dropout=0.0, rslora=False)
 
 
-def has_adapter(policy: nn.Module) -> bool:
-    """Whether the policy has an adapter."""
+def has_adapter(policy: Any) -> bool:
     return "peft_config" in vars(policy.lm)
 
 
 def unfreeze_adapter(policy: Adaptable) -> None:
-    """Make the adapter trainable, one that was loaded as it is included."""
+    """Make the adapter trainable, also if it was loaded frozen."""
     for layer in _adapter_layers(policy).values():
         for factor in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
             factor.requires_grad_(True)
 
 
 def trainable_parameters(policy: nn.Module) -> list[nn.Parameter]:
-    """What an optimiser moves: the adapter's weights, or all of a policy without one."""
+    """The adapter's weights, or all weights of a policy without an adapter."""
     return [weight for weight in policy.parameters() if weight.requires_grad]
 
 
 @contextmanager
 def disable_adapter(policy: Adaptable) -> Iterator[None]:
-    """Under it the policy is its base."""
+    """Inside it the policy is its base model."""
     enabled = [layer for layer in _adapter_layers(policy).values() if not layer._disable_adapters]
     try:
         for layer in enabled:
-            layer._disable_adapters = True  # peft's public switch also resets which weights take gradients
+            layer._disable_adapters = True  # peft's public switch also resets requires_grad
         yield
     finally:
         for layer in enabled:
@@ -91,7 +91,7 @@ def disable_adapter(policy: Adaptable) -> Iterator[None]:
 
 @contextmanager
 def swap_weights(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
-    """Under it these weights are `other`, which meanwhile holds their own."""
+    """Inside it the values of `weights` and `other` are exchanged."""
 
     def swap() -> None:
         for number, weight in enumerate(weights):
@@ -105,10 +105,10 @@ def swap_weights(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[N
 
 
 class ReferencePolicy:
-    """Implements Policy: an adapted policy as it was when this object was created, without gradient.
+    """Implements Policy: a policy with an adapter as it was when this object was created, without gradient.
 
-    With a new adapter that is the base, which costs nothing; with one that is trained further, a copy of the adapter.
-    `alike`: the adapter stays on, with B zero if it is fresh: compiled layers round differently with it switched off.
+    If the adapter is new, that is the base model, which costs nothing; otherwise it keeps a copy of the adapter.
+    `alike`: a new adapter stays enabled, with B zero, because compiled layers round differently with it disabled.
     """
 
     def __init__(self, policy: Adaptable, alike: bool = False) -> None:
@@ -138,7 +138,7 @@ class ReferencePolicy:
 
 @torch.no_grad()
 def merge(policy: Adaptable) -> None:
-    """Make the adapter part of the weights: W + scale * B A in fp32, rounded once. All weights are trainable again."""
+    """Add the adapter to the weights: W + scale * B A in fp32, rounded once. All weights become trainable."""
     for path, layer in _adapter_layers(policy).items():
         weight = layer.base_layer.weight
         kind = torch.promote_types(weight.dtype, torch.float32)
@@ -150,11 +150,11 @@ def merge(policy: Adaptable) -> None:
 
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
-    """Write the adapter in PEFT's layout. `base` is the name or path of the model it belongs to."""
+    """Write the adapter in PEFT's format. `base` is the name or path of its base model."""
     layers = {policy.names.own(path): layer for path, layer in _adapter_layers(policy).items()}
     others = {policy.names.own(path) for path in linear_layers(policy)} - layers.keys()
     config = policy.lm.peft_config[ADAPTER]
-    # Few keys: the versions of peft that released models still need refuse the ones they do not know.
+    # Few keys: older versions of peft, which released models need, refuse keys that they do not know.
     keys = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
     settings = {"peft_type": "LORA", "base_model_name_or_path": base, "inference_mode": True}
     settings |= {key: getattr(config, key) for key in keys}
@@ -171,21 +171,21 @@ def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or path of the model an adapter belongs to."""
+    """The name or path of an adapter's base model."""
     base = read_adapter_config(Path(folder)).base_model_name_or_path
     if not base:
         raise ValueError(f"{Path(folder) / CONFIG} does not name its base model (base_model_name_or_path).")
     if (Path(base) / CONFIG).is_file():
-        raise ValueError(f"{Path(folder) / CONFIG} names an adapter as its base model: merge that one first.")
+        raise ValueError(f"{Path(folder) / CONFIG}: its base model is an adapter; merge that adapter first.")
     return base
 
 
 def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
-    """Give the policy an adapter from a folder in PEFT's layout, under transformers' names or the released model's."""
+    """Add an adapter from a folder in PEFT's format, with transformers' module names or the released model's."""
     peft, folder = _peft(), Path(folder)
     settings, linears = read_adapter_config(folder), linear_layers(policy)
     if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"There is no {folder / WEIGHTS}; a pickle (.bin) can run code and is not read.")
+        raise ValueError(f"There is no {folder / WEIGHTS}. A pickle (.bin) can run code and is not read.")
     check_sums(folder)
     with open_safetensors(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
@@ -196,7 +196,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     key_of = peft.utils.other.get_pattern_key
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
     if not names:
-        raise ValueError(f"{folder / CONFIG}: {settings.target_modules!r} names no linear layer of this model.")
+        raise ValueError(f"{folder / CONFIG}: {settings.target_modules!r} matches no linear layer of this model.")
     factors, alphas = {}, {}
     for name in names:
         linear = linears[path_of[name]]
@@ -207,39 +207,39 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
             tensor = tensors.get(key)
             if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
                 what = "missing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model want floats {shape}.")
+                raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model need floats {shape}.")
         factors[path_of[name]] = tensors.pop(keys[0]), tensors.pop(keys[1])
     for key in tensors:
-        raise ValueError(f"{folder / WEIGHTS}: {key} belongs to no linear layer that {CONFIG} adapts in this model.")
+        raise ValueError(f"{folder / WEIGHTS}: {key} does not belong to a linear layer that {CONFIG} adapts.")
     _inject(policy, factors, alphas, settings.lora_dropout, settings.use_rslora)
     if not trainable:
         policy.requires_grad_(False)
 
 
 def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropout: float, rslora: bool) -> None:
-    """Put trainable adapters with these weights on the modules at these paths, and freeze all else."""
+    """Add trainable adapters with these weights to the modules at these paths, and freeze everything else."""
     peft = _peft()
-    if "peft_config" in vars(policy.lm):
-        raise ValueError("This policy has an adapter already: merge it, or load the base anew.")
+    if has_adapter(policy):
+        raise ValueError("This policy already has an adapter: merge it, or load the base model again.")
     policy.requires_grad_(False)
     rank, rank_pattern = _common({path: len(a) for path, (a, _) in factors.items()})
     alpha, alpha_pattern = _common(alphas)
     shape = {"r": rank, "rank_pattern": rank_pattern, "lora_alpha": alpha, "alpha_pattern": alpha_pattern}
     target = "|".join(map(re.escape, factors))
     config = peft.LoraConfig(**shape, target_modules=target, lora_dropout=dropout, use_rslora=rslora)
-    # On the meta device: weights of peft's own would cost memory and draw from the global random state.
+    # low_cpu_mem_usage (the meta device): peft's own weights would take memory and draw from the global random state.
     peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
     for path, layer in _adapter_layers(policy).items():
         weight = layer.base_layer.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         for module, factor in zip((layer.lora_A, layer.lora_B), factors[path], strict=True):
             module[ADAPTER] = Factor(factor.to(weight.device, dtype, copy=True))
-        layer.cast_input_dtype_enabled = False  # a Factor goes to its input, not the input to it
-        layer.train(layer.base_layer.training)  # a new module is in training mode, whatever is around it
+        layer.cast_input_dtype_enabled = False  # a Factor casts its weight to the input's dtype
+        layer.train(layer.base_layer.training)  # a new module starts in training mode
 
 
 def linear_layers(policy: Adaptable) -> dict[str, nn.Linear]:
-    """Every linear layer by its path, adapted or not; but not a head that is the embedding too."""
+    """Every linear layer by its path, adapted or not, except a head that shares its matrix with the embedding."""
     shared, modules = policy.lm.get_input_embeddings().weight, policy.lm.named_modules()
     linears = {path.removesuffix(".base_layer"): module for path, module in modules if isinstance(module, nn.Linear)}
     return {path: linear for path, linear in linears.items() if linear.weight is not shared}
@@ -250,18 +250,18 @@ def _adapter_layers(policy: Adaptable) -> dict[str, Any]:
     kind = _peft().tuners.lora.LoraLayer
     layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kind)}
     if not layers:
-        raise ValueError("This policy has no adapter: give it one with add_adapter or load_adapter.")
+        raise ValueError("This policy has no adapter: add one with add_adapter or load_adapter.")
     return layers
 
 
 def target_paths(policy: Adaptable, targets: Targets) -> list[str]:
-    """Paths of the linear layers in numbered blocks whose last name, of either kind, is one of the targets."""
+    """Paths of the linear layers in numbered blocks whose last name, native or own, is one of the targets."""
     blocks = [path for path in linear_layers(policy) if re.search(r"\.\d+\.", path)]
     last = {path: {name.rpartition(".")[2] for name in (path, policy.names.own(path))} for path in blocks}
     there = dict.fromkeys(name for path in blocks for name in sorted(last[path]))
     for target in targets if targets != "all" else ():
         if target not in there:
-            raise ValueError(f"targets: {target!r} is no linear layer of this model's blocks: {', '.join(there)}")
+            raise ValueError(f"targets: {target!r} is not a linear layer of this model's blocks: {', '.join(there)}")
     return [path for path in blocks if targets == "all" or last[path] & set(targets)]
 
 
@@ -272,7 +272,7 @@ def _common(values: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _pattern(names: Iterable[str], others: Iterable[str]) -> str | list[str]:
-    """target_modules for these names and no others: a pattern over all blocks, or a list where some are left out."""
+    """target_modules for exactly these names: a pattern over all blocks, or a list if some blocks are left out."""
     pattern = "|".join(sorted({re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name)) for name in names}))
     return sorted(names) if any(re.fullmatch(pattern, other) for other in others) else pattern
 
@@ -293,10 +293,10 @@ class _AdapterConfig(BaseModel):
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
-    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # the others change the base's weights
+    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base's weights
 
 
-# Without effect on a finished adapter. Any other key that is set is refused: it may be a variant we would get wrong.
+# No effect on a trained adapter. Any other key that is set is refused: it may be a variant that is not supported.
 INERT = {"auto_mapping", "revision", "task_type", "inference_mode", "peft_version", "megatron_core"}
 INERT |= {"qalora_group_size", "eva_config", "runtime_config"}
 

@@ -1,4 +1,4 @@
-"""What a family calls its tensors and modules, and what transformers calls the same ones."""
+"""The names of tensors and modules in released files, and their names in transformers."""
 
 import re
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Names:
-    """Two ways to name a module, for modules (`...q_proj`) and their tensors (`...q_proj.weight`).
+    """Translates names of modules (`...q_proj`) and their tensors (`...q_proj.weight`).
 
-    `native` names are those of the transformers class that runs; `own` names are those of the released files. A name
-    that neither table knows is the same in both, as every name is where the tables are empty.
+    `native` names are those of the transformers class, `own` names those of the released files. A name that is in
+    neither table is the same in both.
     """
 
     whole: Mapping[str, str] = field(default_factory=dict)

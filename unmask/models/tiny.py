@@ -1,7 +1,7 @@
 """The embedded model: a character-level bidirectional Llama, small enough to be trained on a laptop.
 
-The network is transformers' `LlamaForCausalLM`; weights are stored in the Hugging Face layout (config.json with
-`is_causal` false, model.safetensors), so that class loads them anywhere.
+The network is transformers' `LlamaForCausalLM`; weights are stored in the Hugging Face format (config.json with
+`is_causal` false, model.safetensors).
 """
 
 import json
@@ -30,7 +30,7 @@ SHIPPED = Path(__file__).parent / "assets" / "tiny"
 
 
 class CharacterTokenizer:
-    """One token per character: newline and printable ASCII, behind PAD, MASK and EOS."""
+    """One token per character: PAD, MASK and EOS, then newline and printable ASCII."""
 
     size = SPECIALS + len(CHARACTERS)
 
@@ -41,11 +41,11 @@ class CharacterTokenizer:
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
     def prompt(self, text: str, system: str = "") -> list[int]:
-        """The text as it is: this model has no chat turns. A system prompt comes before it."""
+        """The text, after the system prompt if there is one: this model has no chat turns."""
         return self.encode(f"{system}\n\n{text}" if system else text)
 
     def decode(self, ids: list[int]) -> str:
-        """The text up to the first EOS; a PAD or MASK in it is a replacement character, which no answer holds."""
+        """The text up to the first EOS; a PAD or MASK becomes a replacement character, which no correct answer has."""
         end = ids.index(EOS) if EOS in ids else len(ids)
         return "".join(CHARACTERS[token - SPECIALS] if token >= SPECIALS else "\ufffd" for token in ids[:end])
 
@@ -53,7 +53,7 @@ class CharacterTokenizer:
         return self.show(ids)
 
     def show(self, ids: list[int]) -> str:
-        """A canvas with one character per position: MASK and EOS visible, PAD a blank."""
+        """A canvas, one character per position: MASK and EOS are visible, PAD is a blank."""
         shown = {PAD: " ", MASK: SHOWN_MASK, EOS: SHOWN_EOS}
         return "".join(shown[token] if token in shown else CHARACTERS[token - SPECIALS] for token in ids)
 
@@ -62,8 +62,6 @@ Size = Annotated[int, Field(gt=0, le=2**13)]
 
 
 class TinyShape(BaseModel):
-    """The size of a tiny model."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     width: Size = 64
@@ -93,12 +91,12 @@ class Tiny(StoredTensors, Decoder):
 
 
 def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
-    """An untrained model: the same seed gives the same weights, and the global random state is left alone."""
+    """An untrained model: the same seed gives the same weights. The global random state does not change."""
     from transformers import LlamaConfig
 
     shape = shape or TinyShape()
     if shape.width % shape.heads:
-        raise ValueError(f"width must be a multiple of heads, but {shape.width} is not one of {shape.heads}.")
+        raise ValueError(f"width must be a multiple of heads, but {shape.width} is not a multiple of {shape.heads}.")
     config = LlamaConfig(
         vocab_size=CharacterTokenizer.size,
         hidden_size=shape.width,
@@ -107,7 +105,7 @@ def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         max_position_embeddings=shape.max_length,
-        # For 64 channels and a hundred characters; with Llama's own 0.02 and 10,000 training is slower.
+        # Chosen for 64 channels and a hundred characters; Llama's own values, 0.02 and 10,000, train more slowly.
         initializer_range=0.1,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         pad_token_id=PAD,
@@ -123,7 +121,7 @@ def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
 def _bidirectional(config: "LlamaConfig") -> "LlamaForCausalLM":
     from transformers import LlamaForCausalLM
 
-    config.is_causal = False  # honoured only when it is set before the model is built
+    config.is_causal = False  # works only if it is set before the model is built
     return LlamaForCausalLM(config).eval()
 
 
@@ -140,14 +138,14 @@ def load_tiny(
     folder = Path(path) if path is not None else SHIPPED
     config_data = read_json(folder / "config.json")
     if not is_tiny(config_data):
-        raise ValueError(f"{folder} holds no tiny model: that is a llama with {CharacterTokenizer.size} tokens.")
+        raise ValueError(f"{folder} is not a tiny model, which is a llama with {CharacterTokenizer.size} tokens.")
     file = ConfigFile(folder / "config.json", config_data)
     for name in SIZES:
         file.size(name, 1)
     try:
         with torch.device("meta"):
             lm = _bidirectional(LlamaConfig.from_dict(config_data))
-    except Exception as error:  # of any kind: settings that do not go together
+    except Exception as error:  # transformers raises many kinds for settings that do not fit together
         raise file.unbuilt(error) from error
     load_weights(lm, folder, dtype=dtype, device=device)
     return Tiny(lm)

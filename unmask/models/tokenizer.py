@@ -1,4 +1,4 @@
-"""Tokenizers of released checkpoints, read from their files. Tokenizers that come as Python code are not run."""
+"""Tokenizers of released checkpoints, read from their files. Tokenizers that are Python code are not run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\ufffd"
 SHOWN_MASK, SHOWN_END, SHOWN_LINE = "\u00b7", "\u00b6", "\u21b5"
-ANSWERED = "[/Answer]"  # how BERT-Chat closes an answer, in plain text
+ANSWERED = "[/Answer]"  # BERT-Chat ends an answer with this plain text
 
 
 def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """By the files that are there, not by the class in tokenizer_config.json, which may be remote code."""
+    """The class is chosen by the files, not by tokenizer_config.json, which may name remote code."""
     import transformers
 
     kinds = (
@@ -27,7 +27,7 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
                 fast = kind.from_pretrained(folder, local_files_only=True)
                 fast.encode("a")
                 return fast
-            except Exception as error:  # of any kind: damaged files also fail in Rust
+            except Exception as error:  # damaged files also fail in Rust
                 raise ValueError(f"The tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
     raise ValueError(
         f"There is no tokenizer in {folder}: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt."
@@ -44,33 +44,33 @@ class HubTokenizer:
         self.mask_id, self.end_ids, self.template = mask_id, end_ids, dict(template)
         self.size: int = max(fast.get_vocab().values()) + 1
         self.anchor = self.encode("a")
-        self.prompt("a")  # a template that fails does so now
+        self.prompt("a")  # a chat template with an error fails here
 
     def encode(self, text: str) -> list[int]:
         return self.fast.encode(text, add_special_tokens=False)
 
     def prompt(self, text: str, system: str = "") -> list[int]:
-        """The user's turn by the chat template, with the start of the answer; without a template, the text as it is."""
+        """The user's turn in the chat template, up to the start of the answer; without a template, the plain text."""
         if not self.fast.chat_template:
             return self.encode(f"{system}\n\n{text}" if system else text)
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": text})
-        # Rendered, then encoded: the text of a template contains its special tokens.
+        # Rendered, then encoded: the rendered text contains the special tokens.
         settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
         try:
             return self.encode(self.fast.apply_chat_template(turns, **settings))
-        except Exception as error:  # of any kind: a template is a program, in jinja2's sandbox
+        except Exception as error:  # a template is a program, in jinja2's sandbox
             message = " ".join(str(error).split()).rstrip(".")
-            raise ValueError(f"The chat template of this tokenizer fails: {message}; correct chat_template.") from error
+            raise ValueError(f"The chat template of this tokenizer fails: {message}; fix chat_template.") from error
 
     def decode(self, ids: list[int]) -> str:
-        """The text up to the first token that ends a turn; a MASK in it is a replacement character."""
+        """The text up to the first token that ends a turn; a MASK becomes a replacement character."""
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), len(ids))
         text = self._read(ids[:end], skip=True)
         return text.partition(ANSWERED)[0] if ANSWERED in str(self.fast.chat_template) else text
 
     def raw(self, ids: list[int]) -> str:
-        """The whole text with special tokens; a MASK is a replacement character."""
+        """The whole text with special tokens; a MASK becomes a replacement character."""
         return self._read(ids, skip=False)
 
     def _read(self, ids: list[int], skip: bool) -> str:
@@ -83,11 +83,11 @@ class HubTokenizer:
         return UNKNOWN.join(self._text(run, skip) for run in runs)
 
     def show(self, ids: list[int]) -> str:
-        """A canvas in one line."""
+        """A canvas on one line."""
         return "".join(self.pieces(ids))
 
     def pieces(self, ids: list[int]) -> list[str]:
-        """What each token adds to the text: MASK a middle dot, an end token a pilcrow, a line's end an arrow."""
+        """The text of each token: MASK is a middle dot, an end token a pilcrow, a newline an arrow."""
         return [self._piece(token) for token in ids]
 
     def _piece(self, token: int) -> str:
@@ -97,7 +97,7 @@ class HubTokenizer:
             return SHOWN_END
         if token >= self.size:
             return UNKNOWN
-        # Behind another token, because the first of a text may lose its space.
+        # Decoded after another token, because the first token of a text may lose its leading space.
         text = self._text([*self.anchor, token]).removeprefix(self._text(self.anchor))
         return text.replace("\n", SHOWN_LINE) or UNKNOWN
 

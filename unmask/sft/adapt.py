@@ -1,7 +1,7 @@
-"""An autoregressive checkpoint as the start of a masked diffusion model: the same weights with bidirectional attention.
+"""Turns an autoregressive checkpoint into the start of a masked diffusion model: same weights, bidirectional attention.
 
-The result is a checkpoint like any other, with a MASK token and `is_causal` false; its weights are not trained for
-either yet. `unmask adapt` writes it and trains it with `unmask.sft.finetune`.
+The result is a checkpoint with a MASK token and `is_causal` false. Its weights are not trained for either yet:
+`unmask adapt` trains it next, with `unmask.sft.finetune`.
 """
 
 from pathlib import Path
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MASK = "<|mask|>"
-ALREADY = "is a masked diffusion model already: train it further with unmask sft"
+ALREADY = "is already a masked diffusion model: train it further with unmask sft"
 EVEN = 64
-"""The embedding is extended to a multiple of this many rows: odd matrices are slow."""
+"""The embedding is extended to a multiple of this number of rows: matrices of odd sizes are slow."""
 
 
 def source_folder(name: str) -> Path:
-    """The checkpoint's folder: of a name that `unmask fetch` knows, of a path, or of an id on the hub."""
-    if name == "tiny" or (Path(name) / "checkpoint").is_dir():  # a run's model
+    """The folder of a checkpoint: a name that `unmask fetch` knows, a path, or an id on the hub."""
+    if name == "tiny" or (Path(name) / "checkpoint").is_dir():  # the folder of a run
         raise ValueError(f"{name} {ALREADY}")
     if name in PACKAGES:
         return fetch_once(name)
@@ -37,9 +37,9 @@ def source_folder(name: str) -> Path:
 
 
 def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str, Any]:
-    """Write the checkpoint in `source` as one that attends both ways and has a MASK token; returns what was done.
+    """Write the checkpoint in `source` with bidirectional attention and a MASK token; returns what was done.
 
-    mask_token   a token of the tokenizer that no text holds, to be MASK from now on; None: the one it has, or a new one
+    mask_token   an unused token of the tokenizer that becomes MASK; None: its mask token, or a new one
     """
     config = read_json(source / "config.json")
     file = ConfigFile(source / "config.json", config)
@@ -52,8 +52,9 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
     shared = {name: base for name, base in family.tied.items() if tied}
     apart = load_weights(lm, source, family.names, tied=shared)
     rows = _add_rows(lm, mask_id, tied=tied and not apart)
-    if is_new:
-        _set_to_mean(lm, mask_id, known=min(len(fast) - 1, rows))
+    if is_new:  # a new token starts as the mean of the trained ones
+        weight_VD = lm.model.embed_tokens.weight.data
+        weight_VD[mask_id] = weight_VD[: min(len(fast) - 1, rows)].float().mean(0).to(weight_VD.dtype)
     config = {**config, "is_causal": False, "mask_token_id": mask_id, "vocab_size": rows}
     if apart:
         config[family.tied_field] = False
@@ -62,10 +63,10 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
 
 
 def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], mask_token: str | None) -> tuple[int, bool]:
-    """Make sure that the tokenizer has a MASK token; returns its id, and whether it is new to the model."""
+    """Give the tokenizer a MASK token if it has none; returns its id, and whether the model has to learn it."""
     if mask_token is not None:
         if mask_token not in fast.get_vocab():
-            raise ValueError(f"mask token: the tokenizer has no {mask_token!r}; leave it out to add a new token")
+            raise ValueError(f"mask token: the tokenizer has no token {mask_token!r}; leave it out to add a new one")
         fast.add_special_tokens({"mask_token": mask_token})
         return fast.get_vocab()[mask_token], True
     known = fast.get_vocab().get(MASK) if fast.mask_token_id is None else fast.mask_token_id
@@ -76,7 +77,7 @@ def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], mask_t
 
 
 def _add_rows(lm: "PreTrainedModel", token: int, tied: bool) -> int:
-    """Extend embedding and head until they have a row for the token; returns their number of rows."""
+    """Extend embedding and head to have a row for the token; returns their number of rows."""
     rows: int = lm.config.vocab_size
     if token < rows:
         return rows
@@ -89,13 +90,6 @@ def _add_rows(lm: "PreTrainedModel", token: int, tied: bool) -> int:
         lm.lm_head.weight = lm.model.embed_tokens.weight
     lm.config.vocab_size = rows
     return rows
-
-
-@torch.no_grad()
-def _set_to_mean(lm: "PreTrainedModel", token: int, known: int) -> None:
-    """A new token starts as the mean of the trained ones."""
-    weight_VD = lm.model.embed_tokens.weight
-    weight_VD[token] = weight_VD[:known].float().mean(0).to(weight_VD.dtype)
 
 
 def _released_model(

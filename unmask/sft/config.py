@@ -32,7 +32,7 @@ class SftEval(EvalSchedule):
     prompts: int = Field(128, ge=1, lt=2**20)
     """Held-out examples of each source."""
     samples: int = Field(1, ge=1, lt=2**10)
-    """Sampled completions of each problem of a task, beside the greedy one."""
+    """Sampled completions of each problem of a task, in addition to the greedy one."""
 
 
 class SftConfig(TrainingConfig):
@@ -41,7 +41,7 @@ class SftConfig(TrainingConfig):
     data: Sources
     """Files and tasks to train on, by name or as {task, file, options, max_examples, canvas}."""
     max_examples: int = Field(20_000, ge=1, lt=2**32)
-    """Training examples of each source at most, unless the source sets its own limit."""
+    """Largest number of training examples of each source, unless the source sets its own limit."""
     attention_annealing: int = Field(0, ge=0)
     """Updates over which attention goes from causal to full, in blocks of doubling length; 0: full from the start."""
     updates: int = Field(1000, ge=1, lt=2**24)
@@ -51,7 +51,7 @@ class SftConfig(TrainingConfig):
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens in one forward pass, which bounds memory; gradients do not depend on it. Halved when memory runs out."""
     save_every: int = Field(200, ge=0)
-    """Updates between checkpoints, from which an interrupted run resumes; 0 saves the last only."""
+    """Updates between checkpoints, from which an interrupted run resumes; 0 saves only the last."""
     eval: SftEval = SftEval()
     """Evaluation during training."""
 
@@ -60,19 +60,19 @@ class SftConfig(TrainingConfig):
 
 
 def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
-    """The configuration of a file (or of nothing), then `key=value` overrides, then keyword arguments."""
+    """The configuration of a file, if given, then `key=value` overrides, then keyword arguments."""
     data = with_current_keys(read_keys(path) if path else {}, RENAMED)
     apply_overrides(data, overrides, RENAMED)
     data.update(with_current_keys({key: value for key, value in named.items() if value is not None}, RENAMED))
     for key in ("model", "data"):
         if not data.get(key):
-            raise ValueError(f"{key}: is missing; name it on the command line or in the configuration")
+            raise ValueError(f"{key}: is missing; give it on the command line or in the configuration")
     config = validate(SftConfig, data)
     check_sources(config.data)
     check_device(device_of(config))
     if config.optimizer.warmup > config.updates or config.attention_annealing > config.updates:
         key = "attention_annealing" if config.attention_annealing > config.updates else "optimizer.warmup"
-        raise ValueError(f"{key}: is more than the {config.updates} updates")
+        raise ValueError(f"{key}: is larger than the number of updates, {config.updates}")
     files = [source.options.get("file") for source in config.data if source.task == "own"]
     config._user_files = {file: run_file(Path(file)).digest for file in files if file}
     return config

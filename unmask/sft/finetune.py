@@ -1,9 +1,9 @@
-"""Masked-diffusion fine-tuning: of a model that is one already, or of one that `unmask.sft.adapt` has just made one.
+"""Supervised fine-tuning of a masked diffusion model, or of a checkpoint that `unmask.sft.adapt` wrote.
 
     data -> canvases of few widths -> batch -> noise -> loss -> backward -> step -> log -> evaluate -> save
 
-The order of the data is a function of the seed and of the update's number, and the generator of the noise is part of
-the state, so a resumed run ends as it would have without the pause: bit for bit on a CPU.
+The order of the data is a function of the seed and of the number of the update, and the generator of the noise is part
+of the saved state. A resumed run therefore gives the same result as an uninterrupted one: bit for bit on a CPU.
 """
 
 import math
@@ -31,13 +31,13 @@ from unmask.util.micro_batch import MicroBatch
 
 
 def finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks = Hooks()) -> SftResult:
-    """Train as configured. The folder is made once the model is loaded, the data is read and the model evaluated."""
+    """Train as configured. The run folder is created after the model and data are loaded and the first evaluation."""
     with lock_when_made(make_folder) as make:
         return _finetune(config, make, hooks, None)
 
 
 def resume(folder: Path, hooks: Hooks = Hooks()) -> SftResult:
-    """Resume a run that was cut off, from its last saved state, or from the beginning if there is none."""
+    """Resume an interrupted run from its last saved state, or from the beginning if there is none."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is not the folder of a fine-tuning run: there is no {CONFIG} in it")
     with lock_run(folder):
@@ -48,7 +48,7 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> SftResult:
 
 
 def _finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks, state: State | None) -> SftResult:
-    """The loop, from the state on if there is one."""
+    """The training loop, starting from `state` if given."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("fine-tuning runs in one process: start it without torchrun")
     experiment = set_up_sft(config)
@@ -77,7 +77,7 @@ def set_up_sft(config: SftConfig) -> SftExperiment:
     device = device_of(config)
     policy = trainable_policy(config, device)
     if config.attention_annealing and decoder_of(policy, "attention_annealing").causal_block is not None:
-        raise ValueError("attention_annealing: this model is block-causal and stays so; leave it out")
+        raise ValueError("attention_annealing: this model is block-causal and remains so; leave it out")
     if config.compile:
         decoder_of(policy, "compile").compile_layers()
     data = [
@@ -106,7 +106,7 @@ def annealed_attention(policy: Model, step: int, updates: int, width: int) -> It
 
 
 def block_length(step: int, updates: int, width: int) -> int:
-    """1 in the first of so many updates, then powers of 2 below the width, each for as many updates."""
+    """Powers of 2 below the width, starting with 1, each for the same number of updates."""
     doublings = (width - 1).bit_length()
     return int(2 ** min((step - 1) * doublings // updates, doublings - 1)) if doublings else 1
 
@@ -119,9 +119,9 @@ def sft_update(
     micro_batch: MicroBatch,
     max_grad_norm: float,
 ) -> dict[str, float]:
-    """One optimiser step; none where the loss or its gradient is not finite, as the metrics then say.
+    """One optimiser step; no step if the loss or its gradient is not finite, which the metrics show.
 
-    When memory runs out, the gradient is dropped and computed again in smaller passes.
+    If memory runs out, the gradient is dropped and computed again in smaller passes.
     """
     device, width = next(policy.parameters()).device, batch.width
     while True:

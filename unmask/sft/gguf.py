@@ -1,7 +1,4 @@
-"""GGUF files, the format of llama.cpp, read with the package gguf: the fields of a model, and its weights as fp32.
-
-Nothing in a file is run.
-"""
+"""GGUF files, the format of llama.cpp, read with the package gguf: the fields of a model, and its weights as fp32."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,32 +19,30 @@ class Gguf:
 
     def need(self, name: str) -> Any:
         if name not in self.fields:
-            raise ValueError(f"{self.path} does not state {name}, which a model of this kind needs.")
+            raise ValueError(f"{self.path} has no field {name}, which a model of this kind needs.")
         return self.fields[name]
 
     def tensor(self, name: str) -> Tensor:
-        """The weights in fp32."""
         from gguf.quants import dequantize
 
         if name not in self.tensors:
-            raise ValueError(f"{self.path} holds no tensor {name}.")
+            raise ValueError(f"{self.path} has no tensor {name}.")
         stored = self.tensors[name]
         try:
             return torch.from_numpy(dequantize(stored.data, stored.tensor_type).copy())
         except NotImplementedError:
             kind = stored.tensor_type.name
-            raise ValueError(f"{self.path}: {name} is stored as {kind}, which is not read.") from None
+            raise ValueError(f"{self.path}: {name} is stored as {kind}, which is not supported.") from None
 
 
 def read_gguf(path: str | Path) -> Gguf:
-    """The fields and tensors of a file."""
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise ValueError("GGUF files are read by the package gguf: pip install 'unmask[gguf]'") from None
+        raise ValueError("reading GGUF files needs the package gguf: pip install 'unmask[gguf]'") from None
 
     class BoundedReader(GGUFReader):
-        """gguf reads nothing where a stated length exceeds the file, and loops over it; this raises."""
+        """gguf loops forever if a stated length exceeds the file; this raises."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -61,5 +56,5 @@ def read_gguf(path: str | Path) -> Gguf:
         reader = BoundedReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path} is not a whole GGUF file: {error}; fetch it again.") from None
+        raise ValueError(f"{path} is not a complete GGUF file: {error}; fetch it again.") from None
     return Gguf(path, fields, {tensor.name: tensor for tensor in reader.tensors})

@@ -1,9 +1,8 @@
-"""Examples as canvases of few widths, and batches of them. Nothing is padded: attention needs no mask.
+"""Examples as canvases of few widths, and batches of them. There is no padding, so attention needs no mask.
 
-A canvas is a prompt, its completion, and end tokens up to the end. End tokens are tokens like others: they are masked
-and predicted, so the model learns where to stop. A batch holds canvases of one width, so no row sees another, nor
-anything that is not its own. Where examples have so many widths that batches would not be full, widths are multiples
-of a few tokens, filled up with end tokens.
+A canvas is a prompt, its completion, and end tokens up to the width. End tokens are masked and predicted like other
+tokens, so the model learns to stop. A batch has canvases of one width. If the examples have too many different widths
+to fill batches, widths are rounded up to multiples of a few tokens.
 """
 
 import random
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 STEPS = (1, 4, 16, 64)
-"""What widths may be multiples of."""
+"""Widths are multiples of one of these."""
 
 
 class Example(NamedTuple):
@@ -22,18 +21,18 @@ class Example(NamedTuple):
     completion: list[int]
     """Without an end token."""
     canvas: int
-    """Positions of the completion at least, end tokens included."""
+    """The least number of positions of the completion, end tokens included."""
 
 
 class Bucket(NamedTuple):
     """The canvases of one width."""
 
     tokens_NW: Tensor
-    """int32: half of it in memory."""
+    """int32, to save memory."""
     given_N: Tensor
     """Tokens of the prompt."""
     number_N: Tensor
-    """Where each example was in the data."""
+    """The index of each example in the data."""
 
     @property
     def width(self) -> int:
@@ -45,14 +44,14 @@ def next_multiple(length: int, step: int = 16) -> int:
 
 
 def width_of(example: Example, max_width: int, step: int = 1) -> int | None:
-    """The width of an example's canvas; None where completion and end token do not fit into `max_width`."""
+    """The width of an example's canvas; None if prompt, completion and end token do not fit into `max_width`."""
     needed = len(example.prompt) + len(example.completion) + 1
     width = next_multiple(len(example.prompt) + max(example.canvas, len(example.completion) + 1), step)
     return None if needed > max_width else min(width, max_width)
 
 
 def width_step(examples: Sequence[Example], max_width: int, tokens: int) -> int:
-    """The finest of STEPS by which a width has, on average, the tokens of a batch; the coarsest where none does."""
+    """The smallest of STEPS with which an average width has enough tokens for a batch; the largest if none does."""
     for step in STEPS[:-1]:
         widths = [width for example in examples if (width := width_of(example, max_width, step)) is not None]
         if sum(widths) >= tokens * len(set(widths)):
@@ -82,8 +81,8 @@ class PackedBatch(NamedTuple):
     tokens_BW: Tensor
     given_B: Tensor
     full: int
-    """Rows that a full batch of this width has: what a sum over rows is divided by, so that a row counts as much in
-    the last batch of its width as in any other."""
+    """Rows of a full batch of this width. Sums over rows are divided by it, so that a row has the same weight in the
+    last, smaller batch of its width."""
 
     @property
     def width(self) -> int:
@@ -91,12 +90,12 @@ class PackedBatch(NamedTuple):
 
     @property
     def canvas_BW(self) -> Tensor:
-        """What may be masked: everything behind the prompt."""
+        """The positions after the prompt: those that may be masked."""
         return torch.arange(self.width) >= self.given_B[:, None]
 
 
 class Batches:
-    """Every example once an epoch, in an order drawn from the seed. The number of an update decides its batch."""
+    """Every example once an epoch, in an order drawn from the seed. The number of an update determines its batch."""
 
     def __init__(self, buckets: Iterable[Bucket], tokens: int, seed: int) -> None:
         self.buckets, self.tokens, self.seed = list(buckets), tokens, seed
@@ -104,7 +103,7 @@ class Batches:
         self.epoch: tuple[int, list[tuple[Bucket, Tensor]]] = (-1, [])
 
     def rows(self, bucket: Bucket) -> int:
-        """Rows of a full batch: about so many tokens."""
+        """Rows of a full batch: about `tokens` tokens."""
         return max(1, self.tokens // bucket.width)
 
     def batch(self, update: int) -> PackedBatch:

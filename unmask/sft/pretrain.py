@@ -1,15 +1,14 @@
-"""Pre-training of the embedded model with the masked diffusion loss, on solutions that are partly wrong.
+"""Pre-training of the embedded model with the masked diffusion loss, on solutions of which some are wrong.
 
-The wrong solutions leave reinforcement learning something to improve: the model knows the form of an answer, and often
-errs. Everything is drawn from the seed of the configuration, so on one machine the same configuration gives the same
-weights, bit for bit.
+The wrong solutions leave room for reinforcement learning: the model knows the format of an answer and is often wrong.
+Everything is drawn from the seed, so on one machine the same configuration gives the same weights, bit for bit.
 """
 
 import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,28 +25,24 @@ from unmask.util.parsing import parse_yaml
 
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RENAMED = {"lessons": "mixture"}  # keys that had another name in 0.1
-RECORD = "pretrain.json"  # beside the weights: their configuration
+RECORD = "pretrain.json"  # the configuration, saved with the weights
 
 
 class PretrainTask(BaseModel):
-    """One task of the mixture: its rows in a step, the share of wrong ones, and how wrong these are."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str
     options: dict[str, Any] = {}
     batch: PositiveInt
     wrong: float = Field(ge=0, le=1)  # share of the solutions that are corrupted
-    noise: float = Field(ge=0, le=1)  # in those, the chance of each place to be redrawn
+    noise: float = Field(ge=0, le=1)  # probability with which each place of those is redrawn
 
 
 class PretrainConfig(BaseModel):
-    """How a tiny model is trained; unknown keys are errors."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int
-    threads: PositiveInt  # part of the result: sums over threads round differently
+    threads: PositiveInt  # changes the result: sums over threads round differently
     steps: PositiveInt
     learning_rate: PositiveFloat
     warmup: PositiveInt
@@ -58,7 +53,7 @@ class PretrainConfig(BaseModel):
 
 def read_pretrain_config(path: str | Path) -> PretrainConfig:
     if not Path(path).is_file():
-        raise ValueError(f"There is no file {path}; configs/pretrain_tiny.yaml is the one of the embedded model.")
+        raise ValueError(f"There is no file {path}; the embedded model has configs/pretrain_tiny.yaml.")
     try:
         data = parse_yaml(Path(path).read_text(), str(path))
         return PretrainConfig.model_validate(with_current_keys(data, RENAMED) if isinstance(data, dict) else data)
@@ -71,26 +66,29 @@ def read_pretrain_config(path: str | Path) -> PretrainConfig:
         raise ValueError(f"{path} cannot be used: {problems}.") from error
 
 
-def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every hole, by chance, refilled at random; the givens stay."""
-    digits = sorted(set(solution))
+def redrawn(text: str, choices: Iterable[str], noise: float, rng: random.Random) -> str:
+    """The text with each character redrawn from its choices with probability `noise`; without choices it stays."""
     return "".join(
-        rng.choice(digits) if given == "." and rng.random() < noise else digit
-        for given, digit in zip(row["puzzle"], solution, strict=True)
+        rng.choice(drawn) if drawn and rng.random() < noise else character
+        for character, drawn in zip(text, choices, strict=True)
     )
+
+
+def wrong_sudoku(row: Row, solution: str, noise: float, rng: random.Random) -> str:
+    """Holes are refilled at random; the givens stay."""
+    digits = "".join(sorted(set(solution)))
+    return redrawn(solution, (digits if given == "." else "" for given in row["puzzle"]), noise, rng)
 
 
 def wrong_countdown(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every sign, by chance, redrawn; the numbers and parentheses stay."""
-    return "".join(
-        rng.choice("+-*/") if character in "+-*/" and rng.random() < noise else character for character in solution
-    )
+    """Signs are redrawn; the numbers and parentheses stay."""
+    return redrawn(solution, ("+-*/" if character in "+-*/" else "" for character in solution), noise, rng)
 
 
 def wrong_arithmetic(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every result, by chance, one or ten off; later steps start from the wrong result.
+    """Results are off by one or ten; later steps start from the wrong result.
 
-    A result that is too long, or below zero, becomes the nearest one that is allowed.
+    A result that is too long or below zero becomes the nearest valid one.
     """
     steps, total = [], row["terms"][0]
     for step, term in zip(solution.split(";"), row["terms"][1:], strict=True):
@@ -104,7 +102,7 @@ def wrong_arithmetic(row: Row, solution: str, noise: float, rng: random.Random) 
 
 
 def wrong_json_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every value, by chance, copied from the request with the wrong kind of quotes."""
+    """Values are copied from the request, with quotes if they need none and without if they need some."""
     fields = []
     for key, kind, value in FIELD.findall(row["request"]):
         if rng.random() < noise:
@@ -115,12 +113,9 @@ def wrong_json_mini(row: Row, solution: str, noise: float, rng: random.Random) -
 
 
 def wrong_code_mini(row: Row, solution: str, noise: float, rng: random.Random) -> str:
-    """The solution with every digit and every + and -, by chance, redrawn; the form stays."""
-    drawn = {**dict.fromkeys("123456789", "123456789"), **dict.fromkeys("+-", "+-")}
-    return "".join(
-        rng.choice(drawn[character]) if character in drawn and rng.random() < noise else character
-        for character in solution
-    )
+    """Digits, + and - are redrawn; the form stays."""
+    choices = {**dict.fromkeys("123456789", "123456789"), **dict.fromkeys("+-", "+-")}
+    return redrawn(solution, (choices.get(character, "") for character in solution), noise, rng)
 
 
 WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
@@ -131,11 +126,11 @@ WRONG: dict[str, Callable[[Row, str, float, random.Random], str]] = {
     "json_mini": wrong_json_mini,
     "code_mini": wrong_code_mini,
 }
-"""How the solution of a row is corrupted, by task: places are redrawn with the chance `noise`."""
+"""The solution of a row made wrong, by task: each place changes with probability `noise`."""
 
 
 def mixture_tokens(part: PretrainTask, task: Task, rows: list[Row], rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Prompts (B, P) and completions (B, C), some of them wrong, filled up with EOS to the task's length."""
+    """Prompts (B, P) and completions (B, C), some of them wrong, with EOS up to the task's length."""
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []
     for row in rows:
@@ -148,7 +143,7 @@ def mixture_tokens(part: PretrainTask, task: Task, rows: list[Row], rng: random.
 
 
 def masked_positions(rows: int, length: int, rng: torch.Generator) -> Tensor:
-    """(B, C) bool: in each row a random set of 1 to C positions, all sizes equally likely, stratified."""
+    """(B, C) bool: a random set of 1 to C positions in each row, all sizes equally likely, stratified."""
     stratum_B = (torch.arange(rows) + torch.rand((), generator=rng)) / rows
     count_B = 1 + (stratum_B * length).long().clamp(max=length - 1)
     rank_BC = torch.rand(rows, length, generator=rng).argsort(dim=1).argsort(dim=1)
@@ -158,8 +153,8 @@ def masked_positions(rows: int, length: int, rng: torch.Generator) -> Tensor:
 def diffusion_loss(policy: Policy, prompt_BP: Tensor, completion_BC: Tensor, masked_BC: Tensor) -> Tensor:
     """The negative evidence bound per token: cross-entropy averaged over a row's masked positions, then rows.
 
-    With the number of masked positions uniform on 1..C this average is the 1/t weighting of the masked
-    diffusion loss, t being the share that is masked.
+    With the number of masked positions uniform on 1..C this average is the 1/t weighting of the masked diffusion loss,
+    where t is the masked share.
     """
     tokens_BL = torch.cat([prompt_BP, completion_BC.masked_fill(masked_BC, policy.mask_id)], dim=1)
     asked_BL = torch.cat([torch.zeros_like(prompt_BP, dtype=torch.bool), masked_BC], dim=1)
@@ -172,7 +167,7 @@ def diffusion_loss(policy: Policy, prompt_BP: Tensor, completion_BC: Tensor, mas
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
-    """The share of the peak learning rate: a straight rise over the warm-up, then half a cosine to zero."""
+    """The fraction of the peak learning rate: linear warm-up, then half a cosine to zero."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -194,13 +189,13 @@ def pretrain(
     progress: Callable[[int, dict[str, float]], None] | None = None,
     device: str = "cpu",
 ) -> Tiny:
-    """Train a model as the config says, write it and the config into the folder, return it.
+    """Train a model and write it, with the configuration, into the folder.
 
-    progress(step, metrics) is called after every step; metrics holds the loss of each task.
+    progress(step, metrics) is called after every step; metrics has the loss of each task.
     """
     for part in config.mixture:
         if part.task not in WRONG:
-            raise ValueError(f"mixture: {part.task!r} is not a task of pre-training; known: {', '.join(WRONG)}")
+            raise ValueError(f"mixture: {part.task!r} is not a task of pre-training; give {', '.join(WRONG)}")
     rng = random.Random(f"unmask pretrain {config.seed}")
     masking = torch.Generator().manual_seed(config.seed)
     policy = tiny_policy(config.shape, config.seed).to(device)

@@ -1,4 +1,4 @@
-"""A fine-tuning run beside its updates: what `BaseRun` does, and held-out losses and solve rates of each source."""
+"""A fine-tuning run: `BaseRun` with the held-out loss and the solve rate of each source."""
 
 import math
 import time
@@ -32,8 +32,6 @@ ROLLOUTS = 256
 
 @dataclass(frozen=True)
 class SftExperiment:
-    """What is trained on which data."""
-
     config: SftConfig
     policy: Model
     device: str
@@ -55,13 +53,13 @@ class SftResult:
 class SftEvaluation:
     values: dict[str, float]
     samples: list[dict[str, str]] = field(default_factory=list)
-    """A few completions to read."""
+    """A few completions, for people to read."""
 
     def metrics(self) -> dict[str, float]:
         return self.values
 
     def data(self) -> dict[str, Any]:
-        """For JSON; samples, which have a file of their own, are left out."""
+        """For JSON; without samples, which have their own file."""
         return self.values
 
 
@@ -77,7 +75,7 @@ class SftRun(BaseRun[SftEvaluation]):
         return SftEvaluation(dict(data))
 
     def log(self, step: int, batch: PackedBatch, metrics: dict[str, float]) -> None:
-        """Log an update. Too many in a row that are not finite end the run with an error."""
+        """Log an update. Too many updates in a row that are not finite end the run with an error."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.step, skipped = step, len(finite) < len(metrics)
         self.skips = self.skips.after(skipped)
@@ -105,7 +103,7 @@ class SftRun(BaseRun[SftEvaluation]):
 
     @torch.no_grad()
     def _measure(self, step: int) -> SftEvaluation:
-        """Held-out loss of every source, solve rates of its task; and a few completions to read."""
+        """The held-out loss of every source, the solve rates of its task, and a few completions."""
         evaluation = SftEvaluation({})
         self.policy.eval()
         for data in self.experiment.data:
@@ -124,7 +122,7 @@ class SftRun(BaseRun[SftEvaluation]):
         return evaluation
 
     def _held_out_loss(self, data: SftData) -> dict[str, float]:
-        """By the same noise every time."""
+        """With the same noise every time."""
         rng, total, sums_24 = torch.Generator().manual_seed(0), 0.0, torch.zeros(2, QUARTERS, dtype=torch.float64)
         for bucket in width_buckets(data.held_out, self.policy.eos_id, self.policy.max_length):
             batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
