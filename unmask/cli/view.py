@@ -14,6 +14,14 @@ def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN2 ...]", help="Run folders, e.g. runs/NAME.")],
     export: Annotated[Path | None, typer.Option(help="Write one HTML file instead, to open or send anywhere.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
+    animate: Annotated[
+        Path | None, typer.Option(help="Write an animated SVG of one recorded rollout, e.g. denoising.svg.")
+    ] = None,
+    update: Annotated[int | None, typer.Option(help="Of --animate: a recorded update. Default: the last.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Of --animate: text that the prompt contains.")] = None,
+    rollout: Annotated[
+        int | None, typer.Option(help="Of --animate: number of the rollout, from 1. Default: the highest reward.")
+    ] = None,
     opening: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
 ) -> None:
     """Look at runs in a browser: curves, and every stored rollout step by step.
@@ -21,10 +29,19 @@ def view(
     Only this machine can open the page. It follows a run that trains, until Ctrl-C.
     """
     from unmask.util.parsing import check_exists
-    from unmask.view import page, server
+    from unmask.view import animation, page, server
 
     for run in runs:
         check_exists(run)
+    for option, value in (("--update", update), ("--prompt", prompt), ("--rollout", rollout)):
+        if value is not None and animate is None:
+            raise ValueError(f"{option} chooses what --animate draws: add --animate out.svg")
+    if animate is not None:
+        if len(runs) > 1 or export is not None:
+            raise ValueError("--animate draws one rollout of one run: give one RUN and no --export")
+        path = animation.animate(runs[0], animate, update, prompt, rollout)
+        typer.echo(f"{path}: {path.stat().st_size / 1e3:.0f} kB, plays in a browser and as an image on a page")
+        return
     if export is not None:
         with short_warnings():
             path = page.export(runs, export)
