@@ -226,7 +226,7 @@ def check_too_few_rows(ranks: Ranks, folder: Path) -> None:
     try:
         unmask.training.loop.train(config, lambda: RunFolder(out, config.dump()))
     except ValueError as error:
-        assert str(error) == "prompts x group: 2 rollouts cannot be shared among 3 processes; raise one of them"
+        assert str(error) == "prompts x group: 2 rollouts are fewer than 3 processes; raise one"
         assert ranks.size == 3
     else:
         assert ranks.size < 3
@@ -241,7 +241,7 @@ def check_compile(ranks: Ranks, folder: Path) -> None:
         with set_up(config, needs_reference=False):
             raise AssertionError("not refused")
     except ValueError as error:
-        assert "compile: not with full training in several processes" in str(error)
+        assert "compile: cannot be combined with full training in several processes" in str(error)
 
 
 def check_resume(ranks: Ranks, folder: Path) -> None:

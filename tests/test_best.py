@@ -108,7 +108,7 @@ def test_nothing_is_kept_unless_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
 
 ENDS = {
     "early": ({"early_stop": 2}, [0.1, 0.3, 0.2, 0.3], 1, "ended after update 3: no better than after update 1 in 2 "),
-    "collapse": ({"collapse": 0.2}, [0.1, 0.3, 0.5, 0.3, 0.2], 2, "ended after update 4: it solves 30.0 points less"),
+    "collapse": ({"collapse": 0.2}, [0.1, 0.3, 0.5, 0.3, 0.2], 2, "ended after update 4: it solves 30.0 points fewer"),
 }
 
 

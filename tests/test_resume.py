@@ -58,7 +58,7 @@ def told(folder: Path) -> dict[str, object]:
     weights = load_model(folder / "checkpoint").state_dict()
     return {
         "metrics": [{key: v for key, v in row.items() if not key.startswith("time/")} for row in metrics],
-        "samples": (folder / "samples.jsonl").read_text(),
+        "samples": (folder / "samples.jsonl").read_text() if (folder / "samples.jsonl").exists() else "",
         "finished": (folder / "finished.json").read_text(),
         "weights": {name: weight.float().numpy().tobytes() for name, weight in weights.items()},
     }

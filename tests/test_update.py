@@ -215,8 +215,8 @@ def test_metrics_are_of_all_traces_also_where_a_group_is_idle(name):
 
 
 WRONG = {
-    "credit must give 5x8 (traces x columns of the canvas), and gave 5": {"credit": lambda trace: trace.group_B},
-    "advantage must give 5 (traces), and gave one number": {"advantage": lambda reward_B, group_B: reward_B.sum()},
+    "credit must have the shape 5x8 (traces x canvas columns), got 5": {"credit": lambda trace: trace.group_B},
+    "advantage must have the shape 5 (traces), got one number": {"advantage": lambda reward_B, group_B: reward_B.sum()},
 }
 
 
@@ -268,7 +268,7 @@ def test_where_zero_advantage_is_skipped_the_loss_of_such_a_trace_is_zero(name):
 @pytest.mark.parametrize("shape", [(4,), (5, 1), ()])
 def test_rewards_of_another_shape_are_refused(shape):
     policy, rollouts = rollout(diffu_grpo(kl=0.0))
-    with pytest.raises(ValueError, match="5 rollouts need as many rewards"):
+    with pytest.raises(ValueError, match=r"the rewards must have the shape 5 \(rollouts\)"):
         batch = unmask.ScoredRollouts(rollouts, torch.zeros(shape))
         unmask.loss_terms(diffu_grpo(kl=0.0), batch, unmask.Scorer(policy), generator())
 

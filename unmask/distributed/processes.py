@@ -1,7 +1,7 @@
 """Several processes, one batch.
 
-Every process rolls out its share of the prompts and answers its share of the questions; traces, rewards and answers are
-put together, so all of them see the same batch, the same loss and the same slopes, and differ only in the states they
+Every process rolls out its share of the prompts and scores its share of the probes. Traces, rewards and
+log-probabilities are gathered, so all processes see the same batch, loss and slopes, and differ only in the states they
 backpropagate. Losses, ratios and normalisers are therefore those of one process by construction.
 """
 
@@ -27,14 +27,14 @@ class Ranks:
     rank: int = 0
     size: int = 1
     sharded: bool = False
-    """Weights are spread over the processes (FSDP2): a pass is one of all of them, and gradients come averaged."""
+    """Weights are sharded (FSDP2): all processes run a pass together, and gradients are averaged."""
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def share(self, count: int) -> range:
-        """The contiguous part of 0..count - 1 that is this process's."""
+        """This process's contiguous part of 0..count - 1."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, value: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Ranks:
         return int(largest)
 
     def gather(self, value: Tensor, dim: int = 0) -> Tensor:
-        """The shares of all processes one after the other; only the size of `dim` may differ between them."""
+        """The shares of all processes, concatenated along `dim`; their other sizes must be equal."""
         if self.size == 1:
             return value
         value = value.movedim(dim, 0).contiguous()
@@ -72,7 +72,7 @@ class Ranks:
         return whole.to(value.dtype).movedim(0, dim)
 
     def gather_trace(self, trace: Trace, width: int) -> Trace:
-        """The traces of all processes, padded on the left to `width` columns. Number their groups apart first."""
+        """The traces of all processes, padded on the left to `width` columns. Their group numbers must differ."""
         if self.size == 1:
             return trace
         trace = pad_traces(trace, width)
@@ -87,10 +87,8 @@ class Ranks:
         return replace(trace, **rows, seen=seen)
 
     def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Add up the gradients of all processes, in one message. Sharded parameters have done so in the backward pass.
-
-        A parameter without a gradient in any process keeps none, and the optimiser leaves it alone.
-        """
+        """Sum the gradients of all processes in one message; FSDP does so in the backward pass. A parameter without
+        a gradient in any process keeps None, so the optimiser skips it."""
         if self.size == 1 or self.sharded:
             return
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
@@ -102,7 +100,7 @@ class Ranks:
             p.grad = part.view_as(p).to(p.dtype) if count else None
 
     def any(self, truth: bool, device: torch.device | str) -> bool:
-        """Whether it is true of some process; every one has to ask."""
+        """Whether it is true in some process; every process has to call this."""
         return truth if self.size == 1 else bool(self.sum(torch.tensor(float(truth), device=device)))
 
     def barrier(self) -> None:
@@ -114,11 +112,10 @@ ALONE = Ranks()
 
 
 TIMEOUT = "UNMASK_TIMEOUT"
-"""The environment's word for how many seconds a process waits for the others."""
 
 
 def timeout_seconds() -> float:
-    """Seconds that a process waits for the others before it stops: half an hour, or as the environment says."""
+    """Seconds that a process waits for the others before it stops: half an hour, or UNMASK_TIMEOUT."""
     text = os.environ.get(TIMEOUT, "1800")
     try:
         seconds = float(text)
@@ -131,10 +128,8 @@ def timeout_seconds() -> float:
 
 @contextmanager
 def join_processes(device: str) -> Iterator[tuple[Ranks, str]]:
-    """This process among those that torchrun started, and the device it should use; alone without torchrun.
-
-    Where another one is gone, or does not answer in time, what it has to do with it is a ConnectionError.
-    """
+    """This process among those that torchrun started, and its device; alone without torchrun. Communication with a
+    process that has ended, or does not answer in time, raises ConnectionError."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE, device
@@ -147,11 +142,11 @@ def join_processes(device: str) -> Iterator[tuple[Ranks, str]]:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=patience)
         yield Ranks(dist.get_rank(), size), device
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):  # gloo's have no type of their own
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):  # gloo raises plain RuntimeErrors
             raise
         raise ConnectionError(
-            f"another process has gone, or has not answered for {patience.total_seconds():g} s ({TIMEOUT}), so this "
-            "one stops too; unmask train --resume goes on from the last state"
+            f"another process has ended, or has not answered for {patience.total_seconds():g} s ({TIMEOUT}), so this "
+            "one stops too; unmask train --resume continues from the last saved state"
         ) from error
-    # Not after an error: leaving is something NCCL does together, and the others are waiting elsewhere.
+    # Not after an error: NCCL leaves the group together, and the others are waiting elsewhere.
     dist.destroy_process_group()

@@ -3,9 +3,9 @@
     from unmask import sandbox
     sandbox.run("def double(x): return 2 * x", ["assert double(2) == 4", "assert double(0) == 1"])
 
-Two sandboxes for each program: one executes it, the other executes the tests and only ever sees plain data of it
-(judge.py says how). The verdict is read here, outside, from a pipe that the program's sandbox does not have. There is
-no other way to run a program: where there is no sandbox, this raises and says what to install.
+Each program gets two sandboxes: one executes it, the other executes the tests and receives only plain data from it
+(judge.py). The verdict is read outside, from a pipe that the program's sandbox does not have. Without a sandbox no
+program runs: `run` raises SandboxUnavailable, which says what to install. Imports util only.
 """
 
 from unmask.sandbox.verdicts import ProgramJob, SandboxUnavailable, Verdict, description, problem, run, run_many

@@ -1,14 +1,14 @@
-"""The system calls that are refused inside the sandbox, as a seccomp program for bubblewrap.
+"""The system calls that the sandbox refuses, as a seccomp program for bubblewrap.
 
-Namespaces, limits and a read-only view already hold a program in. The filter takes away what they leave: processes
-(threads stay, so that one address space is all the memory there is), memory that is not counted in the address space
-(shared memory, message queues, anonymous files), sockets of every kind, tracing, and the parts of the kernel through
-which sandboxes have been left before: new namespaces, mounts, keys, bpf, io_uring, userfaultfd.
+Namespaces, limits and a read-only view already confine a program. The filter removes what they leave: processes
+(threads stay, so one address space is all the memory there is), memory that the address-space limit does not count
+(shared memory, message queues, anonymous files), sockets of every kind, tracing, and kernel features through which
+sandboxes have been escaped before: new namespaces, mounts, keys, bpf, io_uring, userfaultfd.
 """
 
 import struct
 
-# (x86_64, aarch64); None where the architecture has no such call
+# (x86_64, aarch64); None if the architecture does not have the call
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
@@ -70,15 +70,15 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column abo
 LOAD, EQUAL, AT_LEAST, SETS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # operations of classic BPF
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x00050001, 0x00050026  # "refuse with this error"
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in what the kernel shows the filter
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 CLONE_THREAD = 0x00010000
 X32 = 0x40000000  # the second set of x86_64 numbers
 
 
 def seccomp_program(machine: str) -> bytes:
-    """The filter for a machine as platform.machine() names it; ValueError where we have no numbers for it."""
+    """The filter for a machine, named like platform.machine(); ValueError if it is unknown."""
     if machine not in MACHINES:
-        raise ValueError(f"the sandbox knows the system calls of {' and '.join(MACHINES)}, not of {machine}")
+        raise ValueError(f"the sandbox supports {' and '.join(MACHINES)}, not {machine}")
     column, audit = MACHINES[machine]
     rules = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -92,11 +92,11 @@ def seccomp_program(machine: str) -> bytes:
         if (number := numbers[column]) is not None:
             rules += [(EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM)]
     rules += [
-        (EQUAL, 0, 1, CLONE3[column]),  # its flags are in memory, where a filter cannot look; libc falls back to clone
+        (EQUAL, 0, 1, CLONE3[column]),  # its flags are in memory, which a filter cannot read; libc falls back to clone
         (RETURN, 0, 0, ENOSYS),
         (EQUAL, 0, 3, CLONE[column]),
         (LOAD, 0, 0, FIRST_ARGUMENT),
-        (SETS, 1, 0, CLONE_THREAD),  # a thread cannot be in a new namespace, so this is the only flag to look at
+        (SETS, 1, 0, CLONE_THREAD),  # a thread cannot be in a new namespace, so this is the only flag to check
         (RETURN, 0, 0, EPERM),
         (RETURN, 0, 0, ALLOW),
     ]

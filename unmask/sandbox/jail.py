@@ -1,7 +1,7 @@
-"""The sandbox itself: a bubblewrap command, and whether it works here.
+"""The sandbox: a bubblewrap command, and what it requires.
 
-Inside there is a Python with its standard library, read-only, and /dev/null: no file of the user, nothing writable, no
-/proc, no network, no other process. Started by root, it runs as nobody.
+Inside there are a Python with its standard library, read-only, and /dev/null: no user files, nothing writable, no
+/proc, no network, no other process. If root starts it, it runs as nobody.
 """
 
 import os
@@ -18,18 +18,18 @@ from unmask.sandbox.filter import seccomp_program
 from unmask.util.signals import block_signals
 
 MEMORY = 1 << 30  # bytes of address space
-THREADS = 16  # of one sandbox, bubblewrap's own process included
+THREADS = 16  # in one sandbox, including the process of bubblewrap
 FILES = 64  # open at a time
 
-# setpriv, and not the user= of Popen, with which Python copies the page tables of a large process
+# setpriv instead of Popen(user=), with which Python copies the page tables of a large process
 TO_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 AS_NOBODY = TO_NOBODY if os.geteuid() == 0 else ()
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "LC_ALL": "C.UTF-8"}  # a seed: the same verdict again
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", "LC_ALL": "C.UTF-8"}  # the seed: reproducible verdicts
 HERE = Path(__file__).parent
 
 
 def interpreters() -> Iterator[Path]:
-    """The Pythons that may run programs: this one, without its packages, or the system's where nobody cannot see it."""
+    """The Pythons that may run programs: this one, without its packages, or the system's if nobody cannot read it."""
     own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in dict.fromkeys([own, Path("/usr/bin/python3")]):
         if path.exists():
@@ -38,7 +38,7 @@ def interpreters() -> Iterator[Path]:
 
 @cache
 def confinement(interpreter: Path) -> tuple[str, ...]:
-    """bubblewrap's arguments around a command of this interpreter, but for the filter."""
+    """bubblewrap's arguments for this interpreter, except the filter."""
     prefix = interpreter.parent.parent
     folders = [Path("/usr/lib"), Path("/usr/lib64"), prefix / "lib", prefix / "lib64"]
     view: list[str] = []
@@ -50,7 +50,7 @@ def confinement(interpreter: Path) -> tuple[str, ...]:
     seen = [path for path in dict.fromkeys(folders) if path.is_dir() and not path.is_symlink()]
     for path in [*seen, interpreter]:
         view += ["--ro-bind", str(path), str(path)]
-    # installed packages may hold a data set with its answers
+    # installed packages may contain a data set with its answers
     packages = [p for path in seen for kind in ("site", "dist") for p in path.glob(f"python3*/{kind}-packages")]
     for path in packages:
         view += ["--tmpfs", str(path), "--remount-ro", str(path)]
@@ -78,12 +78,11 @@ exec(marshal.loads(binascii.a2b_base64(sys.argv[1])))
 
 @cache
 def inner_code(interpreter: Path, role: str) -> list[str]:
-    """The files that run inside, compiled by the interpreter that runs them: this saves a third of the starting time,
-    and they are not visible as files in there."""
+    """The files that run inside, compiled by the interpreter that runs them: this saves a third of the start-up time,
+    and the sandbox does not contain them as files."""
     texts = [(HERE / f"{name}.py").read_text() for name in ("start", "wire", role)]
     command = [*AS_NOBODY, str(interpreter), "-S", "-s", "-c", COMPILE_SCRIPT, *texts]
-    result = subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT)
-    return result.stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT).stdout.split()
 
 
 def start(
@@ -95,7 +94,7 @@ def start(
     fds: Sequence[int] = (),
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> "subprocess.Popen[bytes]":
-    """A sandbox with a role in it. Killing it kills everything in it; so does the end of the thread that started it."""
+    """Start a sandbox for a role. Killing it kills everything in it; so does the end of the thread that started it."""
     rules = os.memfd_create("seccomp")
     try:
         os.write(rules, seccomp_program(platform.machine()))
@@ -114,23 +113,20 @@ def start(
                 stderr=stderr,
                 pass_fds=(rules, *fds),
                 start_new_session=True,
-                env={"PATH": os.environ.get("PATH", os.defpath)},  # the user's secrets stay out of bubblewrap too
+                env={"PATH": os.environ.get("PATH", os.defpath)},  # no secrets of the user, also not in bubblewrap
             )
     finally:
         os.close(rules)
 
 
 def missing_requirement() -> str:
-    """What has to be installed first, in a sentence; empty where nothing is missing."""
+    """What has to be installed, as a sentence; empty if nothing is missing."""
     if sys.platform != "linux":
         return f"the sandbox needs bubblewrap, which runs on Linux only, not on {sys.platform}"
     if shutil.which("bwrap") is None:
-        return (
-            "programs run in a sandbox of bubblewrap, and bwrap is not installed: "
-            "apt-get install bubblewrap, or dnf install bubblewrap"
-        )
+        return "the sandbox needs bubblewrap (bwrap): apt-get install bubblewrap, or dnf install bubblewrap"
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        return "root runs programs as nobody by setpriv, which is not installed: apt-get install util-linux"
+        return "the sandbox needs setpriv when root starts it: apt-get install util-linux"
     try:
         seccomp_program(platform.machine())
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The judge: executes the tests, in a sandbox in which no line of the program ever runs.
+"""The judge: executes the tests, in a sandbox in which no line of the program runs.
 
-Where a test names something of the program it holds a `Remote`, which asks the worker. Arguments go out, and what comes
-back has been rebuilt from bytes as exact built-in types: there is no `__eq__` to lie, nothing patched, no frame to look
-into. A test has passed when its code ran to the end and every answer was of the protocol.
+A name of the program is a `Remote` in a test, which asks the worker. Arguments are sent as bytes, and results are
+rebuilt from bytes as exact built-in types: no `__eq__` can lie, nothing is patched, no frame can be inspected. A test
+passes if its code ran to the end and every answer followed the protocol.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class ProgramError(Exception):
-    """The program failed in a way for which there is no built-in exception."""
+    """The program failed, and no built-in exception fits."""
 
 
 class Link:
-    """The judge's end of the pipes to the worker. Once the protocol is broken it stays so, whatever a test catches."""
+    """The judge's end of the pipes to the worker. A broken protocol stays broken, whatever a test catches."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink = source, sink
@@ -41,7 +41,7 @@ class Link:
                 return unpack(answer[1:], lambda number, name: Remote(self, number, name))
             error = unpack(answer[1:], lambda number, name: None)
             if answer[:1] != b"!" or type(error) is not tuple or [type(part) for part in error] != [str, str]:
-                raise ProtocolError("the program's answer is not of the protocol")
+                raise ProtocolError("the program's answer does not follow the protocol")
         except OSError:
             self.broken = "the program ended its process"
             raise ProtocolError(self.broken) from None
@@ -54,13 +54,13 @@ class Link:
     def exactly(self, kind: type, *request: Any) -> Any:
         answer = self.ask(*request)
         if type(answer) is not kind:
-            raise ProgramError(f"the program gave a {type(answer).__name__} where a {kind.__name__} belongs")
+            raise ProgramError(f"the program returned a {type(answer).__name__} instead of a {kind.__name__}")
         return answer
 
     def call(self, function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self.exactly(tuple, "call", function, args, kwargs)
         if len(answer) != 2 or type(answer[1]) is not list:
-            raise ProgramError("the program's answer is not of the protocol")
+            raise ProgramError("the program's answer does not follow the protocol")
         given = [*args, *kwargs.values()]
         for position, new in answer[1]:
             if type(given[position]) in MUTABLE and type(given[position]) is type(new):
@@ -70,15 +70,15 @@ class Link:
         return answer[0]
 
     def release(self) -> None:
-        """Let the program's changes to its arguments be seen."""
+        """Apply the program's changes to its arguments."""
         for old, new in self.waiting:
             old.clear()
             (old.update if isinstance(old, dict | set) else old.extend)(new)
         self.waiting.clear()
 
     def __enter__(self) -> None:
-        """While an assertion is evaluated, arguments stay as they were given: in `f(x) == sorted(x)` the program must
-        not be able to empty x and return nothing."""
+        """Hold changes back while an assertion is evaluated: in `f(x) == sorted(x)` the program must not be able to
+        empty x and return nothing."""
         self.holding += 1
 
     def __exit__(self, *_: object) -> None:
@@ -89,22 +89,20 @@ class Link:
 
 def _number(value: Any) -> tuple[int, str]:
     if type(value) is not Remote:
-        raise TypeError(f"a test can hand plain data to the program, not a {type(value).__name__}")
+        raise TypeError(f"a test can pass plain data to the program, not a {type(value).__name__}")
     return value._number, ""
 
 
 def _exception(name: str, message: str) -> Exception:
-    """The program's exception, as the built-in type that a test may expect. An end of iteration would make
-    `all(map(...))` stop early and be true, and only the test fails an assertion: neither is passed on."""
+    """The program's exception, as the built-in type that a test may expect. Not passed on are StopIteration, with which
+    `all(map(...))` would stop early and be true, and AssertionError, which only the test may raise."""
     kind = getattr(builtins, name, None)
-    error: Exception
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_PASSED_ON):
-        try:
-            error = kind(message)
-        except TypeError:
-            error = ProgramError(message)  # some kinds need more arguments
-    else:
-        error = ProgramError(message)
+    if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, NOT_PASSED_ON):
+        kind = ProgramError
+    try:
+        error = kind(message)
+    except TypeError:
+        error = ProgramError(message)  # some kinds need more arguments
     error.by_program = name  # type: ignore[attr-defined]
     return error
 
@@ -113,8 +111,8 @@ NOT_PASSED_ON = (StopIteration, StopAsyncIteration, AssertionError)
 
 
 class Remote:
-    """An object of the program that is not plain data, such as a function. It can be called, read and iterated over.
-    To compare it would be to ask the program whether it is right, so that fails the test."""
+    """An object of the program that is not plain data, for example a function. It can be called, read and iterated
+    over. Comparing it fails the test, because the program itself would decide the result."""
 
     __slots__ = ("_link", "_name", "_number")
 
@@ -156,7 +154,7 @@ class Remote:
         return self._link.exactly(str, "text", self)
 
     def _incomparable(self, other: object) -> bool:
-        raise TypeError(f"the program gave a {self._name}, which is not plain data and cannot be compared")
+        raise TypeError(f"the program returned a {self._name}, which is not plain data and cannot be compared")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _incomparable
     __hash__ = None  # type: ignore[assignment]
@@ -164,14 +162,14 @@ class Remote:
 
 def serve(jobs: int, verdicts: int, source: int, sink: int) -> None:
     """Report `begin N`, then `end N passed`, `end N failed` or `end N over` with the reason, for every test until the
-    link is over; N is -1 for loading the program."""
+    link breaks; N is -1 for loading the program."""
 
     def report(*words: object) -> None:
         send(verdicts, " ".join(map(str, words)).encode("ascii", "backslashreplace"))
 
     program, setup, tests = unpack(receive(jobs), lambda number, name: None)
     link = Link(source, sink)
-    link.ask("truth", 1)  # the worker is there: what ends it from here on is the program
+    link.ask("truth", 1)  # the worker has started: only the program can end it from now on
     report("begin", -1)
     report("end", -1, _verdict(link, link.ask, "load", program))
     for index, (test, names) in enumerate(tests):
@@ -182,16 +180,16 @@ def serve(jobs: int, verdicts: int, source: int, sink: int) -> None:
 
 def _execute(link: Link, setup: str, names: dict[str, str], test: str) -> None:
     space: dict[str, Any] = {"__name__": "test", "__held__": link}
-    for name, theirs in names.items():
-        if not link.exactly(bool, "defines", theirs):
-            raise ProgramError(f"the program does not define {theirs}")
-        space[name] = link.ask("get", theirs)
+    for name, defined in names.items():
+        if not link.exactly(bool, "defines", defined):
+            raise ProgramError(f"the program does not define {defined}")
+        space[name] = link.ask("get", defined)
     for text in (setup, test):
         exec(compile(text, "test", "exec"), space)
 
 
 def _verdict(link: Link, act: Callable[..., object], *args: Any) -> str:
-    """A broken protocol is a failure, also where the test caught the exception."""
+    """A broken protocol is a failure even if the test caught the exception."""
     verdict = "passed"
     try:
         act(*args)

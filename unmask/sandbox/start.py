@@ -1,6 +1,6 @@
-"""The first lines inside a sandbox: hand over the standard streams, set the limits, start the role.
+"""The first code inside a sandbox: take over the standard streams, set the limits, start the role.
 
-Its first arguments are the compiled files that run in there, itself included: none of our files is visible.
+Its first arguments are the compiled files that run inside, including this one, so none of them exists as a file.
 """
 
 import binascii

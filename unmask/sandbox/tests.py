@@ -1,4 +1,4 @@
-"""Tests as text, prepared for the judge: the names they take from the program, and guards around assertions."""
+"""Prepares tests, which are text, for the judge: the names they take from the program, and guards around assertions."""
 
 import ast
 import builtins
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
 
-WARNING = Lock()  # whether warnings are shown is one setting for all threads
+WARNING = Lock()  # warning filters are global to all threads
 
 
 @lru_cache(maxsize=4096)
 def with_guards(test: str) -> str:
-    """The test with a guard around every assertion: the judge keeps arguments unchanged until it is evaluated."""
+    """The test with a guard around every assertion: the judge keeps arguments unchanged until then."""
     try:
         return ast.unparse(ast.fix_missing_locations(_Guarding().visit(parse(test))))
-    except RecursionError:  # Python 3.12 parses what it cannot visit
+    except RecursionError:  # Python 3.12 parses code that it cannot visit
         raise ValueError(f"a test is nested too deeply: {test[:100]!r}") from None
 
 
@@ -26,7 +26,7 @@ class _Guarding(ast.NodeTransformer):
 
 
 def parse(test: str) -> ast.Module:
-    """The syntax tree, without warnings such as that about "\\w"."""
+    """The syntax tree, without warnings, for example about "\\w"."""
     try:
         with WARNING, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -37,14 +37,14 @@ def parse(test: str) -> ast.Module:
 
 @lru_cache(maxsize=4096)
 def names_in(*texts: str) -> tuple[str, ...]:
-    """All names that occur in texts, in their order."""
+    """All names in some texts, in order of appearance."""
     nodes = [node for text in texts for node in ast.walk(parse(text))]
     return tuple(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
 
 
 @lru_cache(maxsize=4096)
 def free_names(setup: str, tests: Sequence[str]) -> tuple[str, ...]:
-    """The names that only the program can define: tests read them, do not bind them, and they are not built in."""
+    """The names that only the program can define: read by tests, not bound by them, and not built in."""
     nodes = [node for text in (setup, *tests) for node in ast.walk(parse(text))]
     bound = set(dir(builtins))
     for node in nodes:

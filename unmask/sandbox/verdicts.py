@@ -1,11 +1,10 @@
-"""Programs in, verdicts out: starts the two sandboxes, limits their time, and reads what the judge sends."""
+"""Runs programs: starts the two sandboxes, limits their time, and reads the verdicts from the judge."""
 
 import math
 import os
 import selectors
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,29 +17,28 @@ from unmask.sandbox import jail
 from unmask.sandbox.tests import free_names, names_in, with_guards
 from unmask.sandbox.wire import ProtocolError, pack, receive, send
 
-RESTARTS = 3  # times that a program may hang or end its process before its other tests are failed unseen
+RESTARTS = 3  # times that a program may hang or end its process before its remaining tests fail without a run
 LONGEST = 1 << 20  # characters of a program
 STARTING = 20.0  # seconds that a sandbox may take to start on a busy machine
 
 
 class SandboxUnavailable(ValueError):
-    """Programs cannot be run here; the message says what to do about it."""
+    """Programs cannot be run here; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     passed: bool
     reason: str
-    """Why not; "passed" otherwise. It may quote the program: text to read, never to act upon."""
+    """"passed", or why not. It may quote the program, so treat it as untrusted text."""
 
 
 @dataclass(frozen=True)
 class ProgramJob:
     """A program with its tests.
 
-    `names` are what tests take from the program, by the name a test uses -> the name in the program; if not given, all
-    names that tests read, do not bind and that are not built in. What is not among them cannot be replaced by the
-    program. `setup` is executed before every test, with these names at hand.
+    `names` maps a name in the tests to a name in the program; by default, all names that tests read, do not bind and
+    that are not built in. The program cannot replace other names. `setup` runs before every test and sees these names.
     """
 
     program: str
@@ -48,7 +46,7 @@ class ProgramJob:
     names: Mapping[str, str] | None = None
     setup: str = ""
     timeout: float = 5.0
-    """Seconds for a test, and as many for loading the program."""
+    """Seconds for each test, and for loading the program."""
 
     def message(self, first: int) -> bytes:
         """The message to the judge: the tests from `first` on."""
@@ -63,7 +61,7 @@ class ProgramJob:
 
 
 def _not_plain(value: Any) -> tuple[int, str]:
-    raise ValueError(f"a job consists of text, not of {type(value).__name__}")
+    raise ValueError(f"program, setup and tests must be text, not {type(value).__name__}")
 
 
 def run(
@@ -74,19 +72,19 @@ def run(
     setup: str = "",
     timeout: float = 5.0,
 ) -> list[Verdict]:
-    """A verdict for every test; see ProgramJob for the arguments. SandboxUnavailable where there is no sandbox."""
+    """A verdict for every test; ProgramJob explains the arguments. SandboxUnavailable if there is no sandbox."""
     return _judge(_interpreter(), ProgramJob(program, tests, names, setup, timeout))
 
 
 def run_many(jobs: Iterable[ProgramJob], workers: int | None = None) -> list[list[Verdict]]:
-    """The verdicts of many programs, by default as many at a time as there are processors."""
+    """The verdicts of many programs; by default one program per processor runs at a time."""
     interpreter = _interpreter()
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(lambda job: _judge(interpreter, job), jobs))
 
 
 def problem() -> str:
-    """Why programs cannot be run here, in a sentence; empty where they can."""
+    """Why programs cannot be run here, as a sentence; empty if they can."""
     return _probe()[1]
 
 
@@ -105,7 +103,7 @@ def _interpreter() -> Path:
 
 @cache
 def _probe() -> tuple[Path | None, str]:
-    """The interpreter with which a sandbox gives the verdicts that it should, or why there is none."""
+    """The first interpreter with which a sandbox gives correct verdicts, or why there is none."""
     if problem := jail.missing_requirement():
         return None, problem
     probe = ProgramJob(
@@ -124,7 +122,7 @@ def _probe() -> tuple[Path | None, str]:
                 errors.seek(0)
                 problem = errors.read(1000).decode(errors="replace").strip().partition("\n")[0] or str(error)
     return None, (
-        f"bubblewrap is installed, but a sandbox does not work here ({problem}); it needs bwrap 0.8 or newer and the "
+        f"bubblewrap is installed, but the sandbox does not work here ({problem}); it needs bwrap 0.8 or newer and "
         "permission to create user namespaces: see docs/sandbox.md"
     )
 
@@ -151,12 +149,12 @@ def _judge(interpreter: Path, job: ProgramJob, errors: int = subprocess.DEVNULL)
 
 
 class _NotStarted(Exception):
-    """The machine's fault and not the program's."""
+    """The sandbox did not start; not the program's fault."""
 
 
 @dataclass
 class _SandboxPair:
-    """A judge and a worker, each in its sandbox, joined by two pipes; both are killed when it closes."""
+    """A judge and a worker, each in its sandbox, connected by two pipes; both are killed when it closes."""
 
     interpreter: Path
     timeout: float
@@ -166,7 +164,7 @@ class _SandboxPair:
 
     def __enter__(self) -> "_SandboxPair":
         cpu = math.ceil(self.timeout * self.turns) + 1
-        with ExitStack() as ours:  # the ends that only the sandboxes keep: what is left open here never ends
+        with ExitStack() as ours:  # closes the ends that belong to the sandboxes: an open copy here would block readers
 
             def pipe() -> tuple[int, int]:
                 ends = os.pipe()
@@ -191,7 +189,7 @@ class _SandboxPair:
         self.closing.close()
 
     def verdicts(self, message: bytes, count: int) -> list[Verdict]:
-        """Verdicts in order, up to the first test in which the program hung or ended; that one is included."""
+        """Verdicts in order, up to and including the first test in which the program hung or ended."""
         try:
             send(self.jobs, message)
             self._listen("begin -1", STARTING)
@@ -209,7 +207,7 @@ class _SandboxPair:
         return verdicts
 
     def _ending(self, index: int) -> tuple[str, str]:
-        """How a test ended, and why: passed, failed, or over, after which there is nothing more to read."""
+        """How a test ended, and why: passed, failed, or over, which ends the messages."""
         try:
             if index >= 0:
                 self._listen(f"begin {index}", STARTING)
@@ -221,17 +219,12 @@ class _SandboxPair:
             return "over", "the judge ended without a verdict"
 
     def _listen(self, expected: str, seconds: float) -> str:
-        """What follows the expected words in the judge's next message."""
-        self._wait(seconds)
+        """The rest of the judge's next message, after the expected words."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.verdict_pipe, selectors.EVENT_READ)
+            if not selector.select(seconds):
+                raise TimeoutError
         message = receive(self.verdict_pipe).decode("ascii")
         if not message.startswith(expected):
             raise ProtocolError(f"the judge sent {message!r} and not {expected!r}")
         return message[len(expected) + 1 :]
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.verdict_pipe, selectors.EVENT_READ)
-            while not selector.select(end - time.monotonic()):
-                if time.monotonic() >= end:
-                    raise TimeoutError

@@ -1,9 +1,9 @@
 """How the judge and the worker communicate: plain values as bytes, and bytes in frames.
 
-What comes from a worker is controlled by the program: it is rebuilt here as exact built-in types, bounded in size and
-depth, or refused with a ProtocolError. The codec is our own, because `pickle` and `marshal` are not safe to read from a
-program, and loading `json` takes longer than most programs. This file runs inside the sandboxes too, where there is
-nothing but the standard library of a Python that may be another release than ours.
+The program controls what a worker sends: it is rebuilt here as exact built-in types, bounded in size and depth, or
+refused with a ProtocolError. The codec is our own: `pickle` and `marshal` are not safe to read from a program, and
+loading `json` takes longer than most programs. This file also runs inside the sandboxes, with only the standard library
+of a Python that may be another release.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TYPES: dict[str, type] = {kind.__name__: kind for kind in NAMED}
 
 
 class ProtocolError(BaseException):
-    """The other side ended, or broke the protocol. Not an Exception, so that no test swallows it."""
+    """The other side ended or broke the protocol. Not an Exception, so that no test catches it by accident."""
 
 
 def pack(value: Any, opaque: Callable[[Any], tuple[int, str]]) -> bytes:
     """A value as bytes; `opaque(value)` gives the number and the type name of what is not plain data.
 
-    A letter for the type, then the length or count in four bytes where there is one, then the content.
+    A letter for the type, then for most types the length or count in four bytes, then the content.
     """
     out = bytearray()
     _pack_into(value, out, opaque, DEEPEST)
@@ -74,7 +74,7 @@ def _pack_into(value: Any, out: bytearray, opaque: Callable[[Any], tuple[int, st
 
 
 def _shape(value: Any) -> tuple[str, Any]:
-    """The letter and the parts of a container or of a number; `h` for what is not plain data."""
+    """The letter and the parts of a container or a number; `h` for what is not plain data."""
     for letter, kind in SEQUENCES.items():
         if isinstance(value, kind):  # type: ignore[arg-type]
             return letter, value
@@ -84,7 +84,7 @@ def _shape(value: Any) -> tuple[str, Any]:
         return "r", (value.start, value.stop, value.step)
     if isinstance(value, type) and TYPES.get(value.__name__) is value:
         return "y", (value.__name__,)
-    # these modules are slow to load, and there is none of their numbers before they are
+    # these modules are slow to load, and without them there are no numbers of their types
     if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
         return "R", (value.numerator, value.denominator)
     if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
@@ -93,7 +93,7 @@ def _shape(value: Any) -> tuple[str, Any]:
 
 
 def unpack(data: bytes, opaque: Callable[[int, str], Any]) -> Any:
-    """The value of some bytes; `opaque(number, name)` stands for what is not plain data. ProtocolError if not one."""
+    """The value of some bytes; `opaque(number, name)` gives what is not plain data. ProtocolError if it is invalid."""
     try:
         value, end = _unpack_at(data, 0, opaque, DEEPEST)
     except Exception as error:
@@ -149,7 +149,7 @@ def _rebuild(letter: str, items: list[Any], opaque: Callable[[int, str], Any]) -
     if letter == "h":
         number, name = items
         if type(number) is not int or type(name) is not str:
-            raise ValueError("no such object")
+            raise ValueError("not an object")
         return opaque(number, name)
     if letter == "c":
         return complex(*items)

@@ -1,7 +1,7 @@
 """The worker: executes the program and applies the judge's requests to its objects.
 
-Runs in a sandbox of its own. It holds no test, no expected value and no way to a verdict, so there is nothing in it to
-protect from the program: all a program can do here is to return one value or another.
+Runs in its own sandbox. It has no test, no expected value and no access to the verdict, so nothing in it needs
+protection from the program: a program can only choose which values it returns.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """The program, and its objects that are not plain data, under the numbers by which the judge names them."""
+    """The program, and its objects that are not plain data, by the numbers that the judge uses."""
 
     def __init__(self) -> None:
         self.module = type(sys)("program")
         sys.modules["program"] = self.module
-        self.held: dict[int, Any] = {}
+        self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
 
     def pack(self, value: Any) -> bytes:
@@ -31,11 +31,11 @@ class Worker:
 
     def _number(self, value: Any) -> tuple[int, str]:
         number = self.numbers.setdefault(id(value), len(self.numbers))
-        self.held[number] = value  # held, so that its id stays its own
+        self.objects[number] = value  # kept alive, so that its id stays unique
         return number, type(value).__name__[:80]
 
     def answer(self, request: bytes) -> Any:
-        operation, *arguments = unpack(request, lambda number, _: self.held[number])
+        operation, *arguments = unpack(request, lambda number, _: self.objects[number])
         return getattr(self, "do_" + operation)(*arguments)
 
     def do_load(self, text: str) -> None:
@@ -76,7 +76,7 @@ class Worker:
         return iter(value)
 
     def do_next(self, value: Any) -> tuple[Any, ...]:
-        """One item, or none when there are no more."""
+        """One item, or none at the end."""
         for item in value:
             return (item,)
         return ()
@@ -100,13 +100,13 @@ def serve(source: int, sink: int) -> None:
             answer = b"=" + worker.pack(worker.answer(request))
             if len(answer) > LARGEST:
                 raise ValueError("the value is too large")
-        except BaseException as error:  # SystemExit too: the program does not end the worker
+        except BaseException as error:  # SystemExit too: the program must not end the worker
             answer = b"!" + worker.pack(_error_text(error))
         send(sink, answer)
 
 
 def _error_text(error: BaseException) -> tuple[str, str]:
-    """The nearest built-in type of an exception, and its message."""
+    """The nearest built-in type of an exception and its message."""
     name = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"), "Exception")
     try:
         return name, str(error)[:LONGEST_ERROR]

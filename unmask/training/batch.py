@@ -1,4 +1,4 @@
-"""A batch: rollouts of this step's prompts, their branches, and what they earned."""
+"""A batch: rollouts of this step's prompts, their branches, and their rewards."""
 
 from dataclasses import dataclass, field, replace
 
@@ -34,25 +34,25 @@ RESAMPLES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(ScoredRollouts):
-    """Rollouts with their rewards, and the task row, the text and the verdict of each."""
+    """Rollouts with their rewards, and the task row, the text and the verdict of each. Means are over everything that
+    was sampled, also over groups that are left out of training."""
 
     rows: list[Row]
     texts: list[str]
     solved_B: Tensor
     reward: float
-    """The mean over all that was sampled, also what is left out of training."""
     solved: float
     idle: int
     """Groups with identical rewards."""
     groups: int
     parts: dict[str, float]
-    """The mean of each part of the reward, over all that was sampled."""
+    """The mean of each part of the reward."""
     failures: list[RewardFailure]
     """Completions whose reward failed, branches included."""
     stats: dict[str, float]
-    """What the rollouts look like, over all that was sampled (`rollout_stats`), and the prompts that were too long."""
+    """`rollout_stats`, and the share of prompts that were too long."""
     mismatch: dict[str, float] = field(default_factory=dict)
-    """How far the sampler's log-probabilities are from the scorer's (`measure_mismatch`)."""
+    """The difference between the sampler's and the scorer's log-probabilities (`measure_mismatch`)."""
 
     @property
     def broken(self) -> BrokenUpdate | None:
@@ -70,7 +70,7 @@ class PromptTooLong(ValueError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is trained on what, and how. Every process rolls out its share of a batch and sees the whole batch."""
+    """Models, task, method and settings. Every process rolls out its share of a batch and sees the whole batch."""
 
     setup: Setup
     task: Task
@@ -80,10 +80,9 @@ class Experiment:
 
 
 def collect(experiment: Experiment, step: int) -> Batch:
-    """A batch of rewarded rollouts; groups with identical rewards are kept, left out or replaced, as configured."""
+    """Rollouts with rewards. `idle_groups` decides whether groups with identical rewards stay, go or are replaced."""
     with unsharded(experiment.setup.policy, experiment.setup.ranks):
-        batch = _collect(experiment, step)
-        return measure_mismatch(experiment, batch, step)
+        return measure_mismatch(experiment, _collect(experiment, step), step)
 
 
 def _collect(experiment: Experiment, step: int) -> Batch:
@@ -110,8 +109,8 @@ def _collect(experiment: Experiment, step: int) -> Batch:
 
 
 def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
-    """Sample a group for every prompt of this step and score it, branches included. No prompt is ever cut short: one
-    that leaves no room for a completion is left out, and counted."""
+    """Sample a group for every prompt of this step and score it, branches included. A prompt that leaves no room for a
+    completion is left out and counted; prompts are never truncated."""
     setup, task, config, length = experiment.setup, experiment.task, experiment.config, experiment.decoding.length
     policy, device, ranks = setup.policy, setup.device, setup.ranks
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
@@ -122,7 +121,8 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     if len(rows) < ranks.size:
         raise PromptTooLong(
             f"{len(candidates) - len(fitting)} of the {len(candidates)} prompts of update {step} are too long for the "
-            f"model's limit of {policy.max_length} tokens with a completion of {length}: shorten them or rollout.length"
+            f"model's limit of {policy.max_length} tokens with a completion of {length}: shorten the prompts or lower "
+            "rollout.length"
         )
     mine = ranks.share(len(rows))
     trace, branches = sample(
@@ -165,8 +165,8 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
 
 
 def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
-    """The batch with what a cache has changed, measured on a share of its rows; and, if configured, with importance
-    weights that correct for it. Without a cache: how far sampler and scorer are apart, which should be rounding."""
+    """Add the mismatch metrics. With a cache: its effect on log-probabilities, measured on a share of the rows, and
+    importance weights if configured. Without one: the gap between sampler and scorer, which should be rounding."""
     rollout, setup = experiment.config.rollout, experiment.setup
     if not len(batch.trace):
         return batch
@@ -187,9 +187,9 @@ def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
 
 
 def rollout_stats(trace: Trace) -> dict[str, float]:
-    """What shows that rollouts go wrong: completions of end tokens alone (`empty`), end tokens among what the later
-    half of the steps wrote (`late_eos`), and minus the log-probability of a completion (`nll`), near 0 where the
-    policy always says the same."""
+    """Signs of bad rollouts: the share of completions with only end tokens (`empty`), the share of end tokens in the
+    later half of the steps (`late_eos`), and the negative log-likelihood of a completion (`nll`), near 0 for a policy
+    that always writes the same text."""
     ends_BL = trace.tokens_BL == trace.eos_id
     late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
     stats = {
@@ -200,7 +200,7 @@ def rollout_stats(trace: Trace) -> dict[str, float]:
 
 
 def merge_batches(batches: list[Batch]) -> Batch:
-    """Several batches as one, their groups and branch sources numbered apart."""
+    """Several batches as one, with distinct numbers for their groups and branch sources."""
     groups = [sum(b.groups for b in batches[:i]) for i in range(len(batches))]
     sizes = [sum(len(b.trace) for b in batches[:i]) for i in range(len(batches))]
     traces = [replace(b.trace, group_B=b.trace.group_B + n) for b, n in zip(batches, groups, strict=True)]
@@ -232,7 +232,6 @@ def merge_batches(batches: list[Batch]) -> Batch:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """What the rollouts say, before anything is learned from them."""
     metrics = {
         "train/reward": batch.reward,
         "train/solved": batch.solved,
@@ -254,8 +253,6 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def samples_of(batch: Batch, group: int) -> list[dict[str, object]]:
-    """The first group of the batch, to read."""
-    return [
-        {"row": row, "completion": text, "reward": float(reward)}
-        for row, text, reward in zip(batch.rows[:group], batch.texts, batch.reward_B, strict=False)
-    ]
+    """The first group of the batch, for samples.jsonl."""
+    first = zip(batch.rows[:group], batch.texts, batch.reward_B, strict=False)
+    return [{"row": row, "completion": text, "reward": float(reward)} for row, text, reward in first]

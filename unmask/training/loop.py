@@ -29,20 +29,16 @@ from unmask.util.metering import Meter, count_passes
 def train(
     config: Config, make_folder: MakeFolder, hooks: Hooks = Hooks(), before: Evaluation | None = None
 ) -> TrainingResult:
-    """Train as configured. The folder is made once the model has been loaded, checked and evaluated.
-
-    `before` is that evaluation, where another run has made it already. Under torchrun every process calls this; the
-    first one writes the folder and calls the hooks.
-    """
+    """Train as configured. The folder is created once the model has been loaded, checked and evaluated; `before` is
+    that evaluation, if another run has made it. Under torchrun every process calls this, and the first one writes the
+    folder and calls the hooks."""
     with lock_when_made(make_folder) as make:
         return _train(config, make, hooks, before)
 
 
 def resume(folder: Path, hooks: Hooks = Hooks()) -> TrainingResult:
-    """Resume a run that was cut off, from its last saved state, or from the beginning if there is none.
-
-    The end is the one it would have had: the same log but for times, and the same weights (bit for bit on a CPU).
-    """
+    """Resume an interrupted run from its last saved state, or from the beginning if there is none. The result is that
+    of an uninterrupted run: the same log except for times, and the same weights (bit for bit on a CPU)."""
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run folder: there is no config.yaml in it")
     with lock_run(folder):
@@ -55,7 +51,7 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> TrainingResult:
 def _train(config: Config, make_folder: MakeFolder, hooks: Hooks, start: State | Evaluation | None) -> TrainingResult:
     """Check everything that can be checked, then load the model and train it."""
     if config.rollout.temperature == 0:
-        raise ValueError("rollout.temperature: 0 is greedy, and every method here learns from samples; raise it")
+        raise ValueError("rollout.temperature: 0 is greedy, but training needs sampled rollouts; raise it")
     if config.rollout.guidance:
         raise ValueError("rollout.guidance: a guided rollout has no likelihood under the policy; train with 0")
     task, method = config.build_task(), config.build_method()
@@ -73,7 +69,6 @@ def _train(config: Config, make_folder: MakeFolder, hooks: Hooks, start: State |
 def run_updates(
     experiment: Experiment, make_folder: MakeFolder, start: State | Evaluation | None, meter: Meter, hooks: Hooks
 ) -> TrainingResult:
-    """The loop."""
     config, setup, method = experiment.config, experiment.setup, experiment.method
     policy, micro_batch, ranks = setup.policy, setup.update_batch, setup.ranks
     optimizer, rng = make_optimizer(policy, config.optimizer), torch.Generator().manual_seed(config.seed)

@@ -22,12 +22,12 @@ from unmask.util.micro_batch import MicroBatch
 
 @dataclass(frozen=True)
 class ScoredRollouts:
-    """Rollouts with what they earned. Traces that are left out of training (idle groups) are simply not there."""
+    """Rollouts with their rewards, without the traces that are left out of training (idle groups)."""
 
     rollouts: Rollouts
     reward_B: Tensor
     branch_reward_B: Tensor | None = None
-    """Needed where the rollouts have branches."""
+    """Required if the rollouts have branches."""
     weight_BL: Tensor | None = None
     """Multiplies the credit: importance weights of a cached rollout (mismatch.truncated_weights)."""
 
@@ -42,11 +42,11 @@ class ScoredRollouts:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The policies that are asked for log-probabilities, and how many masked states go through them in one pass."""
+    """The policies that give log-probabilities, and how many masked states a forward pass has at most."""
 
     policy: Policy
     reference: Policy | None = None
-    """Needed where `method.needs_reference`: the policy as it was before training."""
+    """The policy before training. Required if `method.needs_reference`."""
     micro_batch: int | MicroBatch = field(default_factory=lambda: MicroBatch(512))
     ranks: Ranks = ALONE
 
@@ -61,29 +61,23 @@ class Scorer:
 def loss_terms(
     method: Method, batch: ScoredRollouts, scorer: Scorer, rng: torch.Generator, inner_steps: int = 1
 ) -> list[list[LossTerm]]:
-    """The terms of every inner step, all probes drawn and the old policy asked before the first of them."""
+    """The terms of every inner step. All probes are drawn, and the old policy is asked, before the first inner step."""
     if method.needs_reference and scorer.reference is None:
-        raise ValueError(f"{method.name} has a KL to a reference: give the policy it started from")
+        raise ValueError(f"{method.name} has a KL to a reference policy: pass reference= the policy before training")
     method.check_order(batch.trace)
-    _check_rewards(batch.reward_B, batch.trace, "rollouts")
+    _check_shape(method, "the rewards", batch.reward_B, batch.trace.group_B, "rollouts")
     steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
     if len(batch.trace):
         for terms, term in zip(steps, _base_terms(method, batch, scorer, rng, inner_steps), strict=True):
             terms.append(term)
     if method.branch is not None and batch.branches is not None and len(batch.branches):
         if batch.branch_reward_B is None:
-            raise ValueError(f"{method.name} branches: give the rewards of the branches too")
-        _check_rewards(batch.branch_reward_B, batch.branches, "branches")
+            raise ValueError(f"{method.name} samples branches: pass branch_reward_B too")
+        _check_shape(method, "the branch rewards", batch.branch_reward_B, batch.branches.group_B, "branches")
         term = _branch_term(method, batch.branches, batch.branch_reward_B, scorer, inner_steps)
         for terms in steps:
             terms.append(term)
     return steps
-
-
-def _check_rewards(reward_B: Tensor, trace: Trace, what: str) -> None:
-    if reward_B.shape != trace.group_B.shape:
-        rewards = "x".join(map(str, reward_B.shape)) or "one number"
-        raise ValueError(f"{len(trace)} {what} need as many rewards, got {rewards}")
 
 
 def _base_terms(
@@ -92,7 +86,7 @@ def _base_terms(
     trace, reward_B = batch.trace, batch.reward_B
     reward_B = reward_B if reward_B.is_floating_point() else reward_B.double()  # right or wrong, or points
     probes = method.probe(trace, rng, inner_steps)
-    # On the first inner step the answer itself is the old one, unless the reward has to be priced before it.
+    # On the first inner step the policy is the old one, so it is asked in advance only if the reward needs a KL term.
     old = [
         scorer.policy_logprobs(p) if (step and method.uses_old_logprobs) or method.reward_kl else None
         for step, p in enumerate(probes)
@@ -101,11 +95,10 @@ def _base_terms(
     reference = [scorer.reference_logprobs(p) if with_reference else None for p in probes]
     if method.reward_kl:
         assert old[0] is not None and reference[0] is not None
-        price_B = reward_divergence(old[0], reference[0], probes[0])
-        reward_B = reward_B - method.reward_kl * price_B.to(reward_B)
+        reward_B = reward_B - method.reward_kl * reward_divergence(old[0], reference[0], probes[0]).to(reward_B)
     advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
     _check_shape(method, "advantage", advantage_B, reward_B, "traces")
-    _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x columns of the canvas")
+    _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x canvas columns")
     credit_BL = credit_BL if batch.weight_BL is None else credit_BL * batch.weight_BL
     return [
         LossTerm(
@@ -124,14 +117,14 @@ def _base_terms(
 
 
 def _check_shape(method: Method, name: str, value: Tensor, like: Tensor, what: str) -> None:
-    """A method may be someone's own: a wrong shape would fail far from here, or be broadcast."""
+    """Rewards and methods can come from users: a wrong shape would be broadcast, or fail far from here."""
     if value.shape != like.shape:
-        was, wanted = ("x".join(map(str, each.shape)) or "one number" for each in (value, like))
-        raise ValueError(f"{method.name}: {name} must give {wanted} ({what}), and gave {was}")
+        actual, expected = ("x".join(map(str, each.shape)) or "one number" for each in (value, like))
+        raise ValueError(f"{method.name}: {name} must have the shape {expected} ({what}), got {actual}")
 
 
 def _branch_term(method: Method, branches: Trace, reward_B: Tensor, scorer: Scorer, inner_steps: int) -> LossTerm:
-    """One question at the shared state, the same on every inner step."""
+    """One probe at the shared state, the same on every inner step."""
     term, probes = method.branch, one_shot(branches)
     assert term is not None
     return LossTerm(

@@ -1,4 +1,4 @@
-"""AdamW with a learning-rate schedule; for weights in half precision on fp32 copies of them."""
+"""AdamW with a learning-rate schedule; on fp32 master copies if the weights are in half precision."""
 
 import math
 from typing import Any
@@ -14,9 +14,9 @@ from unmask.models.lora import trainable_parameters
 class MasterAdamW:
     """AdamW on fp32 copies of the weights. After each step the weights are the copies, rounded.
 
-    bf16 keeps eight bits: a weight of 1 would not move by steps below 0.004, and at the learning rates of full
-    fine-tuning all steps are. Gradients are added up in fp32 too, pass by pass. Sharded weights (DTensor) have sharded
-    copies; theirs are added up by the sharding, and fetched from it.
+    bf16 keeps eight bits: a step below 0.004 does not change a weight of 1, and at the learning rates of full
+    fine-tuning all steps are smaller. Gradients are accumulated in fp32 too. Sharded weights (DTensor) have sharded
+    copies; FSDP accumulates their gradients.
     """
 
     def __init__(self, weights: list[nn.Parameter], **options: Any) -> None:
@@ -28,13 +28,13 @@ class MasterAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The copies, with all gradients: those that are still on the weights are fetched now."""
+        """The groups of the copies. Gradients that are still on the weights move to the copies first."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             _move_gradient(weight, master)
         return self.inner.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        assert set_to_none  # zeros would be kept for nothing
+        assert set_to_none  # zeros would only use memory
         for tensor in (*self.weights, *self.masters):
             tensor.grad = None
 
@@ -54,27 +54,27 @@ Optimizer = torch.optim.Optimizer | MasterAdamW
 
 @torch.no_grad()
 def _move_gradient(weight: Tensor, master: Tensor) -> None:
-    """Add the gradient of a weight to that of its copy."""
+    """Add the gradient of a weight to the gradient of its copy, and drop it."""
     if weight.grad is not None:
         master.grad = weight.grad.float() if master.grad is None else master.grad + weight.grad
         weight.grad = None
 
 
 def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
-    """AdamW over what is trained: the adapter, or all weights."""
+    """AdamW over the trainable weights: the adapter, or all."""
     weights = trainable_parameters(policy)
     options: dict[str, Any] = {
         "lr": settings.lr,
         "betas": settings.betas,
         "weight_decay": settings.weight_decay,
-        "fused": weights[0].is_cuda,  # without temporaries as large as what is trained
+        "fused": weights[0].is_cuda,  # avoids temporaries as large as the trainable weights
     }
     half = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in weights)
     return MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Of each update from 1: warm-up, then constant, or falling to zero by a cosine or a line."""
+    """The rate of update `step`, from 1: linear warm-up, then constant, or a linear or cosine decay to zero."""
     settings = config.optimizer
     if step <= settings.warmup:
         return settings.lr * (step / settings.warmup)
@@ -83,7 +83,7 @@ def learning_rate(config: TrainingConfig, step: int) -> float:
         return settings.lr * (1.0 - done)
     if settings.schedule == "cosine":
         return settings.lr * (0.5 * (1 + math.cos(math.pi * done)))
-    return settings.lr * 1.0
+    return settings.lr
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -1,4 +1,4 @@
-"""From a configuration to models on their devices: what is trained, what it is compared with, among which processes."""
+"""From a configuration to models on their devices: the policy, the reference policy, and the processes."""
 
 import copy
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from unmask.util.micro_batch import MicroBatch
 class Setup:
     policy: Model
     reference: Policy | None
-    """The policy as it was, where a method asks for it."""
+    """The policy before training, if the method needs it."""
     device: str
     ranks: Ranks
     rollout_batch: MicroBatch
@@ -40,19 +40,21 @@ class Setup:
 
 @contextmanager
 def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
-    """The policy ready to be trained. With a new adapter the reference costs nothing: it is the policy without it."""
+    """The policy, ready for training. A policy with an adapter needs no copy: its base is the reference."""
     with join_processes(device_of(config)) as (ranks, device):
-        check_shares(config, ranks)
+        rollouts = config.prompts * config.group
+        if rollouts < ranks.size:
+            raise ValueError(f"prompts x group: {rollouts} rollouts are fewer than {ranks.size} processes; raise one")
         policy = trainable_policy(config, device)
         reference: Policy | None = None
         if has_adapter(policy):
             reference = ReferencePolicy(policy, alike=config.compile) if needs_reference else None
         else:
-            # Compiled layers round differently where nothing takes a gradient, so the reference's do too.
+            # Compiled layers round differently without gradients, so the reference takes gradients as well.
             reference = copy.deepcopy(policy).requires_grad_(config.compile) if needs_reference else None
             if ranks.size > 1:
                 if config.compile:
-                    raise ValueError("compile: not with full training in several processes, whose layers are sharded")
+                    raise ValueError("compile: cannot be combined with full training in several processes (sharding)")
                 ranks = shard(policy, _layers(policy), ranks)
                 if reference is not None:
                     shard(reference, _layers(reference), ranks)
@@ -65,13 +67,13 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
 
 
 def trainable_policy(config: TrainingConfig, device: str) -> Model:
-    """The model on its device with what is trained set free: all weights, or an adapter, a new one if it has none."""
+    """The model on its device. Trainable are all its weights, or its adapter; a model without one gets a new one."""
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
     full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
     if config.lora != LoraOptions() and (full or has_adapter(policy)):
-        why = "all weights are trained" if full else "the adapter that is trained further has its own"
-        raise ValueError(f"lora: has options, but {why}; leave them out")
+        why = "all weights are trained" if full else "the model already has an adapter with its own options"
+        raise ValueError(f"lora: these options have no effect because {why}; remove them")
     if config.gradient_checkpointing:
         decoder_of(policy, "gradient_checkpointing").gradient_checkpointing = True
     if full:
@@ -90,7 +92,7 @@ def is_large(policy: Model) -> bool:
 
 
 def micro_batches(config: Config, policy: Model) -> tuple[MicroBatch, MicroBatch]:
-    """Of rollouts and of updates, as configured or by the size of the model."""
+    """The micro-batches of rollouts and of updates, as configured or by the size of the model."""
     sizes = micro_batch_sizes(config, _weight_count(policy))
     return MicroBatch(sizes.rollout), MicroBatch(sizes.update)
 
@@ -99,17 +101,7 @@ def _weight_count(policy: Model) -> int:
     return sum(weight.numel() for weight in policy.parameters())
 
 
-def check_shares(config: Config, ranks: Ranks) -> None:
-    """ValueError where a process would have nothing to roll out."""
-    rollouts = config.prompts * config.group
-    if rollouts < ranks.size:
-        raise ValueError(
-            f"prompts x group: {rollouts} rollouts cannot be shared among {ranks.size} processes; raise one of them"
-        )
-
-
 def decoding_of(config: Config, task: Task) -> Decoding:
-    """How the configuration has completions made."""
     rollout = config.rollout
     length, steps, block = rollout_shape(config, task)
     return Decoding(
@@ -124,13 +116,13 @@ def decoding_of(config: Config, task: Task) -> Decoding:
     )
 
 
-def decoder_of(policy: object, wish: str) -> Decoder:
-    """The policy, where it is of the kind for which the wish has been built."""
+def decoder_of(policy: object, feature: str) -> Decoder:
+    """The policy as a Decoder; ValueError for an encoder, which does not have the feature."""
     if not isinstance(policy, Decoder):
-        raise ValueError(f"{wish} has been built for decoders (LLaDA, Dream, Llama, Qwen), not for encoders")
+        raise ValueError(f"{feature} works with decoders (LLaDA, Dream, Llama, Qwen), not with encoders")
     return policy
 
 
 def _layers(policy: object) -> nn.ModuleList:
-    """The layers over which full training in several processes spreads a model."""
+    """The layers that are sharded in full training with several processes."""
     return decoder_of(policy, "full training in several processes").lm.model.layers

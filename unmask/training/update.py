@@ -1,8 +1,7 @@
 """One optimiser step: ask, objective, backward, step. The only file of the trainer that calls backward.
 
-Memory does not grow with the number of views, also where several questions meet in one ratio: d loss / d logp is taken
-at the log-probabilities, and the sum of slope * logp is propagated back one micro-batch at a time. The gradient is the
-same.
+Memory does not grow with the number of probes, even if several of them share one ratio: d loss / d logp is taken at the
+log-probabilities, and the sum of slope * logp is propagated back one micro-batch at a time. The gradient is the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +24,14 @@ from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of the loss: a question, what is known about it, and how the answer becomes a loss."""
+    """One term of the loss: the probes, what is known about them, and the objective."""
 
     probes: Probes
     advantage_B: Tensor
     credit_BL: Tensor
     objective: Objective
     old_NL: Tensor | None = None
-    """The old policy's log-probabilities. None: the policy has not moved since it sampled, so its own are the old."""
+    """The old policy's log-probabilities. None: the policy has not changed since it sampled, so it is the old one."""
     reference_NL: Tensor | None = None
     kl: float = 0.0
     divergence: Divergence | None = None
@@ -40,16 +39,16 @@ class LossTerm:
     label: str = ""
     """The prefix of its metrics."""
     skip_zero_advantage: bool = False
-    """Traces with zero advantage are not asked. Right only for objectives that look at ratios alone: there such a trace
-    moves neither loss nor metrics as long as the policy is the old one. False asks every trace."""
+    """Skip the passes of traces with zero advantage. Exact when the objective depends on ratios alone: such a trace
+    then changes neither loss nor metrics while the policy is the old one."""
 
 
 OnLogprobs = Callable[[LossTerm, Tensor], None]
-"""Called with a term and the policy's log-probabilities at its probes, (N, L); zero where a question was not asked."""
+"""Called with a term and the policy's log-probabilities at its probes, (N, L); zero for probes that were skipped."""
 
 
 class NotFinite(ValueError):
-    """A loss or gradient is not finite. Nothing has been stepped, and no gradient is left."""
+    """A loss or gradient is not finite. The optimiser has not stepped, and gradients are cleared."""
 
     def __init__(self, what: str, metrics: Mapping[str, float]) -> None:
         self.metrics = dict(metrics)
@@ -62,13 +61,13 @@ class BrokenUpdate(NamedTuple):
 
     inner_step: int
     terms: list[LossTerm]
-    """Empty where the rollouts themselves were not finite."""
+    """Empty if the rollouts were not finite."""
     error: NotFinite
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The metrics of the inner steps that were made; and the one that was not finite, which ended them."""
+    """The metrics of the finished inner steps, and the inner step that was not finite, which is the last."""
 
     metrics: list[Metrics] = field(default_factory=list)
     broken: BrokenUpdate | None = None
@@ -107,15 +106,13 @@ def logprobs(policy: Policy, probes: Probes, micro_batch: int | MicroBatch, rank
         longest = -(-(len(probes.states_SL) // -ranks.size) // -micro_batch.size)
         answers += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(answers))]
     if ranks.sharded and isinstance(policy, FSDPModule):
-        policy.reshard()  # no backward pass follows, so what surrounds the layers may be freed too
+        policy.reshard()  # no backward pass follows, so embedding and head can be freed too
     return _sum(_assemble(probes, answers), ranks)
 
 
 def accumulate(policy: Policy, term: LossTerm, micro_batch: int | MicroBatch, ranks: Ranks = ALONE) -> Metrics:
-    """Add the gradient of one term to the parameters, with at most `micro_batch` masked states in a pass.
-
-    With several processes, each adds its share; `ranks.sum_gradients` adds the shares up.
-    """
+    """Add the gradient of one term to the parameters, with at most `micro_batch` masked states in a pass. Each process
+    adds its share; `ranks.sum_gradients` sums the shares."""
     logp_NL = _sum(_backpropagate(policy, term, as_micro_batch(micro_batch).size, ranks), ranks)
     with torch.no_grad():
         return term_loss(term, logp_NL)[1]
@@ -124,12 +121,12 @@ def accumulate(policy: Policy, term: LossTerm, micro_batch: int | MicroBatch, ra
 def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> Tensor:
     """Add this process's share of the gradient; returns the log-probabilities it computed, (N, L), zero elsewhere.
 
-    A trace's states go through together, so that its slopes are known while its pass can still be propagated back.
-    Where they are too many for one pass they are asked first without gradient.
+    The states of a trace share a pass, so its slopes are known while the graph of the pass still exists. If they do not
+    fit into one pass, they are asked without gradient first.
     """
     probes, live_N, answers = term.probes, live_questions(term), []
-    # Which process has a trace must not depend on `size`, of which others may have a smaller one. Sharded, all have the
-    # same, and a pass is one of all of them: a process that has fewer states takes part with an empty one.
+    # Which process has a trace must not depend on `size`, which can differ between processes. With sharded weights
+    # `size` is the same and all processes run a pass together: one with fewer states takes part with an empty pass.
     everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
     shares = {rank: microbatches(probes, size, replace(ranks, rank=rank).share, live_N) for rank in everybody}
     mine = shares[ranks.rank]
@@ -137,7 +134,10 @@ def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> T
         states_S = mine[turn] if turn < len(mine) else probes.state_N[:0]
         passes = max(-(len(share[turn]) // -size) for share in shares.values() if turn < len(share))
         number_N, pieces_S = _questions(probes, states_S), [states_S[i * size : (i + 1) * size] for i in range(passes)]
-        pieces = [(_questions(probes, piece_S), _probes_at(probes, piece_S)) for piece_S in pieces_S]
+        pieces = [
+            (_questions(probes, piece_S), at_states(probes, piece_S) if len(piece_S) else empty(probes))
+            for piece_S in pieces_S
+        ]
         with_graph = ask(policy, pieces[0][1]) if passes == 1 else None
         with torch.no_grad():
             values = [ask(policy, piece) for _, piece in pieces] if with_graph is None else [with_graph.detach()]
@@ -146,13 +146,13 @@ def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> T
         answers.append((number_N, logp_NL[number_N]))
         for piece_N, piece in pieces:
             answer_NL = ask(policy, piece) if with_graph is None else with_graph
-            # Sharded gradients are averaged in the backward pass.
+            # FSDP averages gradients in the backward pass; the factor turns the mean into a sum.
             ((ranks.size if ranks.sharded else 1) * slope_NL[piece_N] * answer_NL).sum().backward()
     return _assemble(probes, answers)
 
 
 def _slopes(term: LossTerm, logp_NL: Tensor, number_N: Tensor) -> Tensor:
-    """d loss / d logp of some questions, (N, L), at their log-probabilities: no loss mixes two traces."""
+    """d loss / d logp at some probes, (N, L). The others do not matter, because no loss mixes two traces."""
     stand_in_NL = torch.zeros_like(logp_NL) if term.old_NL is None else term.old_NL.to(logp_NL.dtype).clone()
     stand_in_NL[number_N] = logp_NL[number_N]
     stand_in_NL.requires_grad_()
@@ -162,24 +162,19 @@ def _slopes(term: LossTerm, logp_NL: Tensor, number_N: Tensor) -> Tensor:
 
 
 def live_questions(term: LossTerm) -> Tensor:
-    """Questions that are asked, (N,): all, but for traces whose gradient is known to be zero."""
+    """The probes that are asked, (N,): all except those of traces whose gradient is known to be zero."""
     if not term.skip_zero_advantage or term.old_NL is not None or term.reference_NL is not None:
         return torch.ones_like(term.probes.state_N, dtype=torch.bool)
     return term.advantage_B[term.probes.trace_N] != 0
 
 
 def _questions(probes: Probes, state_S: Tensor) -> Tensor:
-    """The numbers of the questions put at some states."""
+    """The numbers of the probes at some states."""
     return torch.isin(probes.state_N, state_S).nonzero().squeeze(1)
 
 
-def _probes_at(probes: Probes, state_S: Tensor) -> Probes:
-    """The questions put at some states; at none, a pass that asks nothing."""
-    return at_states(probes, state_S) if len(state_S) else empty(probes)
-
-
 def _assemble(probes: Probes, answers: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Log-probabilities in their places, (N, L)."""
+    """The log-probabilities of the pieces, (N, L)."""
     dtype = answers[0][1].dtype if answers else probes.share_NL.dtype
     logp_NL = torch.zeros(probes.share_NL.shape, dtype=dtype, device=probes.share_NL.device)
     for number_N, piece_NL in answers:
@@ -188,12 +183,12 @@ def _assemble(probes: Probes, answers: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _sum(logp_NL: Tensor, ranks: Ranks) -> Tensor:
-    """The log-probabilities of all processes. In double: a process without any does not know the others' type."""
+    """The log-probabilities of all processes, in double: a process without any does not know the dtype."""
     return logp_NL if ranks.size == 1 else ranks.sum(logp_NL.double())
 
 
 def _shrink(micro_batch: MicroBatch, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
-    """Prepare to try again with a smaller micro-batch; sharded, the others would wait for a pass that does not come."""
+    """Halve the micro-batch for a retry. With sharded weights this raises: the other processes could not follow."""
     if ranks.sharded:
         raise error
     micro_batch.halve(error)
@@ -208,11 +203,9 @@ def update(
     ranks: Ranks = ALONE,
     on_logprobs: OnLogprobs | None = None,
 ) -> Metrics:
-    """One optimiser step on the sum of the terms. A loss or gradient that is not finite is NotFinite, before the step:
-    all processes see the same sums, so they raise it together.
-
-    When memory runs out, this process drops its gradient and computes it again with a smaller micro-batch.
-    """
+    """One optimiser step on the sum of the terms. Raises NotFinite before the step if loss or gradient is not finite;
+    all processes see the same sums, so they raise together. When memory runs out, this process computes its gradient
+    again with a smaller micro-batch."""
     micro_batch, asked = as_micro_batch(micro_batch), [term for term in terms if len(term.probes.state_N)]
     while True:
         optimizer.zero_grad(set_to_none=True)
@@ -225,21 +218,20 @@ def update(
     with torch.no_grad():
         for term, logp_NL in zip(asked, computed, strict=True):
             logp_NL = _sum(logp_NL, ranks)
-            measured = term_loss(term, logp_NL)[1]
             if on_logprobs is not None:
                 on_logprobs(term, logp_NL)
-            metrics |= {term.label + name: value for name, value in measured.items()}
+            metrics |= {term.label + name: value for name, value in term_loss(term, logp_NL)[1].items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.sum_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     metrics["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    ill = [name for name, value in metrics.items() if name.endswith(("loss", "grad_norm")) and not value.isfinite()]
-    if ill:
+    bad = [name for name, value in metrics.items() if name.endswith(("loss", "grad_norm")) and not value.isfinite()]
+    if bad:
         optimizer.zero_grad(set_to_none=True)
-        what = "the gradient" if "grad_norm" in ill else "the loss"
+        what = "the gradient" if "grad_norm" in bad else "the loss"
         raise NotFinite(what, {name: float(value) for name, value in metrics.items()})
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)  # as large as what is trained, and the next rollout needs the room
+    optimizer.zero_grad(set_to_none=True)  # frees memory for the next rollout
     return metrics
 
 
@@ -252,10 +244,8 @@ def inner_updates(
     ranks: Ranks = ALONE,
     on_logprobs: OnLogprobs | None = None,
 ) -> UpdateResult:
-    """One optimiser step for each list of terms. One that is not finite is not made, nor are those after it.
-
-    `on_logprobs` is called in the first.
-    """
+    """One optimiser step for each list of terms, up to the first that is not finite. `on_logprobs` is called in the
+    first step only."""
     result = UpdateResult()
     for number, terms in enumerate(steps):
         hook = None if number else on_logprobs

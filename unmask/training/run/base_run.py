@@ -1,6 +1,6 @@
-"""A run beside its updates: pausing, evaluations, saved states and checkpoints. RL and fine-tuning share it.
+"""What RL and fine-tuning share around their updates: pausing, evaluations, saved states and checkpoints.
 
-Every process has a run and calls it alike; the first one has the run folder.
+Every process has a run and makes the same calls; only the first process has the run folder.
 """
 
 import time
@@ -25,21 +25,21 @@ from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
 EVAL_SEED = -1
-"""Every evaluation draws the same noise, and no training batch has it: theirs have seeds from 0."""
+"""All evaluations use the same noise, and no training batch uses it: batches have seeds from 0."""
 
 MakeFolder = Callable[[], RunFolder]
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller sees of a run and may ask of it. The first process alone calls the first two."""
+    """Callbacks of a run. Only the first process calls the first two."""
 
     on_metrics: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
-    """Called with every line of metrics.jsonl; and with no metrics as soon as the model is loaded."""
+    """Called with every line of metrics.jsonl, and with no metrics once the model is loaded."""
     on_batch: Callable[[Experiment, Batch], None] = lambda experiment, batch: None
     """Called with every batch of rollouts."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked after every update. Once it is true the state is saved and Paused is raised."""
+    """Called after every update. If it returns true, the run saves its state and raises Paused."""
 
 
 class Measured(Protocol):
@@ -62,7 +62,7 @@ class BaseRun(ABC, Generic[E]):
     """The last evaluation after an update."""
     folder: RunFolder | None = None
     step, evaluated, saved, skips, ended = 0, 0, 0, Skips(), ""
-    """Updates done, the last one evaluated, the last one saved, updates skipped, why the run ends early."""
+    """Finished updates, the last evaluated one, the last saved one, skipped updates, why the run ends early."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class BaseRun(ABC, Generic[E]):
 
     @abstractmethod
     def _measure(self, step: int) -> E:
-        """Evaluate the policy as it is after `step`."""
+        """Evaluate the policy after `step`."""
 
     @abstractmethod
     def _log_evaluation(self, step: int, evaluation: E) -> None: ...
@@ -90,14 +90,14 @@ class BaseRun(ABC, Generic[E]):
         """An evaluation from its `data`."""
 
     def _facts(self) -> dict[str, Any]:
-        """What a saved state holds beside what every run stores."""
+        """What a subclass adds to a saved state."""
         return {}
 
     def _restore(self, facts: Mapping[str, Any]) -> None:
-        """Set what `_facts` stored."""
+        """Restore what `_facts` stored."""
 
     def start(self, make_folder: MakeFolder, start: State | E | None) -> None:
-        """Evaluate the model before training, unless `start` is that evaluation; or restore a saved state."""
+        """Restore a saved state; or evaluate the model before training, unless `start` is that evaluation."""
         if self.ranks.first:
             self.hooks.on_metrics(0, {})
         if isinstance(start, State):
@@ -119,11 +119,11 @@ class BaseRun(ABC, Generic[E]):
         for micro_batch, (size, halvings) in zip(self.micro_batches, sizes, strict=True):
             micro_batch.size, micro_batch.halvings = size, halvings
         self._restore(facts)
-        if self.eval_due(state.step):  # a run that was asked to stop is saved before it is evaluated
+        if self.eval_due(state.step):  # a paused run is saved before it is evaluated
             self.evaluate(state.step)
 
     def remaining_steps(self) -> Iterator[int]:
-        """The updates that are left, from 1; none after the run has been ended early."""
+        """The numbers of the remaining updates; stops when the run ends early."""
         while self.step < self.config.updates and not self.ended:
             yield self.step + 1
 
@@ -134,29 +134,30 @@ class BaseRun(ABC, Generic[E]):
         self.times[f"time/{what}"] = time.perf_counter() - start
 
     def pause_if_requested(self, step: int) -> None:
-        """Save and raise Paused where the caller or a file `stop` in the run folder asks for it."""
+        """Save and raise Paused if the caller or a file `stop` in the run folder requests it."""
         requested = self.hooks.should_stop() or (self.folder is not None and self.folder.take_stop_request())
         if self.ranks.any(requested, self.device):
             self.save(step)
             raise Paused(None if self.folder is None else self.folder.path, step)
 
     def eval_due(self, step: int) -> bool:
-        every, last = self.config.eval.every, self.config.updates
-        return self.evaluated < step and (step == last or bool(every and step % every == 0))
+        return self.evaluated < step and self._due(step, self.config.eval.every)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate after an update. A state that is due is saved first: an evaluation that is cut off loses nothing."""
+        """Evaluate after an update. If a save is due it comes first, so an interrupted evaluation loses nothing."""
         if BaseRun.save_due(self, step):
             self.save(step)
         self.last, self.evaluated = self._measure(step), step
         self._log_evaluation(step, self.last)
 
     def save_due(self, step: int) -> bool:
-        every = self.config.save_every
-        return self.saved != step and (step == self.config.updates or bool(every and step % every == 0))
+        return self.saved != step and self._due(step, self.config.save_every)
+
+    def _due(self, step: int, every: int) -> bool:
+        return step == self.config.updates or bool(every and step % every == 0)
 
     def save(self, step: int) -> None:
-        """Save the state after `step`, from which the run can be resumed, and the weights for others to use."""
+        """Save the state after `step`, for resuming, and the checkpoint, for use."""
         tensors = state_tensors(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
         if self.folder is not None:
             facts = {  # under the names of 0.1, whose states can still be resumed
@@ -178,7 +179,7 @@ class BaseRun(ABC, Generic[E]):
 
     @property
     def too_many_skips(self) -> bool:
-        """Whether so many updates in a row were not finite that the run ends with an error."""
+        """Whether optimizer.patience updates in a row were not finite, which ends the run with an error."""
         return self.skips.in_a_row >= self.config.optimizer.patience
 
     def _log_metrics(self, step: int, metrics: dict[str, float]) -> None:

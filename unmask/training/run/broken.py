@@ -1,6 +1,6 @@
 """An update that was not finite, stored for replay (`unmask.replay`): RUN/broken/STEP/.
 
-tensors.safetensors   the traces, the terms of the loss, and the weights, as they were then
+tensors.safetensors   the traces, the terms of the loss, and the weights before the update
 batch.json            the step and the inner step, its metrics, and every completion with its problem and reward
 """
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple
 
 from safetensors.torch import load_file
@@ -23,12 +24,13 @@ from unmask.training.update import BrokenUpdate, LossTerm
 from unmask.util.files import save_tensors
 
 FOLDER, TENSORS, FACTS = "broken", "tensors.safetensors", "batch.json"
+PLAIN = bool | int | float | str
 RENAMED = {"dead_when_idle": "skip_zero_advantage"}
 """Fields of a LossTerm under the names that 0.1 wrote."""
 
 
 class StoredUpdate(NamedTuple):
-    """What a folder under broken/ holds."""
+    """The content of a folder under broken/."""
 
     step: int
     inner_step: int
@@ -40,29 +42,28 @@ class StoredUpdate(NamedTuple):
 
 
 def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mapping[str, Tensor]) -> Path:
-    """Write an update, and of a state's tensors (state.state_tensors) the weights, to RUN/broken/STEP."""
+    """Write an update, and the weights among a state's tensors (state.state_tensors), to RUN/broken/STEP."""
     final, aside = run / FOLDER / str(step), run / FOLDER / f".{step}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     traces = [trace for trace in batch.rollouts if trace is not None]
-    kinds = [(*key.partition(" "), value) for key, value in state.items()]
-    tensors = {f"weight/{name}": value for kind, _, name, value in kinds if kind == "weight"}
+    tensors = {key.replace(" ", "/", 1): value for key, value in state.items() if key.startswith("weight ")}
     for number, trace in enumerate(traces):
-        tensors |= {f"trace/{number}/{name}": value for name, value in _tensors(trace).items()}
-        tensors |= {f"trace/{number}/seen/{name}": value for name, value in trace.seen.items()}
+        seen = {f"seen/{name}": value for name, value in trace.seen.items()}
+        tensors |= {f"trace/{number}/{name}": value for name, value in (_fields(trace, Tensor) | seen).items()}
     terms = []
     for number, term in enumerate(broken.terms):  # "part" is what 0.1 called a term
-        tensors |= {f"part/{number}/{name}": value for name, value in _tensors(term).items()}
-        tensors |= {f"part/{number}/probes/{name}": value for name, value in _tensors(term.probes).items()}
+        probes = {f"probes/{name}": value for name, value in _fields(term.probes, Tensor).items()}
+        tensors |= {f"part/{number}/{name}": value for name, value in (_fields(term, Tensor) | probes).items()}
         index = next(i for i, trace in enumerate(traces) if trace is term.probes.trace)
-        terms.append({**_plain(term), "visited": term.probes.visited, "trace": index})
+        terms.append({**_fields(term, PLAIN), "visited": term.probes.visited, "trace": index})
     completions = zip(batch.rows, batch.texts, batch.reward_B.tolist(), strict=True)
     facts = {
         "step": step,
         "turn": broken.inner_step,
         "error": str(broken.error),
         "metrics": {name: str(value) for name, value in broken.error.metrics.items()},  # JSON has no nan
-        "traces": [{**_plain(trace), "law": asdict(trace.sampling)} for trace in traces],
+        "traces": [{**_fields(trace, PLAIN), "law": asdict(trace.sampling)} for trace in traces],
         "parts": terms,
         "rows": [{"row": row, "completion": text, "reward": reward} for row, text, reward in completions],
     }
@@ -73,9 +74,9 @@ def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state
 
 
 def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpdate:
-    """What `store_broken` wrote; the method supplies the formulas."""
+    """Read what `store_broken` wrote; the method supplies the objectives."""
     if not (folder / FACTS).is_file():
-        raise ValueError(f"{folder} holds no update that was not finite: there is no {FACTS} in it")
+        raise ValueError(f"{folder} is not a stored update: it has no {FACTS}. Pass RUN/{FOLDER}/STEP")
     facts, tensors = json.loads((folder / FACTS).read_text()), load_file(folder / TENSORS, device)
 
     def under(prefix: str) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpda
 
 def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Tensor], method: Method) -> LossTerm:
     source = method.branch if plain["label"] else method
-    assert source is not None  # a method that branches has the term of its branches
+    assert source is not None  # only a method with branches writes a label
     probe_tensors: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in tensors.items() if "/" in key}
     probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **probe_tensors)
     values: dict[str, Any] = {key: value for key, value in tensors.items() if "/" not in key}
@@ -102,11 +103,7 @@ def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Ten
     return LossTerm(probes=probes, objective=source.objective, divergence=source.divergence, **values, **rest)
 
 
-def _tensors(thing: Trace | Probes | LossTerm) -> dict[str, Tensor]:
-    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def _plain(thing: Trace | LossTerm) -> dict[str, Any]:
-    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
-    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+def _fields(thing: Trace | Probes | LossTerm, kinds: type | UnionType) -> dict[str, Any]:
+    """The fields of some types."""
+    values = {field.name: getattr(thing, field.name) for field in fields(thing)}
+    return {name: value for name, value in values.items() if isinstance(value, kinds)}

@@ -1,16 +1,16 @@
-"""The run folder: the configuration of a run, its metrics, samples of its output, and its last weights.
+"""The run folder: configuration, metrics, samples, weights.
 
 config.yaml      the resolved configuration          versions.json   what it ran on
 metrics.jsonl    one JSON object a line, the first before any update
 samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
 curves.png       reward and solve rates              (with matplotlib installed)
 traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
-errors.jsonl     completions whose reward failed     (where one did)
-warnings.jsonl   health warnings                     (where there was one; unmask.training.run.health)
-broken/          updates that were not finite        (where they stopped the run; unmask.training.run.replay)
+errors.jsonl     completions whose reward failed     (if any)
+warnings.jsonl   health warnings                     (if any; unmask.training.run.health)
+broken/          updates that were not finite        (if they stopped the run; unmask.training.run.replay)
 tracking.json    lines that trackers have received   (with track, whose own files are in tensorboard/, wandb/)
 checkpoint-best/ the weights of the best evaluation  (with eval.best, eval.early_stop or eval.collapse)
-finished.json    solve rates before and after; until it is there, state/ holds what `--resume` starts from
+finished.json    solve rates before and after; until it exists, `--resume` starts from state/
 """
 
 import errno
@@ -47,7 +47,7 @@ def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """ValueError if a run would write over something, or could not write."""
+    """ValueError if the folder is not empty or cannot be written."""
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -60,8 +60,8 @@ def _versions_text() -> str:
 
 
 def provenance(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> dict[str, str]:
-    """What the numbers of a run depend on beside its model and data: the configuration, the user's own files as they
-    were run, versions, processes and their threads."""
+    """What the results of a run depend on besides model and data: configuration, user files, versions, processes and
+    threads."""
     digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
     processes = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
     return {config: digest, **processes, **user_files, **versions()}
@@ -73,7 +73,7 @@ LAST, BEST = "checkpoint", "checkpoint-best"
 
 
 class RunFolder:
-    """Writes a run folder. Made only once everything that can be checked has been."""
+    """Writes a run folder. It is created only after all checks."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], name: str = "config.yaml") -> None:
         check_folder(path)
@@ -84,10 +84,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
-        """The folder of a run that is resumed, its logs cut to the lengths they had when the state was saved."""
+        """The folder of a resumed run. Its logs are truncated to their lengths in the saved state."""
         run = cls.__new__(cls)
         run.path = folder
-        for name in (LAST, BEST):  # left where a process was killed
+        for name in (LAST, BEST):  # left by a process that was killed
             for old in folder.glob(f".{name}.old-*"):
                 if (folder / name).exists():
                     shutil.rmtree(old)
@@ -100,7 +100,7 @@ class RunFolder:
         for name in LOGS:
             size = (folder / name).stat().st_size if (folder / name).is_file() else 0
             if size < lengths.get(name, 0):
-                raise ValueError(f"{folder / name} is shorter than the saved state says: part of it is lost")
+                raise ValueError(f"{folder / name} is shorter than when the state was saved: part of it is lost")
             if name in lengths:
                 (folder / name).touch()
                 os.truncate(folder / name, lengths[name])
@@ -109,21 +109,21 @@ class RunFolder:
         return run
 
     def log_lengths(self) -> dict[str, int]:
-        """The bytes of each log, which are on the disk by then."""
+        """The bytes of each log, after syncing them to disk."""
         paths = [self.path / name for name in LOGS if (self.path / name).is_file()]
         for path in paths:
             fsync(path)
         return {path.name: path.stat().st_size for path in paths}
 
     def take_stop_request(self) -> bool:
-        """Whether somebody has put a file `stop` into the folder; it is removed."""
+        """Whether there is a file `stop` in the folder; it is removed."""
         requested = (self.path / "stop").is_file()
         if requested:
             (self.path / "stop").unlink(missing_ok=True)
         return requested
 
     def finish(self, before: Mapping[str, float], after: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """Mark the run as finished, and remove the state it could have been resumed from."""
+        """Mark the run as finished, and remove the saved states."""
         write_whole(self.path / FINISHED, json.dumps({"before": before, "after": after, **facts}, indent=2) + "\n")
         shutil.rmtree(self.path / "state", ignore_errors=True)
 
@@ -134,29 +134,23 @@ class RunFolder:
         self._append("samples.jsonl", [{"step": step, **sample} for sample in samples])
 
     def log_traces(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Groups of rollouts (training.run.recorder); the file is there only where one was."""
-        if rows := list(lines):
-            self._append("traces.jsonl", rows)
+        self._append("traces.jsonl", lines)
 
     def log_errors(self, step: int, failures: Iterable[RewardFailure]) -> None:
-        """Completions whose reward failed; the file is there only where one did."""
-        if rows := [{"step": step, **failure._asdict()} for failure in failures]:
-            self._append("errors.jsonl", rows)
+        self._append("errors.jsonl", [{"step": step, **failure._asdict()} for failure in failures])
 
     def log_warnings(self, step: int, warnings: Iterable[HealthWarning]) -> None:
-        """Warnings that begin; the file is there only where one did."""
-        if rows := [{"step": step, **warning._asdict()} for warning in warnings]:
-            self._append("warnings.jsonl", rows)
+        self._append("warnings.jsonl", [{"step": step, **warning._asdict()} for warning in warnings])
 
     def save(self, policy: Model, name: str = LAST) -> None:
-        """The weights: all of them, or of a model with an adapter the adapter alone, which names its base."""
+        """All weights; or only the adapter, if there is one, which names its base."""
         if has_adapter(policy):
             save_adapter(policy, self.path / name, policy.home)
         else:
             save(policy, self.path / name)
 
     def has_best(self) -> bool:
-        """Whether the weights of the best evaluation are there, as they were written."""
+        """Whether the weights of the best evaluation exist and match their checksums."""
         try:
             check_sums(self.path / BEST)
         except ValueError:
@@ -164,7 +158,7 @@ class RunFolder:
         return (self.path / BEST / SUMS).is_file()
 
     def take_best(self) -> None:
-        """Have the run end with the weights of its best evaluation."""
+        """Replace the last weights by those of the best evaluation."""
         aside = self.path / f".{LAST}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(self.path / BEST, aside)
@@ -172,15 +166,13 @@ class RunFolder:
         aside.rename(self.path / LAST)
 
     def draw(self) -> Path | None:
-        """curves.png, where matplotlib is installed."""
+        """curves.png, if matplotlib is installed."""
         if (figure := new_figure(9, 3.2)) is None:
             return None
         rows = read_metrics(self.path)
         left, right = figure.subplots(1, 2)
-        for axes, names in (
-            (left, ["train/reward"]),
-            (right, ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]),
-        ):
+        solve_rates = ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]
+        for axes, names in ((left, ["train/reward"]), (right, solve_rates)):
             for name in names:
                 points = [(row["step"], row[name]) for row in rows if name in row]
                 if points:
@@ -192,29 +184,29 @@ class RunFolder:
         return path
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        with naming_file(self.path / name), (self.path / name).open("a") as file:
-            file.write(text)
+        """Append lines; without any, the file is not created."""
+        if text := "".join(json.dumps(row) + "\n" for row in rows):
+            with naming_file(self.path / name), (self.path / name).open("a") as file:
+                file.write(text)
 
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Lock the run against other processes; ValueError where one is writing it. Of several the first holds the lock."""
+    """Lock the run against other processes; ValueError if one is writing it. Under torchrun the first process locks."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    with (folder / "versions.json").open("a+") as file:  # a file that stays; network disks lock what may be written
+    with (folder / "versions.json").open("a+") as file:  # network disks can only lock files that are open for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"{folder} is being trained by another process: wait for its end, or stop it with a file "
-                f"{folder / 'stop'}"
+                f"{folder} is being trained by another process: wait, or stop it with: touch {folder / 'stop'}"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a disk without locks
                 raise
-        if not file.tell():  # a process was killed while it made the folder
+        if not file.tell():  # a process was killed while it created the folder
             file.write(_versions_text())
             file.flush()
         yield
@@ -222,7 +214,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[], RunFolder]]:
-    """The same, from when the folder is made."""
+    """`make_folder`, which also locks the run."""
     with ExitStack() as locks:
 
         def make() -> RunFolder:
@@ -234,7 +226,7 @@ def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[]
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, every metric under its present name."""
+    """The lines of metrics.jsonl, with metrics of older versions under their current names."""
     path, rows = folder / "metrics.jsonl", list[dict[str, float]]()
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -247,8 +239,8 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 def checkpoint_of(run_or_model: str) -> str:
     """The model to load for a run folder, a model folder, or a model's name."""
     folder = Path(run_or_model)
-    if (folder / "checkpoint").is_dir():
-        return str(folder / "checkpoint")
+    if (folder / LAST).is_dir():
+        return str(folder / LAST)
     if (folder / "metrics.jsonl").is_file():
-        raise ValueError(f"{folder} is a run without a checkpoint: it did not finish")
+        raise ValueError(f"{folder} is a run without a checkpoint: it did not save one; resume it with --resume")
     return run_or_model

@@ -2,8 +2,8 @@
 
     counts, warnings = health_warnings(history)        # history: the metrics of the last updates, the newest last
 
-A warning begins where its condition holds and did not in the updates before, and is shown once; `warn/NAME` counts how
-often it has begun. There is no other state, so a resumed run warns as one that was never interrupted.
+A warning starts when its condition holds and did not hold in the last WINDOW updates, and is shown once; `warn/NAME`
+counts the starts. There is no other state, so a resumed run gives the same warnings as an uninterrupted one.
 """
 
 import re
@@ -15,39 +15,37 @@ StepMetrics = Mapping[str, float]
 MetricsHistory = Sequence[StepMetrics]
 
 WINDOW = 8
-"""Updates over which a share is averaged; and updates without a warning after which it may begin again."""
+"""Updates over which a share is averaged; also the updates without a warning after which it may start again."""
 NORMS = 32
-"""Updates whose median a gradient is compared with."""
+"""Updates whose median a gradient norm is compared with."""
 REACH = 1 + NORMS + WINDOW
-"""Updates that anything here looks at."""
+"""Updates that a check can look at."""
 RENAMED = {
     "train/nats": "train/nll",
     "train/late_ends": "train/late_eos",
     "memory/rollout_rows": "memory/rollout_micro_batch_size",
     "memory/update_rows": "memory/update_micro_batch_size",
 }
-"""Metrics under the names that 0.1 wrote; and train/part/NAME, which is train/reward/NAME now."""
+"""Names of metrics in 0.1; also, train/part/NAME became train/reward/NAME."""
 
 
 class HealthCheck(NamedTuple):
-    """A warning: it holds where the value is known and above the bound (or below it)."""
+    """A condition: the value is known and above the bound (or below it)."""
 
     value: Callable[[MetricsHistory], float | None]
     bound: float
     message: str
-    """What it means and what to do."""
+    """The meaning, and what to do."""
     below: bool = False
 
     def alarm(self, history: MetricsHistory) -> float | None:
-        """The value, where the condition holds."""
+        """The value if the condition holds, else None."""
         value = self.value(history)
-        if value is None or (value >= self.bound if self.below else value <= self.bound):
-            return None
-        return value
+        return None if value is None or (value >= self.bound if self.below else value <= self.bound) else value
 
 
 class HealthWarning(NamedTuple):
-    """A warning that begins: a line of warnings.jsonl."""
+    """The start of a warning: a line of warnings.jsonl."""
 
     name: str
     value: float
@@ -56,12 +54,11 @@ class HealthWarning(NamedTuple):
 
 
 def current_name(metric: str) -> str:
-    """The name that a metric has now."""
     return RENAMED.get(metric) or re.sub("^train/part/", "train/reward/", metric)
 
 
 def health_warnings(history: MetricsHistory) -> tuple[dict[str, float], list[HealthWarning]]:
-    """How often each warning has begun, `warn/NAME`, and which begin with the last update."""
+    """How often each warning has started, `warn/NAME`, and which warnings start with the last update."""
     earlier = [history[:-back] for back in range(1, WINDOW + 1)]
     before = earlier[0][-1] if earlier[0] else {}
     counts, warnings = {key: value for key, value in before.items() if key.startswith("warn/")}, list[HealthWarning]()
@@ -74,22 +71,19 @@ def health_warnings(history: MetricsHistory) -> tuple[dict[str, float], list[Hea
 
 
 def recent_updates(rows: Sequence[Mapping[str, Any]]) -> list[StepMetrics]:
-    """Of the lines of metrics.jsonl those of the last updates, as far back as a warning looks."""
+    """The lines of metrics.jsonl of the last updates, as far back as a check looks."""
     return [row for row in rows if "train/reward" in row][-REACH:]
 
 
 def warning_messages(before: StepMetrics, now: StepMetrics) -> Iterator[str]:
-    """A line for each warning that `now` counts more of than `before`."""
+    """A line for each warning that has started between `before` and `now`."""
     for name, check in CHECKS.items():
         if now.get(f"warn/{name}", 0) > before.get(f"warn/{name}", 0):
             yield f"warning: {name}: {check.message}"
 
 
-# Values: None where the value is not known yet.
-
-
 def _mean(history: MetricsHistory, key: str) -> float | None:
-    """Over the window; None before there are so many updates that have it."""
+    """The mean over the window; None if an update in it lacks the metric."""
     values = [row[key] for row in history[-WINDOW:] if key in row]
     return fmean(values) if len(values) == WINDOW else None
 
@@ -103,13 +97,13 @@ def last_of(key: str) -> Callable[[MetricsHistory], float | None]:
 
 
 def completion_nll(history: MetricsHistory) -> float | None:
-    """Of an update's completions; None where nine in ten are right, which leaves nothing to vary."""
+    """The mean NLL of a completion; None if more than 90 % are solved, because correct completions may be alike."""
     nll, solved = _mean(history, "train/nll"), _mean(history, "train/solved")
     return None if nll is None or solved is None or solved > 0.9 else nll
 
 
 def norm_over_median(history: MetricsHistory) -> float | None:
-    """The gradient norm by the median of those before it, once there are as many as a window has."""
+    """The gradient norm divided by the median of the norms before it; None with fewer than WINDOW of them."""
     norms = [row["train/grad_norm"] for row in history[-NORMS - 1 : -1] if row.get("train/grad_norm")]
     if len(norms) < WINDOW or "train/grad_norm" not in history[-1]:
         return None
@@ -117,7 +111,7 @@ def norm_over_median(history: MetricsHistory) -> float | None:
 
 
 def unsolved_format(history: MetricsHistory) -> float | None:
-    """The highest reward part whose name has "format", where the reward is positive and under 1 % is solved."""
+    """The highest reward part with "format" in its name, if the reward is positive and at most 1 % is solved."""
     solved, reward = _mean(history, "train/solved"), _mean(history, "train/reward")
     if solved is None or reward is None or solved > 0.01 or reward <= 0:
         return None
@@ -126,7 +120,7 @@ def unsolved_format(history: MetricsHistory) -> float | None:
 
 
 def newly_skipped(history: MetricsHistory) -> float | None:
-    """Updates skipped by this one: 0 or 1."""
+    """1 if the last update was skipped, else 0."""
     counts = [row.get("train/skipped", 0.0) for row in history[-2:]]
     return counts[-1] - (counts[0] if len(counts) > 1 else 0.0) if counts else None
 
@@ -153,7 +147,7 @@ CHECKS: dict[str, HealthCheck] = {
     "long_prompts": HealthCheck(
         last_of("train/long_prompts"),
         0,
-        "some prompts are too long to leave room for a completion and were left out: shorten them, or rollout.length",
+        "some prompts leave no room for a completion and were left out: shorten them, or lower rollout.length",
     ),
     "cache_mismatch": HealthCheck(
         last_of("train/cache_mismatch"),
@@ -165,8 +159,8 @@ CHECKS: dict[str, HealthCheck] = {
     "scorer_gap": HealthCheck(
         last_of("train/scorer_gap"),
         0.1,
-        "sampler and scorer disagree about the same tokens by more than 0.1 nats each, so ratios are wrong: the "
-        "model's passes are not reproducible, or its precision is too low",
+        "sampler and scorer differ by more than 0.1 nats a token, so ratios are wrong: the model's passes are not "
+        "reproducible, or its precision is too low",
     ),
     "entropy_collapse": HealthCheck(
         completion_nll,

@@ -1,5 +1,4 @@
-"""Stores groups of rollouts during training, for `unmask view`. Nothing that is sampled, trained or measured depends on
-it."""
+"""Stores groups of rollouts during training, for `unmask view`. It does not change what a run computes."""
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from unmask.training.update import LossTerm
 from unmask.util.trace_lines import VERSION, TraceLine
 
 MOST = 16
-"""Rollouts of a group that are stored, at most."""
+"""The most rollouts of a group that are stored."""
 
 
 class TraceRecorder:
-    """Collects lines until they are written. Every process has one; only the first one's has lines."""
+    """Collects lines until they are written. Every process has one; only the first process collects lines."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, self.config = experiment, experiment.config
@@ -34,7 +33,7 @@ class TraceRecorder:
         return lines
 
     def on_samples(self, step: int, rows: list[Row]) -> OnSamples | None:
-        """A callback that stores the first problems of the evaluation after `step` updates; `rows` are all of them."""
+        """A callback that stores the first problems of an evaluation; `rows` are all of its problems."""
         if not self.config.trace_every or not self.experiment.setup.ranks.first:
             return None
 
@@ -52,7 +51,7 @@ class TraceRecorder:
         self.logprobs.append((term, logp_NL))
 
     def record(self, step: int, batch: Batch, updated: bool) -> None:
-        """After an update, or one that was skipped: store the first group of its batch."""
+        """Store the first group of the batch, after an update or a skipped update."""
         logprobs, self.logprobs = self.logprobs, []
         every, length = self.config.trace_every, self.experiment.decoding.length
         due = every > 0 and (step == 1 or step % every == 0)
@@ -71,7 +70,7 @@ class TraceRecorder:
     def _line(
         self, kind: str, step: int, number: int, row: Row, trace: Trace, scores: Scores, index: Tensor
     ) -> TraceLine:
-        """A group without its part in an update; `index` is where its traces are in the scores."""
+        """A group without its training information; `index` is where its traces are in the scores."""
         task, policy, length = self.experiment.task, self.experiment.setup.policy, self.experiment.decoding.length
         texts = completions(policy, trace, length)
         rollouts = records.rollout_lines(trace, length, self.show, policy.pad_id)
@@ -106,7 +105,7 @@ class TraceRecorder:
         }
 
     def _verdict(self, row: Row, text: str, failures: list[RewardFailure]) -> str | None:
-        """The grader's verdict; where the reward failed, the error."""
+        """The grader's verdict, or the error of a reward that failed."""
         for failure in failures:
             if failure.row == row and failure.completion == text:
                 return records.short_text(failure.error)
@@ -114,13 +113,14 @@ class TraceRecorder:
         return None if verdict is None else records.short_text(verdict)
 
     def _add_branches(self, rollouts: list[TraceLine], batch: Batch, group: Trace, term: LossTerm | None) -> None:
-        """To each trace of the first group what filled a state of it in one shot."""
-        if batch.branches is None or batch.branch_reward_B is None:
+        """Add the branches of each trace of the first group."""
+        branches, reward_B = batch.branches, batch.branch_reward_B
+        if branches is None or reward_B is None:
             return
-        # A branch names its trace as it was numbered before idle groups were left out: whole groups, one after another.
+        # A branch refers to the number of its trace before idle groups were left out: whole groups, one after another.
         first, length = int(group.group_B[0]) * self.config.group, self.experiment.decoding.length
-        reward_B, advantage_B = batch.branch_reward_B, None if term is None else term.advantage_B
+        advantage_B = None if term is None else term.advantage_B
         for i, rollout in enumerate(rollouts):
-            numbers = (batch.branches.group_B == first + i).nonzero().squeeze(1).tolist()
-            branches, step_C = batch.branches, group.step_BL[i, -length:]
+            numbers = (branches.group_B == first + i).nonzero().squeeze(1).tolist()
+            step_C = group.step_BL[i, -length:]
             rollout["branches"] = records.branch_lines(branches, numbers, step_C, reward_B, advantage_B, self.show)

@@ -1,6 +1,6 @@
-"""What a line of traces.jsonl is made of: a group of rollouts as plain data (docs/viewer.md says what each key means).
+"""The parts of a line of traces.jsonl: a group of rollouts as plain data. docs/viewer.md explains each key.
 
-Positions are those of the completion, from 0. Tensors come in whole, prompt included, and nothing here asks a model.
+Positions count from the start of the completion. Tensors include the prompt. Nothing here calls a model.
 """
 
 import math
@@ -23,31 +23,31 @@ Show = Callable[[list[int]], str]
 
 COLUMNS = ("tokens", "step", "block", "counted", "logp")
 LONGEST = 200
-"""Characters of an answer or a verdict that are stored."""
+"""The most characters of an answer or a verdict that are stored."""
 
 
 def short_number(value: float, digits: int = 4) -> float | None:
-    """To so many significant digits; None for what is not finite, which JSON cannot hold."""
+    """Rounded to significant digits; None if not finite, because JSON has no such numbers."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def short_text(text: str) -> str:
-    """In one line of bounded length."""
+    """The text as one line of bounded length."""
     text = " ".join(text[: 2 * LONGEST].split())
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def expected_answer(task: Task, row: Row) -> str | None:
-    """What was wanted, without the reasoning that a solution may begin with; None where the task knows none."""
+    """The expected answer, without the reasoning that a solution may start with; None if the task knows none."""
     try:
         text = task.solution(row)
-    except ValueError:  # a problem from a file may come without a solution
+    except ValueError:  # a problem from a file may lack a solution
         return None
     return short_text(last_answer(text) or last_box(text) or text) or None
 
 
 def rollout_lines(trace: Trace, length: int, show: Show, pad_id: int) -> list[TraceLine]:
-    """What each trace wrote, position by position: the token, the step that filled it, and how sure the sampler was."""
+    """Each trace, position by position: the token, the step that filled it, and its probability."""
     text_of = cache(lambda token: show([token]))
     columns = {name: getattr(trace, f"{name}_BL")[:, -length:].tolist() for name in COLUMNS}
     blocks = (trace.block_BL[:, -length:] > 0).any().item()
@@ -72,7 +72,7 @@ def rollout_lines(trace: Trace, length: int, show: Show, pad_id: int) -> list[Tr
 
 
 def probe_lines(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> list[TraceLine]:
-    """The questions about one trace: each with its state, the tokens asked there, and their log-probabilities."""
+    """The probes of one trace: each with its state, the tokens asked there, and their log-probabilities."""
     units = (probes.trace_M == trace).nonzero().squeeze(1).tolist()
     lines = []
     for question in (probes.trace_N == trace).nonzero().squeeze(1).tolist():
@@ -95,13 +95,13 @@ def probe_lines(probes: Probes, logp_NL: Tensor, trace: int, length: int) -> lis
 def branch_lines(
     branches: Trace, numbers: Sequence[int], step_C: Tensor, reward_B: Tensor, advantage_B: Tensor | None, show: Show
 ) -> list[TraceLine]:
-    """The fillings of one state of a trace, whose steps are `step_C`: the state is the one before the step that filled
-    the first of the positions that the filling filled."""
+    """The branches of one state of a trace with the steps `step_C`: the state before the first step that filled one of
+    the positions of the branch."""
     lines = []
     for number in numbers:
         filled_C = branches.filled_BL[number, -len(step_C) :]
         tokens_C = branches.tokens_BL[number, -len(step_C) :]
-        if filled_C.any():  # a state that a schedule's last steps left full has nothing to fill
+        if filled_C.any():  # a schedule may leave the state of its last steps without masks
             lines.append(
                 {
                     "at": int(step_C[filled_C].min()),
@@ -114,8 +114,8 @@ def branch_lines(
 
 
 def add_training_info(rollouts: list[TraceLine], term: LossTerm, logp_NL: Tensor, length: int, updated: bool) -> None:
-    """Add to rollouts, the first traces of a term, their credit, advantage, questions and log-probabilities. Traces
-    without a gradient were not asked."""
+    """Add credit, advantage, probes and log-probabilities to the rollouts, which are the first traces of the term.
+    Traces without a gradient have no probes."""
     first = slice(0, len(rollouts))
     credit_BL, counted_BL = term.credit_BL[first], term.probes.trace.counted_BL[first]
     uneven, live_N = bool((credit_BL[counted_BL] != 1).any()), live_questions(term)

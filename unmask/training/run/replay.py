@@ -1,4 +1,4 @@
-"""Repeat an update that was not finite, from what a run leaves in RUN/broken/STEP when it stops (broken.py)."""
+"""Repeat an update that was not finite, from RUN/broken/STEP (broken.py)."""
 
 from pathlib import Path
 
@@ -13,13 +13,11 @@ from unmask.training.update import NotFinite, update
 
 
 def replay(folder: Path) -> dict[str, float]:
-    """The metrics of the update with the weights it had.
-
-    In one process, on the device of the run's configuration. Where the rollouts were not finite, there was no update:
-    the mean of the sampled log-probabilities, and of the same tokens scored again.
-    """
+    """The metrics of the update, repeated with its weights, in one process, on the device of the run's configuration.
+    If the rollouts were not finite, there was no update: the mean of the sampled log-probabilities, and of the same
+    tokens scored again."""
     if folder.absolute().parent.name != FOLDER:
-        raise ValueError(f"{folder} is not of the form RUN/{FOLDER}/STEP")
+        raise ValueError(f"{folder} is not a stored update: pass RUN/{FOLDER}/STEP")
     config = read_config(folder.absolute().parent.parent / "config.yaml")
     with set_up(config, needs_reference=False) as setup:
         policy, stored = setup.policy, read_broken(folder, config.build_method(), setup.device)
@@ -31,7 +29,7 @@ def replay(folder: Path) -> dict[str, float]:
             trace = next(trace for trace in stored.traces if not trace.logp_BL.isfinite().all())
             scored_BL = replay_logprobs(policy, trace, setup.rollout_batch)
             return {"sampled_logp": sampled_logp(trace), "scored_logp": float(scored_BL[trace.filled_BL].mean())}
-        optimizer = make_optimizer(policy, config.optimizer)  # keeps gradients of half-precision weights in fp32
+        optimizer = make_optimizer(policy, config.optimizer)  # gradients of half-precision weights are in fp32
         try:
             metrics = update(policy, optimizer, stored.terms, setup.update_batch, config.optimizer.max_grad_norm)
         except NotFinite as error:

@@ -1,4 +1,4 @@
-"""From which state a run that was cut off can be resumed, so that it ends as it would have."""
+"""The state from which an interrupted run is resumed."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from unmask.training.run.state import State, newest_state
 
 
 def last_state(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> State | None:
-    """The last saved state, None if nothing has been saved; ValueError where resuming would not end as the run would
-    have. `user_files` are the user's own files as they are now, with their digests."""
+    """The last saved state, None if nothing has been saved; ValueError if the run cannot be resumed to the same result.
+    `user_files` are the user's files with their current digests."""
     if (folder / FINISHED).is_file():
         raise ValueError(f"{folder} is finished: there is nothing to resume")
     state, unusable = newest_state(folder / "state")
@@ -28,11 +28,8 @@ def _check_provenance(folder: Path, before: Mapping[str, str], now: Mapping[str,
     if before[config] != now[config]:
         raise ValueError(f"{folder / config} has changed since the state was saved: restore it")
     for what in now:
-        if before.get(what, now[what]) == now[what]:
-            continue
-        if what.endswith(".py"):
-            warnings.warn(f"{what} has changed since the state was saved: the new file is used from here", stacklevel=4)
-        else:
-            warnings.warn(
-                f"{what} was {before[what]} and is {now[what]}: what follows may be rounded differently", stacklevel=4
-            )
+        if before.get(what, now[what]) != now[what]:
+            problem = f"{what} was {before[what]} and is {now[what]}: results may be rounded differently"
+            if what.endswith(".py"):
+                problem = f"{what} has changed since the state was saved: the new file is used from here"
+            warnings.warn(problem, stacklevel=4)

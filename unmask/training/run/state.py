@@ -1,21 +1,22 @@
-"""The state from which a run can be resumed as if it had not been interrupted, saved between two updates.
+"""The state from which a run is resumed as if it had not been interrupted, saved between two updates.
 
-    RUN/state/40/tensors.safetensors   the weights that are trained, Adam's moments, the generator of the probes
-    RUN/state/40/state.json            the update, the cost so far, how long the logs were, checksums of both files
+    RUN/state/40/tensors.safetensors   the trainable weights, Adam's moments, the generator of the probes
+    RUN/state/40/state.json            the update, the cost so far, the lengths of the logs, checksums of both files
 
-The order of the data and the noise of rollouts are functions of the seed and of the update's number, and need no state.
-A state is written aside, synced and renamed, so it is complete or absent; the last two stay.
+The order of the data and the noise of rollouts are functions of the seed and the number of the update: they need no
+state. A state is written under a temporary name, synced and renamed, so it is complete or absent; the last two stay.
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -26,40 +27,23 @@ STATES = 2
 """How many stay."""
 TENSORS, FACTS = "tensors.safetensors", "state.json"
 SUM = "sum"
-"""The checksum of state.json, of all that it says beside."""
+"""The checksum of the rest of state.json."""
 GENERATOR = "generator"
-
-
-class TensorFile(Mapping[str, Tensor]):
-    """The tensors of a file, each read when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = safe_open(path, framework="pt")
-        self.names = tuple(self.file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 class State(NamedTuple):
     step: int
-    """The updates that have been done."""
+    """Finished updates."""
     tensors: Mapping[str, Tensor]
+    """Mapped from the file: pages are read when they are used."""
     facts: dict[str, Any]
 
 
 def state_tensors(
     policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True
 ) -> dict[str, Tensor]:
-    """What training has changed. Sharded tensors are put together, for which every process has to ask; a process that
-    does not want them holds one at a time."""
+    """What training has changed. Every process has to call this, to gather sharded tensors; a process without `wanted`
+    holds one tensor at a time."""
     tensors = {GENERATOR: rng.get_state()}
     inner, named = _inside(policy, optimizer)
     for name, weight in named.items():
@@ -72,12 +56,12 @@ def state_tensors(
 
 @torch.no_grad()
 def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tensors: Mapping[str, Tensor]) -> None:
-    """Put everything back where `state_tensors` took it from."""
+    """The inverse of `state_tensors`."""
     inner, named = _inside(policy, optimizer)
     kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, "weight"}
     known = {f"{kind} {name}" for kind in (*kinds, "weight") for name in named} | {GENERATOR}
     if strange := (known ^ tensors.keys()):
-        raise ValueError(f"the saved state is of another model or other options: {min(strange)!r} is only in one")
+        raise ValueError(f"the saved state is of another model or other options: {min(strange)!r} is in one only")
     for name, weight in named.items():
         value = tensors[f"weight {name}"]
         if value.shape != weight.shape:
@@ -86,7 +70,7 @@ def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tenso
         weight.copy_(_like(weight, value))
         moments = {kind: tensors[f"{kind} {name}"] for kind in kinds}
         if moments:
-            step = moments.pop("step")  # beside the weight only if the step is one kernel
+            step = moments.pop("step")  # on the device of the weight only for fused steps
             inner.state[weight] = {kind: _like(weight, value) for kind, value in moments.items()}
             home = weight.device if inner.defaults.get("fused") else step.device
             inner.state[weight]["step"] = step.to(home, copy=True)
@@ -96,20 +80,20 @@ def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tenso
 
 
 def _inside(policy: nn.Module, optimizer: Optimizer) -> tuple[torch.optim.Optimizer, dict[str, Tensor]]:
-    """The optimiser that has the moments, and what it moves by name: the weights, or their fp32 copies."""
+    """The optimiser that has the moments, and its parameters by name: the weights, or their fp32 copies."""
     names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     inner = optimizer.inner if isinstance(optimizer, MasterAdamW) else optimizer
     return inner, dict(zip(names, inner.param_groups[0]["params"], strict=True))
 
 
 def _like(weight: Tensor, value: Tensor) -> Tensor:
-    """A copy of a whole tensor where a weight lives, and sharded as it is."""
+    """A copy of a whole tensor on the device of a weight, sharded like the weight."""
     value = value.to(weight.device, copy=True)
     return distribute_tensor(value, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else value
 
 
 def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Save a state under its number, complete or not at all, and drop all but the last ones."""
+    """Save a state, complete or not at all, and remove all but the last ones."""
     aside, final = folder / f".{step}.partial", folder / str(step)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -119,7 +103,7 @@ def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapp
         (aside / FACTS).write_text(json.dumps({**plain, SUM: _sum(plain)}) + "\n")
         for path in (aside / FACTS, aside):
             fsync(path)
-        if final.exists():  # one that could not be used, or that was saved when a reward failed
+        if final.exists():  # it was unusable, or saved when a reward failed
             final.rename(folder / f".{step}.partial.old")
         aside.rename(final)
         fsync(folder)
@@ -148,7 +132,7 @@ def _read(folder: Path) -> State:
         raise ValueError(f"{FACTS} does not match its checksum")
     if digest(folder / TENSORS) != facts["sha256"]:
         raise ValueError(f"{TENSORS} does not match its checksum")
-    return State(facts["step"], TensorFile(folder / TENSORS), facts)
+    return State(facts["step"], load_file(folder / TENSORS), facts)
 
 
 def _sum(facts: Mapping[str, Any]) -> str:
@@ -156,7 +140,7 @@ def _sum(facts: Mapping[str, Any]) -> str:
 
 
 def _states(folder: Path) -> dict[int, Path]:
-    """By number. One that was being replaced when the process was killed is still there, under its other name."""
+    """By number. A state that was being replaced when the process was killed still exists under its other name."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     replaced = {name.strip(".").removesuffix(".partial.old"): name for name in names if name.endswith(".partial.old")}
     states = replaced | {name: name for name in names}

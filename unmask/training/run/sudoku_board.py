@@ -1,4 +1,4 @@
-"""Where the cells of a Sudoku are in a completion: the viewer draws the board as it fills."""
+"""The positions of Sudoku cells in a completion: the viewer draws the board as it fills."""
 
 import re
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from unmask.tasks.task import Row
 OUTSIDE = -1
 """The position of a cell that is not in the completion."""
 NOWHERE = [OUTSIDE] * CELLS
-# Sixteen digits of a board, with what it may be drawn with between them, wherever they begin; which of them are the
-# board, the task's grader has decided.
+# Sixteen digits with up to eight other characters between them, from any start. The task's grader decides which of the
+# matches is the board.
 BOARD = re.compile(r"(?=([1-4](?:[^0-9]{0,8}[1-4]){15}))")
 
 
 def cell_positions(task: Task, row: Row, tokens: Sequence[str], text: str) -> list[int] | None:
-    """The position of each cell in a completion of these tokens, whose text is `text`; None where it is no Sudoku, or
-    where the board is not written with one token a cell."""
+    """The position of each cell in a completion of these tokens, whose text is `text`; None if it is not a Sudoku or
+    the board does not have one token per cell."""
     if not task.board:
         return None
     if not task.text:
@@ -36,7 +36,7 @@ def cell_positions(task: Task, row: Row, tokens: Sequence[str], text: str) -> li
 
 
 def board_line(row: Row, cells: Sequence[list[int] | None]) -> dict[str, Any] | None:
-    """The puzzle, and where its cells are where that is the same in all rollouts; None without a board to show."""
+    """The puzzle, and the positions of its cells if they are the same in all rollouts; None without a board."""
     if any(each is None for each in cells):
         return None
     shared = cells[0] if all(each == cells[0] for each in cells) else NOWHERE

@@ -1,11 +1,10 @@
-"""Metrics in TensorBoard, Weights & Biases or trackio, beside metrics.jsonl, which stays the record of a run.
+"""Metrics in TensorBoard, Weights & Biases or trackio, in addition to metrics.jsonl.
 
     track: tensorboard               # or wandb, or trackio, or a list of them
 
-A tracker receives every line of metrics.jsonl at most once: `tracking.json` in the run folder counts them. A run that
-is resumed from an earlier state repeats some updates, and their lines are not sent again; lines that a tracker missed,
-because it had failed, are sent when the run is resumed. A tracker that fails is dropped with a warning, and the run
-continues.
+A tracker receives every line of metrics.jsonl at most once: `tracking.json` in the run folder counts them. A resumed
+run repeats some updates, whose lines are not sent again. A tracker that fails is dropped with a warning, and the run
+continues; the lines that it missed are sent when the run is resumed.
 """
 
 import importlib.util
@@ -32,7 +31,7 @@ COUNTS = "tracking.json"
 
 
 class Tracker(Protocol):
-    """Opened with the run folder, the resolved configuration, and an id that no other run has."""
+    """Opened with the run folder, the resolved configuration, and a unique id of the run."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], number: str) -> None: ...
 
@@ -55,7 +54,7 @@ class TensorBoard:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # so that a run that is killed has written what it has counted
+        self.writer.flush()  # a killed run has then written every line that it counted
 
     def close(self) -> None:
         self.writer.close()
@@ -74,9 +73,9 @@ class Wandb:
             resume="allow",
             config=dict(config),
             dir=str(folder),
-            settings=wandb.Settings(console="off"),  # the panel is no log
+            settings=wandb.Settings(console="off"),  # the panel is not a log
         )
-        # Updates as the axis. W&B's own steps may only grow, and an evaluation has the step of the update before it.
+        # Updates as the axis. W&B's own steps must increase, but an evaluation has the step of the update before it.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
 
@@ -88,7 +87,7 @@ class Wandb:
 
 
 class Trackio:
-    """The local project `unmask`; TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL say where else."""
+    """The local project `unmask`; TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL set another place."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], number: str) -> None:
         import trackio
@@ -110,7 +109,7 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 def tracking(
     config: "Config", make_folder: "MakeFolder", hooks: "Hooks", resumed: bool
 ) -> "Iterator[tuple[MakeFolder, Hooks]]":
-    """The same, with the trackers receiving the metrics from when the folder is made, in the first process."""
+    """`make_folder` and `hooks`, such that the first process starts the trackers with the folder and sends metrics."""
     check_trackers(config.track)
     trackers = Trackers(config.track)
 
@@ -132,23 +131,23 @@ def tracking(
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """ValueError where a package is missing or W&B has no login: before a model is loaded."""
+    """ValueError if a package is missing or W&B has no login, before a model is loaded."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name, as W&B makes one, is no package
+        if spec is None or spec.origin is None:  # W&B makes a folder `wandb`, which imports as an empty package
             raise ValueError(f"track: {name} is not installed; pip install 'unmask[{name}]', or leave it out")
     if "wandb" in names and os.environ.get("RANK", "0") == "0":
         import wandb
 
         try:
-            wandb.login()  # asks in a terminal, and does so before the panel is there
+            wandb.login()  # may ask in the terminal, so before the panel starts
         except wandb.Error as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"track: wandb cannot be used: {reason}; or set WANDB_MODE=offline") from error
 
 
 class Trackers:
-    """The trackers of one run, and how many lines of metrics.jsonl each has received."""
+    """The trackers of one run, and the number of lines of metrics.jsonl that each has received."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.open = names, dict[str, Tracker]()
@@ -156,7 +155,7 @@ class Trackers:
         self.lines, self.sent, self.number = 0, dict[str, int](), secrets.token_hex(4)
 
     def start(self, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
-        """Open them, and send the lines of metrics.jsonl that they have not received."""
+        """Open the trackers, and send the lines of metrics.jsonl that they have not received."""
         if (folder / COUNTS).is_file():
             saved = json.loads((folder / COUNTS).read_text())
             self.sent, self.number = saved["told"], saved["id"]
@@ -166,7 +165,7 @@ class Trackers:
             try:
                 self.open[name] = TRACKERS[name](folder, config, self.number)
             except Exception as error:
-                if not resumed:  # the user can fix it, and nothing is lost yet
+                if not resumed:  # nothing is lost yet, so the user can fix it
                     reason = " ".join(str(error).split())
                     raise ValueError(
                         f"track: {name} cannot be started: {reason}; fix that, then unmask train --resume {folder}"
@@ -177,13 +176,13 @@ class Trackers:
             self.log(int(row["step"]), {key: value for key, value in row.items() if key != "step"})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the next line of metrics.jsonl to those that have not received it."""
+        """Send the next line of metrics.jsonl to the trackers that have not received it."""
         self.lines += 1
         due = {name: tracker for name, tracker in self.open.items() if self.sent.get(name, 0) < self.lines}
         if not due:
             return
         self.sent.update(dict.fromkeys(due, self.lines))
-        self._save_counts()  # first: better a line that is lost with the process than one that is sent twice
+        self._save_counts()  # first: after a crash, a lost line is better than one sent twice
         for name, tracker in due.items():
             try:
                 tracker.log(step, metrics)

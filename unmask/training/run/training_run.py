@@ -1,4 +1,4 @@
-"""A training run beside its updates: what `BaseRun` does, and logs, health checks, the best weights, early stopping."""
+"""`BaseRun` for RL: adds logs, health checks, the best weights, and early stopping."""
 
 import math
 import time
@@ -35,7 +35,7 @@ class TrainingResult:
     before: Evaluation
     after: Evaluation
     run: RunFolder | None
-    """None in a process that is not the first."""
+    """None except in the first process."""
     seconds: float
     ended: str = ""
     """Why the run ended before its last update; `after` is then its best evaluation."""
@@ -58,7 +58,7 @@ class TrainingRun(BaseRun[Evaluation]):
         canvas(prompts, experiment.decoding.length, self.policy, "cpu")  # raises now if one is too long
         self.recorder = TraceRecorder(experiment)
         self.forwards, self.history = 0.0, list[StepMetrics]()
-        """Forwards spent, the metrics that health checks look at."""
+        """Forward passes so far, and the metrics for the health checks."""
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         super()._resume(make_folder, state)
@@ -91,7 +91,7 @@ class TrainingRun(BaseRun[Evaluation]):
             raise
 
     def log(self, step: int, batch: Batch, update: UpdateResult) -> None:
-        """Log an update and its health warnings. Too many in a row that are not finite end the run with an error."""
+        """Log an update and its health warnings. Too many skipped updates in a row end the run with an error."""
         self.step, broken = step, batch.broken or update.broken
         self.forwards = self.ranks.total(self.meter.forwards, self.device)
         self.skips = self.skips.after(broken is not None)
@@ -101,9 +101,8 @@ class TrainingRun(BaseRun[Evaluation]):
         counts, new_warnings = health_warnings([*self.history, metrics])
         self.history = [*self.history, {**metrics, **counts}][-REACH:]
         self.recorder.record(step, batch, updated=broken is None or broken.inner_step > 0)
-        rate = {"train/lr": learning_rate(self.config, step)}
-        rest = {"cost/forwards": self.forwards, **rate, **_memory_metrics(self.setup), **self.times, **counts}
-        self._record(step, {**metrics, **rest}, batch.failures)
+        rest = {"cost/forwards": self.forwards, "train/lr": learning_rate(self.config, step)}
+        self._record(step, {**metrics, **rest, **_memory_metrics(self.setup), **self.times, **counts}, batch.failures)
         if self.folder is not None:
             self.folder.log_samples(step, samples_of(batch, self.config.group))
             self.folder.log_warnings(step, new_warnings)
@@ -125,7 +124,7 @@ class TrainingRun(BaseRun[Evaluation]):
         return super().save_due(step) or (self.saved != step and new_best)
 
     def finish(self) -> TrainingResult:
-        """End the run; one that was ended early has the weights of its best evaluation."""
+        """End the run. A run that ended early gets the weights of its best evaluation."""
         before, best = self.before, self.best
         after = best.evaluation if self.ended else self.last or self._measure(self.step)
         if self.folder is not None:
@@ -149,7 +148,7 @@ class TrainingRun(BaseRun[Evaluation]):
             ranks=self.ranks,
             reward=self.config.reward,
         )
-        # The forwards of an evaluation are not part of the cost of training.
+        # The forward passes of an evaluation do not count as training cost.
         with self.save_on_error(step), unsharded(self.policy, self.ranks), count_passes(None, self.policy):
             return evaluator.evaluate(self.held_out, self.recorder.on_samples(step, self.held_out))
 
@@ -172,10 +171,12 @@ class TrainingRun(BaseRun[Evaluation]):
                     self.folder.save(self.policy, BEST)
 
     def _check_best(self, step: int) -> None:
-        """After resuming: where the best weights are lost, the present ones are the best there are."""
+        """After resuming: if the best weights are lost, the current ones replace them."""
         lost = keeps_best(self.config.eval) and self.folder is not None and not self.folder.has_best()
         if self.ranks.any(lost, self.device):
-            warnings.warn(f"{BEST} is damaged or gone: the best from update {step} on is kept instead", stacklevel=2)
+            warnings.warn(
+                f"{BEST} is damaged or missing: the best weights from update {step} on are kept", stacklevel=2
+            )
             self.best = Best(step, self._measure(step))
             self._save_best()
 
@@ -187,12 +188,12 @@ class TrainingRun(BaseRun[Evaluation]):
         self.save(step)
         raise ValueError(
             f"{self.skips.in_a_row} updates in a row were skipped, the last because {broken.error}. "
-            f"It is stored in {where}; unmask.replay(folder) repeats it"
+            f"The last is stored in {where}; unmask.replay(folder) repeats it"
         )
 
 
 def _memory_metrics(setup: Setup) -> Mapping[str, float]:
-    """Peak memory of the step on a GPU; and whether micro-batches had to be made smaller."""
+    """Peak GPU memory of the step, and the sizes of micro-batches that were halved."""
     metrics = {}
     if setup.device.startswith("cuda"):
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated(setup.device) / 2**30
