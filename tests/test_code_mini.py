@@ -107,18 +107,18 @@ def test_verdicts_are_those_of_an_interpreter():
     rng, task = random.Random(0), code_mini.CodeMini(partial=0.5)
     texts = ["".join(rng.choice(part) for part in ("x2", "+-*/%", "x34", "+-*%", "x15")) for _ in range(24)]
 
-    def found(text: str, x: int) -> float | None:
+    def value_at(text: str, x: int) -> float | None:
         try:
             return eval(text, {"x": x})
         except ZeroDivisionError:
             return None
 
-    wanted = [found("x*x+x", x) for x in code_mini.INPUTS]
+    wanted = [value_at("x*x+x", x) for x in code_mini.INPUTS]
     row = {"shown": [0, 1, 2], "values": wanted, "solution": "x*x+x"}
     texts += ["x+x*x", "(x+1)*x"]
     task.prepare([row] * len(texts), texts)
     for text in texts:
-        share = sum(found(text, x) == y for x, y in zip(code_mini.INPUTS, wanted, strict=True)) / 13
+        share = sum(value_at(text, x) == y for x, y in zip(code_mini.INPUTS, wanted, strict=True)) / 13
         expected = 0.0 if "x" not in text else 1.0 if share == 1 else 0.5 * share
         assert task.reward(row, text) == pytest.approx(expected), text
 

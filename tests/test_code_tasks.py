@@ -92,7 +92,7 @@ def test_a_function_is_completed_or_written_whole(completion, ends):
 
 
 @pytest.mark.parametrize("completion", ["", "1", "# nothing", "```python\nprint(1)\n```", "\n\n\n", "I cannot", "```"])
-def test_what_is_no_body_does_not_become_a_function_that_returns_none(completion):
+def test_a_text_that_is_not_a_body_does_not_become_a_function_that_returns_none(completion):
     for protocol in humaneval.PROTOCOLS.values():
         assert "floor_half" not in protocol.program(ROW, completion)
 
@@ -215,7 +215,7 @@ def test_without_a_sandbox_there_are_no_rows_and_no_rewards(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("factory", [humaneval.HumanEval, mbpp.Mbpp])
 def test_impossible_options_are_named(factory, tmp_path):
-    with pytest.raises(ValueError, match="no protocol 'd2'; known: unmask"):
+    with pytest.raises(ValueError, match="unknown protocol 'd2'; known: unmask"):
         factory(protocol="d2")
     for timeout in (0.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="timeout"):

@@ -43,7 +43,7 @@ def grades(name: str, rows: list[dict[str, Any]], protocol: str = "d1") -> Any:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_verdict_is_d1s(name: str) -> None:
+def test_every_verdict_equals_d1s(name: str) -> None:
     rows = lines(name)
     assert len(rows) == COUNTS[name]
     for row, grade in zip(rows, grades(name, rows).grades, strict=True):
@@ -62,12 +62,12 @@ def test_every_answer_is_the_one_d1_read(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_pooled_scores_are_the_published_ones(name: str) -> None:
     for length, published in zip((128, 256, 512), PUBLISHED[name], strict=True):
-        found = grades(name, [row for row in lines(name) if row["gen_length"] == length])
-        assert round(100 * found.score.value, 2) == published
-        assert found.score.low < found.score.value < found.score.high
+        report = grades(name, [row for row in lines(name) if row["gen_length"] == length])
+        assert round(100 * report.score.value, 2) == published
+        assert report.score.low < report.score.value < report.score.high
 
 
-def test_where_our_own_graders_judge_otherwise() -> None:
+def test_where_our_graders_differ() -> None:
     """Their scores on the same texts, as docs/benchmarks.md gives them."""
 
     def scores(name: str) -> list[float]:

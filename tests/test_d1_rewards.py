@@ -34,12 +34,12 @@ def gsm(text: str, **options: object) -> dict[str, float]:
         ("", 0.0),
     ],
 )
-def test_the_count_of_tags_and_what_trails(text: str, count: float) -> None:
+def test_the_count_of_tags_and_trailing_text(text: str, count: float) -> None:
     assert len(FULL[:-1]) == 63
     assert gsm(text)["xml_count"] == pytest.approx(count, abs=1e-12)
 
 
-def test_a_long_tail_costs_more_than_all_else_earns() -> None:
+def test_long_trailing_text_costs_more_than_the_rest_earns() -> None:
     assert gsm(FULL + "x" * 1000)["xml_count"] == pytest.approx(0.5 - 1.0 - 1.0)
     assert gsm8k.Gsm8k(rewards="d1", protocol="d1_train").reward(GSM, FULL + "x" * 3000) < 0
 
@@ -56,8 +56,8 @@ def test_a_long_tail_costs_more_than_all_else_earns() -> None:
     ],
 )
 def test_formats_are_of_one_line_and_exclude_each_other(text: str, soft: float, strict: float) -> None:
-    found = gsm(text)
-    assert (found["soft_format"], found["strict_format"]) == (soft, strict)
+    parts = gsm(text)
+    assert (parts["soft_format"], parts["strict_format"]) == (soft, strict)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_formats_are_of_one_line_and_exclude_each_other(text: str, soft: float, 
     ],
 )
 def test_the_answer_is_compared_as_text(answer: str, integer: float, right: float) -> None:
-    found = gsm(f"<answer>{answer}</answer>")
-    assert (found["integer"], found["correctness"]) == (integer, right)
+    parts = gsm(f"<answer>{answer}</answer>")
+    assert (parts["integer"], parts["correctness"]) == (integer, right)
 
 
 def test_a_text_without_tags_is_the_answer_and_commas_count() -> None:
@@ -99,14 +99,14 @@ def test_the_sum_and_its_weights() -> None:
         gsm8k.Gsm8k(rewards="d1", protocol="d1_train", weights={"format": 1})
 
 
-def test_what_an_answer_begins_with_counts_as_said() -> None:
+def test_the_prefill_counts_as_part_of_the_answer() -> None:
     """Under a prompt with a prefill the text of the answer begins with it; special tokens are not seen."""
     task, row = math500.Math500(rewards="d1", protocol="d1"), {"problem": "Which tag?", "answer": "<reasoning>7"}
     assert task.reward(row, "7") == task.reward(row, "7<|eot_id|><|endoftext|>") == 2.25
 
 
 @pytest.mark.parametrize("kind", [gsm8k.Gsm8k, text_countdown.CountdownText])
-def test_a_prompt_that_asks_for_what_they_punish_is_refused(kind) -> None:
+def test_d1_rewards_with_a_prompt_that_asks_for_a_box_are_refused(kind) -> None:
     """A right answer as these prompts ask for it would earn less than a wrong one without its box."""
     for protocol in kind.protocols:
         task = kind(protocol=protocol)
@@ -118,7 +118,7 @@ def test_a_prompt_that_asks_for_what_they_punish_is_refused(kind) -> None:
             best = {"gsm8k": 2 + 0.5 + gsm(trained.solution(row))["xml_count"], "countdown_text": 1.0}
             assert trained.reward(row, trained.solution(row)) == best[task.name]
             continue
-        with pytest.raises(ValueError, match=rf"{task.name}\.protocol=d1_train alone asks"):
+        with pytest.raises(ValueError, match=rf"{task.name}\.protocol=d1_train asks for one"):
             kind(protocol=protocol, rewards="d1")
 
 
@@ -187,7 +187,7 @@ def test_sudoku(text: str, reward: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["countdown_text", "sudoku_text"])
-def test_partial_credit_is_theirs(name: str) -> None:
+def test_partial_credit_cannot_be_combined_with_d1_rewards(name: str) -> None:
     with pytest.raises(ValueError, match="partial"):
         TASKS[name](rewards="d1", partial=0.5)
 

@@ -31,10 +31,10 @@ def written(path: Path, lines: list[dict]) -> str:
 
 def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
     file, out = written(tmp_path / "made.jsonl", LINES), tmp_path / "verdicts.jsonl"
-    code, told, _ = unmask("grade", "--task", "gsm8k", file, "--json", "--out", str(out))
+    code, printed, _ = unmask("grade", "--task", "gsm8k", file, "--json", "--out", str(out))
     assert code == 0
     share = wilson_interval(2, 3)
-    assert json.loads(told) == {
+    assert json.loads(printed) == {
         "task": "gsm8k",
         "protocol": None,
         "score": share.value,
@@ -51,8 +51,8 @@ def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
         ("b", 1, 1, "1000"),
         ("c", 0, 1, ""),
     ]
-    code, told, _ = unmask("grade", "--task", "gsm8k", "--protocol", "d1", file)
-    assert code == 0 and told.startswith("gsm8k (d1): 33.33 % [") and "of 3 rows" in told
+    code, printed, _ = unmask("grade", "--task", "gsm8k", "--protocol", "d1", file)
+    assert code == 0 and printed.startswith("gsm8k (d1): 33.33 % [") and "of 3 rows" in printed
 
 
 def test_a_compressed_file_and_the_other_tasks(unmask, tmp_path: Path) -> None:
@@ -70,20 +70,20 @@ def test_a_compressed_file_and_the_other_tasks(unmask, tmp_path: Path) -> None:
         path = tmp_path / f"{task}.jsonl.gz"
         with gzip.open(path, "wt") as file:
             file.write(json.dumps(line) + "\n")
-        code, told, err = unmask("grade", "--task", task, str(path), "--json")
+        code, printed, err = unmask("grade", "--task", task, str(path), "--json")
         assert code == 0, err
-        assert json.loads(told)["score"] == 1.0
+        assert json.loads(printed)["score"] == 1.0
     numbers = {"generation": "\\boxed{1+2}", "numbers": [1, 2], "target": 4}
     assert grade_lines(TASKS["countdown_text"](), [("here", numbers)]).score.value == 0.0
 
 
 def test_points_are_pooled_and_rows_are_the_units() -> None:
     grades = [Grade(4, 8), Grade(0, 8), Grade(8, 8), Grade(4, 4)]
-    found = grade_proportion(grades)
-    assert found.value == 16 / 28
-    residuals = [g.points - found.value * g.out_of for g in grades]
+    score = grade_proportion(grades)
+    assert score.value == 16 / 28
+    residuals = [g.points - score.value * g.out_of for g in grades]
     half = 1.959963984540054 * math.sqrt(sum(r * r for r in residuals) / 3 * 4) / 28
-    assert found.low == pytest.approx(max(0, found.value - half)) and found.high == min(1, found.value + half)
+    assert score.low == pytest.approx(max(0, score.value - half)) and score.high == min(1, score.value + half)
     alike = grade_proportion([Grade(0, 8)] * 5)
     assert alike.value == alike.low == 0 and 0 < alike.high < 1  # Wilson's, where the normal interval is empty
     with pytest.raises(ValueError, match="anything to score"):
@@ -91,7 +91,7 @@ def test_points_are_pooled_and_rows_are_the_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "line", "told"),
+    ("task", "line", "message"),
     [
         ("gsm8k", {"ground_truth": 1}, "generation"),
         ("gsm8k", {"ground_truth": 1, "completion": 1}, "completion"),
@@ -106,7 +106,7 @@ def test_points_are_pooled_and_rows_are_the_units() -> None:
         ("sudoku", {"generation": "x"}, "puzzle"),
     ],
 )
-def test_a_line_without_what_it_needs_is_named(unmask, task: str, line: dict, told: str, tmp_path: Path) -> None:
+def test_a_line_with_a_missing_field_is_named(unmask, task: str, line: dict, message: str, tmp_path: Path) -> None:
     good = {
         "gsm8k": LINES[0],
         "math500": {"generation": "\\boxed{7}", "ground_truth": "7"},
@@ -116,12 +116,12 @@ def test_a_line_without_what_it_needs_is_named(unmask, task: str, line: dict, to
     }[task]
     code, _, err = unmask("grade", "--task", task, written(tmp_path / "made.jsonl", [good, line]))
     assert code == 2
-    assert mentions(err, "made.jsonl:3", told), err
+    assert mentions(err, "made.jsonl:3", message), err
 
 
-def test_what_is_not_known_is_named(unmask, tmp_path: Path) -> None:
+def test_unknown_names_are_reported(unmask, tmp_path: Path) -> None:
     file = written(tmp_path / "made.jsonl", LINES)
-    for arguments, told in [
+    for arguments, message in [
         (("--task", "chess", file), "no 'chess'"),
         (("--task", "gsm8k", "--protocol", "wd1", file), "unmask, d1"),
         (("--task", "sudoku", "--protocol", "d1", file), "sudoku.protocol: unknown option"),
@@ -129,7 +129,7 @@ def test_what_is_not_known_is_named(unmask, tmp_path: Path) -> None:
         (("--task", "gsm8k", file, "--out", str(tmp_path / "none" / "v.jsonl")), "no folder"),
     ]:
         code, _, err = unmask("grade", *arguments)
-        assert code == 2 and told in err
+        assert code == 2 and message in err
 
 
 CHOICE = {"question": "Which?", "options": ["London", "Paris"], "answer": 1}
@@ -153,8 +153,8 @@ def test_a_row_of_the_data_is_graded_as_in_an_evaluation(unmask, tmp_path: Path,
         pytest.importorskip({"math500": "math_verify", "json_schema": "jsonschema_rs"}[task])
     texts = [right, "no idea", ""]
     built = TASKS[task](data=written(tmp_path / "train.jsonl", [row]), test_data=written(tmp_path / "t.jsonl", [row]))
-    (asked,) = built.rows("test", 5, 0)
-    wanted = [built.grade(asked, text).points for text in texts]
+    (row,) = built.rows("test", 5, 0)
+    wanted = [built.grade(row, text).points for text in texts]
     out = tmp_path / "verdicts.jsonl"
     file = written(tmp_path / "made.jsonl", [{**row, "generation": text} for text in texts])
     code, _, err = unmask("grade", "--task", task, file, "--out", str(out))
@@ -168,21 +168,21 @@ def test_options_change_the_grader(unmask, tmp_path: Path) -> None:
     pytest.importorskip("jsonschema_rs")
     file = written(tmp_path / "made.jsonl", [{"schema": {}, "reference": 1, "generation": "2"}])
     for option, points in (("json_schema.fields=true", 0.0), ("json_schema.fields=false", 1.0)):
-        code, told, _ = unmask("grade", "--task", "json_schema", file, option, "--json")
-        assert code == 0 and json.loads(told)["points"] == points
+        code, printed, _ = unmask("grade", "--task", "json_schema", file, option, "--json")
+        assert code == 0 and json.loads(printed)["points"] == points
     code, _, err = unmask("grade", "--task", "json_schema", file, "json_schema.field=false")
     assert code == 2 and "did you mean fields" in err
 
 
-def test_a_task_of_ones_own(unmask, tmp_path: Path) -> None:
+def test_your_own_task(unmask, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(completion, row): return {'x': 1.0, 'y': 0.5}[completion]\n")
     fields = {"x": "generation", "y": "completion", "z": "generation"}
     file = written(tmp_path / "made.jsonl", [{"prompt": "?", fields[text]: text} for text in "xyz"])
     code, _, err = unmask("grade", "--task", "mine.py", file)
     assert code == 2 and mentions(err, "made.jsonl:5", "mine", "KeyError: 'z'")
-    code, told, err = unmask("grade", "--task", "mine.py", file, "reward.on_error=zero", "--json")
-    found = json.loads(told)
-    assert code == 0 and (found["points"], found["rows"], found["errors"]) == (1, 3, 1)
+    code, printed, err = unmask("grade", "--task", "mine.py", file, "reward.on_error=zero", "--json")
+    result = json.loads(printed)
+    assert code == 0 and (result["points"], result["rows"], result["errors"]) == (1, 3, 1)
     assert "1 reward of mine failed" in err
 
 
@@ -190,8 +190,8 @@ def test_a_data_set_of_reasoning_gym(unmask, tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     row = TASKS["reasoning_gym"](name="chain_sum").rows("test", 1, 0)[0]
     file = written(tmp_path / "made.jsonl", [{**row, "generation": f"<answer>{row['answer']}</answer>"}])
-    code, told, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum", "--json")
-    assert code == 0 and json.loads(told)["score"] == 1.0, err
+    code, printed, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum", "--json")
+    assert code == 0 and json.loads(printed)["score"] == 1.0, err
     file = written(tmp_path / "bare.jsonl", [{"generation": "<answer>1</answer>", "question": "?", "answer": "1"}])
     code, _, err = unmask("grade", "--task", "reasoning_gym", file, "reasoning_gym.name=chain_sum")
     assert code == 2 and mentions(err, "bare.jsonl:1", "metadata")
@@ -201,25 +201,25 @@ def test_lines_of_other_benchmarks_are_left_out_and_counted(unmask, tmp_path: Pa
     countdown = {"generation": "\\boxed{1+2}", "ground_truth": [[1, 2], 3]}
     lines = [{**LINES[0], "task": "gsm8k"}, {**countdown, "task": "countdown"}, {**LINES[2], "task": "mine"}]
     file = written(tmp_path / "made.jsonl", lines)
-    code, told, _ = unmask("grade", "--task", "gsm8k", file, "--json")
-    assert code == 0 and (json.loads(told)["rows"], json.loads(told)["of_other_tasks"]) == (2, 1)
-    code, told, _ = unmask("grade", "--task", "countdown_text", written(tmp_path / "two.jsonl", lines[:2]))
-    assert code == 0 and "100.00 %" in told and "of other tasks: 1" in told
+    code, printed, _ = unmask("grade", "--task", "gsm8k", file, "--json")
+    assert code == 0 and (json.loads(printed)["rows"], json.loads(printed)["of_other_tasks"]) == (2, 1)
+    code, printed, _ = unmask("grade", "--task", "countdown_text", written(tmp_path / "two.jsonl", lines[:2]))
+    assert code == 0 and "100.00 %" in printed and "of other tasks: 1" in printed
     code, _, err = unmask("grade", "--task", "sudoku_text", written(tmp_path / "two.jsonl", lines[:2]))
     assert code == 2 and mentions(err, "sudoku_text", "gsm8k")
 
 
-def test_puzzles_and_cells_are_told_side_by_side(unmask, tmp_path: Path) -> None:
+def test_puzzles_and_cells_are_both_reported(unmask, tmp_path: Path) -> None:
     line = {"puzzle": "1234000000000000", "ground_truth": "1234341221434321", "generation": "1234432121433412"}
     file = written(tmp_path / "made.jsonl", [line])
-    code, told, _ = unmask("grade", "--task", "sudoku_text", "--protocol", "d1", file)
-    assert code == 0 and told.splitlines()[0].startswith("sudoku_text (d1): 33.33 %")
-    assert told.splitlines()[1].startswith("puzzles: 100.00 %") and "several solutions: 1" in told
-    code, told, _ = unmask("grade", "--task", "sudoku_text", file, "--json")
-    assert code == 0 and json.loads(told)["score"] == json.loads(told)["cells"]["value"] == 1.0
+    code, printed, _ = unmask("grade", "--task", "sudoku_text", "--protocol", "d1", file)
+    assert code == 0 and printed.splitlines()[0].startswith("sudoku_text (d1): 33.33 %")
+    assert printed.splitlines()[1].startswith("puzzles: 100.00 %") and "several solutions: 1" in printed
+    code, printed, _ = unmask("grade", "--task", "sudoku_text", file, "--json")
+    assert code == 0 and json.loads(printed)["score"] == json.loads(printed)["cells"]["value"] == 1.0
 
 
-def test_work_is_done_ahead() -> None:
+def test_answers_are_prepared_in_parallel() -> None:
     called = []
     task = TASKS["sudoku"]().variant(
         prepare=lambda rows, texts: called.append(([row["puzzle"] for row in rows], texts))
@@ -229,11 +229,11 @@ def test_work_is_done_ahead() -> None:
     assert called == [(["1234............"] * 2, ["1", "2"])]
 
 
-def test_a_table_tells_both_scores_and_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_has_both_scores_and_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     task = TASKS["sudoku"]()
     task = task.variant(other_scores={"half": lambda row, text: Grade(1, 2)}, facts=lambda rows: {"seen": len(rows)})
     bench = Benchmark(tiny_policy(), task.rows("test", 3, 0))
     (line,) = run_benchmark(bench, [BenchmarkCase(task, Decoding(16, 4, 16), MicroBatch(8))], "steps", quiet=False)
     assert line.data()["half"]["value"] == 0.5 and line.card["seen"] == 3
-    header, told = capsys.readouterr().out.splitlines()[1:3]
-    assert header.split()[1:3] == ["score", "half"] and "50.0 %" in told
+    header, line = capsys.readouterr().out.splitlines()[1:3]
+    assert header.split()[1:3] == ["score", "half"] and "50.0 %" in line

@@ -227,7 +227,7 @@ def test_prompts_ask_the_question_and_show_the_form() -> None:
     assert gsm8k.Gsm8k(protocol="d1").prompt(ROW).endswith("\n</answer>\n\nHow many?")
 
 
-def test_what_is_not_known_is_named(tmp_path: Path) -> None:
+def test_unknown_names_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unmask, d1"):
         gsm8k.Gsm8k(protocol="wd1")
     with pytest.raises(ValueError, match="no data file"):
@@ -239,7 +239,7 @@ def test_what_is_not_known_is_named(tmp_path: Path) -> None:
         gsm8k.Gsm8k(data=str(tmp_path / "bad.jsonl")).rows("train", 1, 0)
 
 
-def test_one_file_serves_both_splits_and_two_are_kept_apart(tmp_path: Path) -> None:
+def test_one_file_is_for_both_splits_and_two_files_are_separate(tmp_path: Path) -> None:
     rows = [{"question": f"question {i}", "answer": f"#### {i}"} for i in range(200)]
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     one.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -259,12 +259,12 @@ def test_every_published_solution_is_solved() -> None:
     with gzip.open(DATA / "train.jsonl.gz", "rt") as file:
         rows += [json.loads(line) for line in file]
     assert len(rows) == 8792
-    ours, theirs = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="d1")
+    own, d1 = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="d1")
     lost = 0
     for row in rows:
         assert gsm8k.gold(row) == int(row["final_answer"])
-        assert ours.reward(row, ours.solution(row)) == 1.0
-        lost += not theirs.solved(row, theirs.solution(row))
+        assert own.reward(row, own.solution(row)) == 1.0
+        lost += not d1.solved(row, d1.solution(row))
     negative_or_with_comma = [r for r in rows if set(",-") & set(r["answer"].rpartition("####")[2])]
     assert lost == len(negative_or_with_comma)
 

@@ -13,13 +13,13 @@ FIELD = re.compile(r"([a-z]{2,3}):([nsb])=(\w+)")
 
 def plain_object(request: str) -> dict[str, object]:
     """The object a prompt asks for, read a second time."""
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for text in request.split(" "):
         match = FIELD.fullmatch(text)
         assert match is not None
         key, kind, value = match.groups()
-        found[key] = int(value) if kind == "n" else value if kind == "s" else {"yes": True, "no": False}[value]
-    return found
+        fields[key] = int(value) if kind == "n" else value if kind == "s" else {"yes": True, "no": False}[value]
+    return fields
 
 
 @pytest.mark.parametrize("fields", [1, 2, 3])
@@ -46,11 +46,11 @@ def test_rows_depend_on_nothing_but_their_arguments_and_the_splits_are_apart():
     first = task.rows("train", 40, 7)
     assert json_mini.JsonMini().rows("train", 40, 7) == first and task.rows("train", 15, 7) == first[:15]
     assert task.rows("train", 40, 8) != first
-    asked = {
+    requests = {
         split: {frozenset(row["request"].split(" ")) for seed in range(3) for row in task.rows(split, 3000, seed)}
         for split in ("train", "test")
     }
-    assert not asked["train"] & asked["test"]
+    assert not requests["train"] & requests["test"]
     with pytest.raises(ValueError, match="validation"):
         task.rows("validation", 1, 0)
 

@@ -159,9 +159,9 @@ def plainly_valid(schema: dict[str, Any], value: Any) -> bool:
     schemas, documents, st.sampled_from(["{}", "```json\n{}\n```", "```\n{}```", "Sure:\n```json\n{}\n```\nDone [1]."])
 )
 def test_documents_are_judged_as_by_a_validator_written_plainly(schema: Any, document: Any, around: str):
-    found = schema_match({"schema": schema}, around.replace("{}", json.dumps(document)))
-    assert found.answer is not None and found.answer.value == document
-    assert found.valid == plainly_valid(schema, document)
+    match = schema_match({"schema": schema}, around.replace("{}", json.dumps(document)))
+    assert match.answer is not None and match.answer.value == document
+    assert match.valid == plainly_valid(schema, document)
 
 
 @settings(max_examples=200, deadline=None)
@@ -192,9 +192,9 @@ def test_agreement_is_one_for_the_same_document_only(one: Any, other: Any):
         ('{"a": 1}<|eot_id|>', {"a": 1}),
     ],
 )
-def test_answers_that_are_found(completion: str, value: Any):
-    found = json_answer(completion)
-    assert found is not None and found.value == value
+def test_answers_that_are_read(completion: str, value: Any):
+    answer = json_answer(completion)
+    assert answer is not None and answer.value == value
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_answers_that_are_found(completion: str, value: Any):
         "{" + "[]" * 9_000,
     ],
 )
-def test_what_is_no_answer(completion: str):
+def test_texts_without_an_answer(completion: str):
     start = time.perf_counter()
     assert json_answer(completion) is None
     task = json_schema.JsonSchema(partial=0.9)

@@ -143,7 +143,7 @@ def test_rows_of_a_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ({"schema": {"type": "objekt"}}, "line 1.*schema"),
         ({"schema": {"$ref": "https://example.org/x"}}, "line 1.*schema"),
@@ -153,10 +153,10 @@ def test_rows_of_a_file(tmp_path: Path):
         ({"request": "x"}, "'schema'"),
     ],
 )
-def test_bad_rows_are_named(tmp_path: Path, line: Any, told: str):
+def test_bad_rows_are_named(tmp_path: Path, line: Any, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         json_schema.JsonSchema(data=str(path)).rows("train", 1, 0)
 
 
@@ -167,7 +167,7 @@ def test_bad_options_are_named(tmp_path: Path):
         json_schema.JsonSchema(data=str(tmp_path / "none.jsonl"))
 
 
-def test_a_missing_package_is_told():
+def test_a_missing_package_is_named():
     code = (
         "import sys; sys.modules['jsonschema_rs'] = None\n"
         "from unmask.tasks.benchmarks import json_schema\n"

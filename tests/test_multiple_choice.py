@@ -109,12 +109,12 @@ def test_the_shapes_of_rows(tmp_path: Path, row: dict[str, Any], options: list[s
         ),
         test_data=written(tmp_path / "test.jsonl", [row]),
     )
-    (found,) = task.rows("test", 5, 0)
-    assert (found["question"], found["options"], found["answer"]) == ("q", options, answer)
-    assert "A. x\nB. y" in task.prompt(found) and task.prompt(found).startswith("q\n\n")
-    assert task.reward(found, task.solution(found)) == 1.0 and task.solved(found, answer)
-    assert task.grade(found, f"Answer: {answer}") == (1.0, 1.0, answer)
-    assert task.reward(found, "") == 0.0 and task.grade(found, "no idea") == (0.0, 1.0, "")
+    (parsed,) = task.rows("test", 5, 0)
+    assert (parsed["question"], parsed["options"], parsed["answer"]) == ("q", options, answer)
+    assert "A. x\nB. y" in task.prompt(parsed) and task.prompt(parsed).startswith("q\n\n")
+    assert task.reward(parsed, task.solution(parsed)) == 1.0 and task.solved(parsed, answer)
+    assert task.grade(parsed, f"Answer: {answer}") == (1.0, 1.0, answer)
+    assert task.reward(parsed, "") == 0.0 and task.grade(parsed, "no idea") == (0.0, 1.0, "")
 
 
 def test_one_file_is_split_by_question(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_one_file_is_split_by_question(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"options": ["x", "y"], "answer": "B"}, "line 1.*'question'"),
         ({"question": "q", "options": ["x"], "answer": "A"}, "1 options"),
@@ -137,8 +137,8 @@ def test_one_file_is_split_by_question(tmp_path: Path):
         ({"ctx": "q", "endings": ["x", "y"], "label": ""}, "''.* 2 options"),
     ],
 )
-def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], told: str):
-    with pytest.raises(ValueError, match=told):
+def test_bad_rows_are_named(tmp_path: Path, row: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
         multiple_choice.MultipleChoice(data=written(tmp_path / "rows.jsonl", [row])).rows("train", 1, 0)
 
 

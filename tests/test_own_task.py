@@ -50,7 +50,7 @@ def test_a_reward_and_rows_from_a_file(folder: Path):
 
 
 @pytest.mark.parametrize("data", ["two.jsonl", ""])
-def test_too_few_rows_are_told_with_a_way_out(folder: Path, data: str):
+def test_too_few_rows_are_reported_with_a_way_out(folder: Path, data: str):
     rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "3+4=", "answer": "7"}]
     (folder / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = made(PLAIN + f"\ndef rows(): return {rows}\n", data)
@@ -106,19 +106,19 @@ def test_reward_functions_of_trl_as_they_are_with_weights(folder: Path):
     assert task.parts(row, "7") == {"accuracy_reward": 1.0, "format_reward": 1.0, "length_reward": -1 / 8}
     assert task.reward(row, "7") == pytest.approx(1 + 0.5 - 1 / 8)
     assert task.solved(row, "7") and not task.solved(row, "8")  # by the first reward
-    found = score(task, [row, row], ["7", "88"])
-    assert {name: part_B.tolist() for name, part_B in found.parts.items()} == {
+    scores = score(task, [row, row], ["7", "88"])
+    assert {name: part_B.tolist() for name, part_B in scores.parts.items()} == {
         "accuracy_reward": [1.0, 0.0],
         "format_reward": [1.0, 0.0],
         "length_reward": [-1 / 8, -2 / 8],
     }
-    assert found.reward_B.tolist() == pytest.approx([1 + 0.5 - 1 / 8, -2 / 8])
-    assert found.solved_B.tolist() == [True, False]
+    assert scores.reward_B.tolist() == pytest.approx([1 + 0.5 - 1 / 8, -2 / 8])
+    assert scores.solved_B.tolist() == [True, False]
     lighter = made(TRL, weights={"length_reward": 0.1, "format_reward": 0.0})
     assert lighter.reward(row, "7") == pytest.approx(1 - 0.1 / 8)
 
 
-def test_conversations_as_trl_has_them(folder: Path):
+def test_conversations_in_the_form_of_trl(folder: Path):
     task = made("""
 def reward(completions, answer, **kwargs):
     return [float(completion[0]["content"] == wanted) for completion, wanted in zip(completions, answer)]
@@ -161,12 +161,12 @@ def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, na
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("length = 8", "reward"),
         ("reward = 3", "must be a function"),
-        ("def reward(x): return 1", "is no reward"),
-        ("def reward(completion, gold): return 1", "is no reward"),
+        ("def reward(x): return 1", "is not a reward"),
+        ("def reward(completion, gold): return 1", "is not a reward"),
         ("def f(completion): pass\nrewards = [f, f]", "same name"),
         ("def reward(completion): pass\nrewards = [reward]", "rewards"),
         ("rewards = []", "functions"),
@@ -179,31 +179,31 @@ def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, na
         ("raise SystemExit(1)", "SystemExit"),
     ],
 )
-def test_a_file_that_is_no_task_is_named(folder: Path, source: str, told: str):
-    with pytest.raises(ValueError, match=told) as raised:
+def test_a_file_that_is_not_a_task_is_named(folder: Path, source: str, message: str):
+    with pytest.raises(ValueError, match=message) as raised:
         made(source)
     assert "my_task.py" in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ("def rows(): return []", "no rows"),
         ("def rows(): return [1]", "row 1 of rows"),
         ("def rows(): return [{'question': 1}]", "'prompt'"),
         ("def rows(): return 1 / 0", "ZeroDivisionError"),
-        ("def rows(): return [{'prompt': 'a', 'when': {1, 2}}]", "texts, numbers, lists"),
+        ("def rows(): return [{'prompt': 'a', 'when': {1, 2}}]", "strings, numbers, lists"),
         ("", "define rows"),
     ],
 )
-def test_bad_rows_of_the_file_are_named(folder: Path, rows: str, told: str):
+def test_bad_rows_of_the_file_are_named(folder: Path, rows: str, message: str):
     task = made(f"def reward(completion): return 1\n{rows}", data="")
-    with pytest.raises(ValueError, match=told) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         task.rows("train", 1, 0)
     assert "my_task.py" in str(raised.value)
 
 
-def test_rows_of_the_file_are_as_a_file_of_json_would_have_them(folder: Path):
+def test_rows_of_the_file_are_converted_like_json(folder: Path):
     rows = "def rows(): return [{'prompt': f'{n}', 'p': (n,)} for n in range(9)]"
     task = made(f"def reward(completion): return 1\n{rows}", data="")
     assert all(row["p"] == [int(row["prompt"])] for row in task.rows("train", 9, 0))
@@ -225,8 +225,8 @@ def test_a_configuration_names_the_file_as_its_task(folder: Path):
     assert dumped["task"] == "own"
     assert dumped["own"] == {"file": "my_task.py", "data": "rows.jsonl", "test_data": "", "weights": None}
     assert parse_config(dumped).build_task().name == "my_task"
-    for bad, told in (({"task": "none.py"}, "none.py"), ({"task": "my_task.py", "own": {"dta": ""}}, "own.dta")):
-        with pytest.raises(ValueError, match=told):
+    for bad, message in (({"task": "none.py"}, "none.py"), ({"task": "my_task.py", "own": {"dta": ""}}, "own.dta")):
+        with pytest.raises(ValueError, match=message):
             parse_config(bad)
 
 
@@ -276,6 +276,6 @@ def test_a_reward_that_fails_stops_the_run_with_one_line(
 ):
     (folder / "my_task.py").write_text("length = 8\ndef reward(completion): return float('nan')\n")
     assert called(monkeypatch, "train", "--task", "my_task.py", "own.data=rows.jsonl", "--out", "run", *SHORT) == 2
-    told = capsys.readouterr().err
-    assert mentions(told, "my_task.py", "reward", "nan") and len(told.strip().splitlines()) == 1
+    error = capsys.readouterr().err
+    assert mentions(error, "my_task.py", "reward", "nan") and len(error.strip().splitlines()) == 1
     assert not Path("run").exists()

@@ -127,8 +127,8 @@ def test_agrpo_trains_on_the_easier_part_of_math_without_math500(monkeypatch: py
     levels = ["Level 1", "Level 2", "Level 3", "Level 4", "Level 5", "Level ?"]
     rows = [{"problem": f"P{i}", "level": level, "solution": f"\\boxed{{{i}}}"} for i, level in enumerate(levels)]
     hub(monkeypatch, math500, {(math500.MATH, "train"): rows, ("HuggingFaceH4/MATH-500", "test"): rows[1:2]})
-    found = math500.Math500(protocol="agrpo").rows("train", 3, 0)
-    assert sorted(row["problem"] for row in found) == ["P0", "P2", "P3"]
+    drawn = math500.Math500(protocol="agrpo").rows("train", 3, 0)
+    assert sorted(row["problem"] for row in drawn) == ["P0", "P2", "P3"]
 
 
 def test_agrpo_trains_on_countdown_from_the_hub_without_the_numbers_of_the_test(monkeypatch, tmp_path) -> None:
@@ -143,7 +143,7 @@ def test_agrpo_trains_on_countdown_from_the_hub_without_the_numbers_of_the_test(
 
 
 def test_justgrpo_is_ours_one_token_a_step_one_problem_at_a_time() -> None:
-    ours, theirs = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="justgrpo")
-    assert theirs.decoding is JUSTGRPO_DECODING and theirs.prompt(QUESTION) == ours.prompt(QUESTION)
+    own, justgrpo = gsm8k.Gsm8k(), gsm8k.Gsm8k(protocol="justgrpo")
+    assert justgrpo.decoding is JUSTGRPO_DECODING and justgrpo.prompt(QUESTION) == own.prompt(QUESTION)
     assert mbpp.Mbpp(protocol="justgrpo").decoding is JUSTGRPO_DECODING
     assert text_sudoku.SudokuText(protocol="spg_3shot").decoding == text_sudoku.SudokuText(protocol="d1").decoding

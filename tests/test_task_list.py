@@ -33,12 +33,12 @@ def nothing_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_task_is_described_without_data_or_network(unmask, nothing_to_fetch: None) -> None:
     code, out, _ = unmask("tasks", "--json")
-    listed = {found["name"]: found for found in json.loads(out)}
+    listed = {about["name"]: about for about in json.loads(out)}
     assert code == 0 and list(listed) == list(TASKS)
-    for name, found in listed.items():
-        assert found["summary"] and found["source"] and found["splits"]["apart"] and found["length"] > 0
+    for name, about in listed.items():
+        assert about["summary"] and about["source"] and about["splits"]["apart"] and about["length"] > 0
         if name not in ("own", "code_mini"):  # which need a file and the sandbox
-            assert len(found["prompt"]["hash"]) == 12 and found["prompt"]["text"]
+            assert len(about["prompt"]["hash"]) == 12 and about["prompt"]["text"]
     one = listed["gsm8k"]
     assert one["splits"]["sizes"] == {"train": 7473, "test": 1319} and "openai/gsm8k" in one["source"]
     assert one["reward"] == {"low": 0, "high": 1, "parts": {"correctness": 1, "format": 0, "length": 0}}
@@ -65,8 +65,8 @@ def test_one_task_is_a_page_to_read(unmask, nothing_to_fetch: None, tmp_path: Pa
 @pytest.mark.parametrize("name", ["gsm8k", "countdown_text", "sudoku_text", "sudoku", "multiple_choice"])
 def test_the_hash_of_a_prompt_is_that_of_the_card(name: str) -> None:
     """Whatever the rows are: the hash is of the wording."""
-    found = description(name, TASKS[name])
-    for protocol, digest in (found["protocols"] or {"": found["prompt"]["hash"]}).items():
+    about = description(name, TASKS[name])
+    for protocol, digest in (about["protocols"] or {"": about["prompt"]["hash"]}).items():
         task = TASKS[name](protocol=protocol) if protocol else TASKS[name]()
         rows = [task.about.example] if task.about.example else task.rows("test", 2, 0)
         if name == "gsm8k":
@@ -104,11 +104,11 @@ def test_rewards_are_within_their_range_and_a_solution_earns_the_most() -> None:
         assert task.reward_range is not None
         low, high = task.reward_range
         for place, row in enumerate(rows):
-            found = [task.reward(row, text) for text in completions(task, row, place, 3)]
-            assert all(low <= value <= high for value in found), what
+            rewards = [task.reward(row, text) for text in completions(task, row, place, 3)]
+            assert all(low <= value <= high for value in rewards), what
             assert task.solved(row, task.solution(row)), what
             if what.endswith(" {}"):
-                assert found[0] == high == 1.0, what
+                assert rewards[0] == high == 1.0, what
 
 
 def test_rewards_are_pure() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import text_countdown, text_sudoku
 from unmask.tasks.puzzles import sudoku
-from unmask.tasks.puzzles.countdown import in_test
+from unmask.tasks.puzzles.countdown import numbers_key
 from unmask.tasks.support.answers import LONGEST
+from unmask.tasks.support.split import hashed_split
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared data folder beside the checkout")
@@ -180,44 +181,44 @@ def test_countdown_with_so_many_numbers(numbers: int) -> None:
     task = text_countdown.CountdownText(numbers=numbers)
     for split in ("train", "test"):
         for row in task.rows(split, 20, 1):
-            assert len(row["numbers"]) == numbers and in_test(row["numbers"]) == (split == "test")
+            assert len(row["numbers"]) == numbers and hashed_split(numbers_key(row["numbers"])) == split
             assert task.reward(row, task.solution(row)) == 1.0 and 1 <= row["target"] <= 100
 
 
 def test_puzzles_and_cells_are_scored_side_by_side() -> None:
     near = OTHER[:-1] + "1"  # its last cell wrong
-    ours, theirs = text_sudoku.SudokuText(), text_sudoku.SudokuText(protocol="d1")
-    cells, puzzles = ours.other_scores["cells"], theirs.other_scores["puzzles"]
+    own, d1 = text_sudoku.SudokuText(), text_sudoku.SudokuText(protocol="d1")
+    cells, puzzles = own.other_scores["cells"], d1.other_scores["puzzles"]
     for text, solved, nearest, listed in ((GRID, 1, 12, 12), (OTHER, 1, 12, 4), (near, 0, 11, 5), ("4" * 16, 0, 3, 3)):
         completion = f"<answer>{text}</answer>"
-        assert ours.grade(PUZZLE, completion)[:2] == puzzles(PUZZLE, completion)[:2] == (solved, 1)
+        assert own.grade(PUZZLE, completion)[:2] == puzzles(PUZZLE, completion)[:2] == (solved, 1)
         assert cells(PUZZLE, completion)[:2] == (nearest, 12)
-        assert theirs.grade(PUZZLE, completion)[:2] == (listed, 12)
+        assert d1.grade(PUZZLE, completion)[:2] == (listed, 12)
     assert cells({"puzzle": GRID, "solution": GRID}, GRID)[:2] == (16, 16)  # no holes
     assert cells(PUZZLE, "")[:2] == (0, 12) and text_sudoku.cells_right(PUZZLE, "4" * 16) == 0  # no clue is kept
-    assert ours.facts([PUZZLE, {"puzzle": GRID}, PUZZLE]) == {"several_solutions": 2}
-    assert ours.facts(ours.rows("train", 50, 0)) == {"several_solutions": 0}
+    assert own.facts([PUZZLE, {"puzzle": GRID}, PUZZLE]) == {"several_solutions": 2}
+    assert own.facts(own.rows("train", 50, 0)) == {"several_solutions": 0}
 
 
 @needs_data
-@pytest.mark.parametrize(("name", "rows", "several"), [("d1_test", 500, 124), ("spg_test", 256, 0)])
-def test_how_many_published_puzzles_have_several_solutions(name: str, rows: int, several: int) -> None:
+@pytest.mark.parametrize(("name", "count", "several"), [("d1_test", 500, 124), ("spg_test", 256, 0)])
+def test_how_many_published_puzzles_have_several_solutions(name: str, count: int, several: int) -> None:
     task = text_sudoku.SudokuText(test_data=str(DATA / "sudoku4" / f"{name}.jsonl"))
-    found = task.rows("test", 1000, 0)
-    assert len(found) == rows and task.facts(found) == {"several_solutions": several}
+    rows = task.rows("test", 1000, 0)
+    assert len(rows) == count and task.facts(rows) == {"several_solutions": several}
 
 
 @pytest.mark.parametrize("kind", [text_countdown.CountdownText, text_sudoku.SudokuText])
 def test_generated_rows_are_solvable_repeatable_and_apart(kind) -> None:
     for protocol in (name for name, rules in kind.protocols.items() if not rules.sets):
         task = kind(protocol=protocol)
-        rows = {split: task.rows(split, 40, 3) for split in ("train", "test")}
-        for split, found in rows.items():
-            assert task.rows(split, 15, 3) == found[:15]
-            for row in found:
+        splits = {split: task.rows(split, 40, 3) for split in ("train", "test")}
+        for split, rows in splits.items():
+            assert task.rows(split, 15, 3) == rows[:15]
+            for row in rows:
                 assert task.reward(row, task.solution(row)) == 1.0
                 assert task.split_of(row) == split
-        assert not {map(str, rows["train"])} & {map(str, rows["test"])}
+        assert set(map(task.prompt, splits["train"])).isdisjoint(map(task.prompt, splits["test"]))
 
 
 def test_the_form_earns_its_share() -> None:
@@ -271,7 +272,7 @@ def test_every_grid_that_answers_a_test_puzzle_is_held_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "told"),
+    ("kind", "rows", "message"),
     [
         (text_countdown.CountdownText, [{"numbers": [1], "target": 1}], "numbers"),
         (text_countdown.CountdownText, [{"numbers": [1, 2, "3"], "target": 1}], "numbers"),
@@ -282,10 +283,10 @@ def test_every_grid_that_answers_a_test_puzzle_is_held_out(tmp_path: Path) -> No
         (text_sudoku.SudokuText, [{"puzzle": "0" * 16, "solution": "1" * 16}], "puzzle"),
     ],
 )
-def test_rows_that_are_none_are_named(kind, rows: list[dict], told: str, tmp_path: Path) -> None:
+def test_bad_rows_are_named(kind, rows: list[dict], message: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         kind(data=str(file)).rows("train", 1, 0)
 
 
@@ -329,8 +330,8 @@ def test_training_rows_share_nothing_with_a_test_file() -> None:
 @needs_data
 def test_one_file_serves_both_splits() -> None:
     task = text_countdown.CountdownText(data=str(DATA / "countdown" / "gen_cd3_val.jsonl"))
-    assert all(in_test(row["numbers"]) for row in task.rows("test", 500, 0))
-    assert not any(in_test(row["numbers"]) for row in task.rows("train", 500, 0))
+    assert {hashed_split(numbers_key(row["numbers"])) for row in task.rows("test", 500, 0)} == {"test"}
+    assert {hashed_split(numbers_key(row["numbers"])) for row in task.rows("train", 500, 0)} == {"train"}
     task = text_sudoku.SudokuText(data=str(DATA / "sudoku4" / "d1_test.jsonl"))
     for split in ("train", "test"):
         assert {row["solution"] for row in task.rows(split, 300, 0)} <= set(sudoku.split_grids(split))

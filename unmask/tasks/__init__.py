@@ -1,7 +1,7 @@
-"""The tasks, by name: TASKS["sudoku"](holes=(9, 12)) makes a Task. The options are the arguments of the class.
+"""The tasks by name: TASKS["sudoku"](holes=(9, 12)) makes a Task. The options are the arguments of the class.
 
-puzzles/ has the generated tasks of the embedded model, benchmarks/ those of papers, support/ what they share; own.py is
-a user's task in a Python file, and scoring.py gives completions their rewards. Imports models and sandbox, not config.
+puzzles/ has the generated tasks of the embedded model, benchmarks/ the tasks of papers, support/ their shared code,
+own.py a user's task in a Python file, and scoring.py computes rewards. Imports models and sandbox, not config.
 """
 
 from collections.abc import Callable

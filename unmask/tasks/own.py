@@ -1,14 +1,14 @@
-"""A task of one's own: a Python file with a reward, and rows from a JSONL file or from the file itself.
+"""Your own task: a Python file with a reward, and rows from a JSONL file or from the file itself.
 
-    def reward(prompt, completion, row):           # a number; or a function as TRL wants it:
+    def reward(prompt, completion, row):           # a number; or a function in TRL's form:
         return float(completion == row["answer"])  # def f(completions, **columns) -> list of numbers
 
-Several rewards are a list `rewards`, or a dictionary with names of your choice, and are added with weights. The file
-may also define rows(), prompt(row), solved(prompt, completion, row), and `length`, the size of the canvas. It is the
-user's own program and is run as such, with all the user's rights. Errors name the file and the row.
+Several rewards are a list `rewards`, or a dictionary with names, and are added with weights. The file may also define
+rows(), prompt(row), solved(prompt, completion, row), and `length`, the size of the canvas. It is the user's program and
+runs with the user's rights. Errors name the file and the row.
 
-Rewards are called in a process of their own (unmask/tasks/own_worker.py), which is killed where one never returns; the
-file is run there once more.
+Rewards are called in a separate process (unmask/tasks/own_worker.py), which is killed if one does not return. The file
+is run again there.
 """
 
 import inspect
@@ -26,18 +26,18 @@ from unmask.util.user_file import run_file
 
 LENGTH = 256
 PLAIN = ("prompt", "completion", "row")
-FORMS = "reward(prompt, completion, row), or as TRL has it f(completions, **columns)"
-STARTING = 600.0  # seconds that the file may take to run: it may load a model of its own
-# As multiprocessing does it: the other process finds its modules where this one does.
+FORMS = "reward(prompt, completion, row), or in TRL's form f(completions, **columns)"
+STARTING = 600.0  # seconds that the file may take to run: it may load a model
+# Like multiprocessing: the other process finds modules in the same places.
 WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.own_worker as w; w.main()"
 ABOUT = About(
-    source="JSONL files with a prompt, or rows() of your own Python file",
-    separation="by a hash of the prompt, one in five for the test, where a row does not say its split",
+    source="JSONL files with a prompt, or rows() of your Python file",
+    separation="by a hash of the prompt, one in five for the test, unless a row names its split",
 )
 
 
 def with_own_task(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose task is a file, as the task `own` with that file."""
+    """The configuration, with a task that is a Python file replaced by the task `own` with that file."""
     task, section = data.get("task"), data.get("own") or {}
     if not isinstance(task, str) or not task.endswith(".py") or not isinstance(section, dict):
         return dict(data)
@@ -45,18 +45,18 @@ def with_own_task(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task(file: str = "", data: str = "", test_data: str = "", weights: Weights = None) -> Task:
-    """The task in a Python file, `--task my_task.py`, with rows from `data` or from its own rows().
+    """The task in a Python file, `--task my_task.py`, with rows from `data` or from its rows().
 
-    `weights` weighs its rewards, over the weights that the file gives.
+    `weights` are the weights of its rewards; they override the file's.
     """
     return OwnTask(file, data, test_data, weights or {}) if file else NoTaskFile()
 
 
 class NoTaskFile(Task):
-    """The entry in the list of tasks, where no file is named."""
+    """The entry in the list of tasks, without a file."""
 
     name = "own"
-    summary = "A task of your own: --task my_task.py"
+    summary = "Your own task: --task my_task.py"
     length = LENGTH
     text = True
     reward_range = None
@@ -69,8 +69,6 @@ class NoTaskFile(Task):
 
 
 class OwnTask(DataTask):
-    """The task in a user's file."""
-
     text = True
     runs_user_code = True
     names_split = True
@@ -89,7 +87,7 @@ class OwnTask(DataTask):
             raise ValueError(f"{file}: length must be a number of tokens, not {self.length!r}")
         self.own_prompt, self.own_solved = getattr(self.module, "prompt", None), getattr(self.module, "solved", None)
         self.name = path.stem
-        self.summary = (self.module.__doc__ or f"A task of your own in {file}").strip().splitlines()[0]
+        self.summary = (self.module.__doc__ or f"Your own task in {file}").strip().splitlines()[0]
         self.row_fields = {} if self.own_prompt else {"prompt": (str, list)}
         super().__init__(data, test_data)
         self.set_reward_parts(parts, {**dict(getattr(self.module, "weights", {})), **weights}, where=file)
@@ -98,7 +96,7 @@ class OwnTask(DataTask):
         self.process = Process(command, STARTING)
 
     def _part(self, value: Callable[[Row, str, str], float]) -> RewardPart:
-        last: list[tuple[Row, str, float]] = []  # remembered, since reward and solved both need it
+        last: list[tuple[Row, str, float]] = []  # cached: reward and solved both need it
 
         def value_of(row: Row, completion: str) -> float:
             if not last or last[0][0] is not row or last[0][1] != completion:
@@ -111,9 +109,9 @@ class OwnTask(DataTask):
         own = self.own_prompt
         text = row["prompt"] if own is None else _call(self.file, "prompt", _name_of(row), own, row)
         if isinstance(text, list) and all(isinstance(turn, dict) and "content" in turn for turn in text):
-            text = "\n\n".join(str(turn["content"]) for turn in text)  # a conversation as TRL has it, as one turn
+            text = "\n\n".join(str(turn["content"]) for turn in text)  # TRL's conversation, as one turn
         if not isinstance(text, str):
-            raise ValueError(f"{self.file}: the prompt is neither a text nor a list of messages ({_name_of(row)})")
+            raise ValueError(f"{self.file}: the prompt is neither a string nor a list of messages ({_name_of(row)})")
         return text
 
     def key(self, row: Row) -> str:
@@ -151,7 +149,7 @@ def _rewards(file: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
     one, several = getattr(module, "reward", None), getattr(module, "rewards", None)
     if (one is None) == (several is None):
         problem = "both a reward and rewards" if one is not None else "no reward"
-        raise ValueError(f"{file}: there is {problem}; define {FORMS}; or several of them as a list, rewards")
+        raise ValueError(f"{file}: there is {problem}; define {FORMS}; or a list of several, rewards")
     if one is not None:
         several = {"reward": one}
     elif isinstance(several, list | tuple):
@@ -167,13 +165,13 @@ def _rewards(file: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
 def _reward_function(file: str, name: str, function: Callable[..., Any]) -> Callable[[Row, str, str], float]:
     """A reward of either form as a function of a row, its prompt and a completion."""
     if inspect.iscoroutinefunction(function):
-        raise ValueError(f"{file}: {name} is asynchronous; a reward here is a plain function")
+        raise ValueError(f"{file}: {name} is asynchronous; make it a plain function")
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     accepted = {key for key, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     needed = {key for key in accepted if parameters[key].default is inspect.Parameter.empty}
     if "completions" not in accepted and ("completion" not in accepted or not needed <= set(PLAIN)):
-        raise ValueError(f"{file}: {name}{inspect.signature(function)} is no reward; define {FORMS}")
+        raise ValueError(f"{file}: {name}{inspect.signature(function)} is not a reward; define {FORMS}")
 
     def value_of(row: Row, prompt: str, completion: str) -> float:
         if "completions" in accepted:
@@ -181,7 +179,7 @@ def _reward_function(file: str, name: str, function: Callable[..., Any]) -> Call
         else:
             given = {"prompt": prompt, "completion": completion, "row": row}
         if missing := needed - given.keys():
-            raise ValueError(f"{file}: {name} wants {sorted(missing)[0]!r}, which is no field of {_name_of(row)}")
+            raise ValueError(f"{file}: {name} needs {sorted(missing)[0]!r}, which is not a field of {_name_of(row)}")
         passed = given if takes_all else {key: value for key, value in given.items() if key in accepted}
         value = _call(file, name, _name_of(row), function, **passed)
         if "completions" in accepted:
@@ -197,7 +195,7 @@ def _reward_function(file: str, name: str, function: Callable[..., Any]) -> Call
 
 
 def _columns(row: Row, completion: str) -> dict[str, Any]:
-    """What TRL would give a reward function for this one completion; a conversation is answered by a message."""
+    """TRL's arguments of a reward function for one completion; the answer to a conversation is a message."""
     conversation = isinstance(row["prompt"], list)
     reply = [{"role": "assistant", "content": completion}] if conversation else completion
     columns = {key: [value] for key, value in row.items() if key not in ("prompt", "completion")}
@@ -212,7 +210,7 @@ def _call(file: str, name: str, where: str, function: Callable[..., Any], /, *ar
 
 
 def _own_rows(file: str, rows: Callable[[], Any], prompted: bool) -> list[Row]:
-    """What rows() of the file returns, checked, and as a file of JSON would have it."""
+    """The rows of the file's rows(), checked, as JSON would store them."""
     try:
         result = list(rows())
     except Exception as error:
@@ -221,15 +219,15 @@ def _own_rows(file: str, rows: Callable[[], Any], prompted: bool) -> list[Row]:
         if not isinstance(row, dict):
             raise ValueError(f"{file}: row {number} of rows() is a {type(row).__name__}, not a dictionary")
         if prompted and not isinstance(row.get("prompt"), str | list):
-            raise ValueError(f"{file}: row {number} of rows() has no text 'prompt'")
+            raise ValueError(f"{file}: row {number} of rows() has no string 'prompt'")
     if not result:
         raise ValueError(f"{file}: rows() returned no rows")
     try:
         return [json.loads(json.dumps(row)) for row in result]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: rows() must return texts, numbers, lists and dictionaries: {error}") from None
+        raise ValueError(f"{file}: rows() must return strings, numbers, lists and dictionaries: {error}") from None
 
 
 def _name_of(row: Row) -> str:
-    """A row in a message: its id, or its first characters."""
+    """A row's id, or its first characters, for a message."""
     return f"row {row['id']}" if "id" in row else f"row {str(row)[:120]}"

@@ -1,7 +1,7 @@
-"""A process that calls the rewards of a user's file: unmask/tasks/own.py starts and kills it.
+"""A process that calls the rewards of a user's file; unmask/tasks/own.py starts and kills it.
 
-One line of JSON in, [row, completion]; one line out: the Outcome as an object, or a text that says what went wrong.
-What the user's program prints goes to standard error, and its standard input is empty.
+One line of JSON in: [row, completion]. One line out: the Outcome as an object, or an error message as a string.
+What the user's program prints goes to standard error; its standard input is empty.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 from unmask.tasks import own
 
-LONGEST = 4000  # characters of an error; a line must fit the pipe, or the reader would wait for the rest
+LONGEST = 4000  # characters of an error; a line must fit into the pipe, or the reader waits for the rest
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Rewards and grades of completions, and what happens where a reward fails: it may be a user's own program.
+"""Rewards and grades of completions, and the handling of rewards that fail.
 
-A reward fails where it raises, returns what is not a finite number, or, in a process of its own, takes too long or
-ends the process. With `on_error: stop` the first failure stops the run; with `zero` the completion scores 0, is
-counted, and is recorded with its row.
+A reward, which may be a user's program, fails if it raises, returns something else than a finite number, takes too
+long, or ends its process. With `on_error: stop` the first failure stops the run. With `zero` the completion scores 0,
+is counted, and is recorded with its row.
 """
 
 import json
@@ -20,8 +20,6 @@ SHOWN = 200  # characters of a completion in a message
 
 
 class RewardFailure(NamedTuple):
-    """A completion without a reward, and what went wrong."""
-
     task: str
     row: Row
     completion: str
@@ -29,7 +27,7 @@ class RewardFailure(NamedTuple):
 
 
 class RewardError(ValueError):
-    """A reward failed, and the run is to stop."""
+    """A reward failed, and the run must stop."""
 
     def __init__(self, failures: Sequence[RewardFailure]) -> None:
         self.failures = list(failures)
@@ -37,7 +35,7 @@ class RewardError(ValueError):
         shown = first.completion if len(first.completion) <= SHOWN else first.completion[:SHOWN] + "..."
         super().__init__(
             f"the reward of task {first.task!r} failed: {first.error} (completion {shown!r}); "
-            "reward.on_error=zero goes on without it"
+            "reward.on_error=zero counts a failure as 0 and continues"
         )
 
 
@@ -45,7 +43,7 @@ class Scores(NamedTuple):
     reward_B: Tensor
     solved_B: Tensor
     parts: dict[str, Tensor]
-    """The parts of each reward, (B,) each."""
+    """The parts of the rewards, (B,) each."""
     failures: list[RewardFailure]
 
 
@@ -57,9 +55,9 @@ def score(
     ranks: Ranks = ALONE,
     device: torch.device | str = "cpu",
 ) -> Scores:
-    """Rewards of the completions of all processes; `rows` and `texts` are those of this process.
+    """Rewards of the completions of all processes; `rows` and `texts` are this process's.
 
-    RewardError in every process where one of them has a failure and the run is to stop: so they stop together.
+    If one process has a failure that stops the run, all raise RewardError, so they stop together.
     """
     how = how or RewardConfig()
     outcomes, failures = _outcomes(task, rows, texts, how)
@@ -79,7 +77,7 @@ def score(
 
 
 def grade(task: Task, row: Row, text: str, how: RewardConfig | None = None) -> tuple[Grade, list[RewardFailure]]:
-    """The protocol's grade of a completion, with its failure if there is one. A user's own reward decides by solved."""
+    """The protocol's grade, and the failure if there is one. A user's task is graded by `solved`."""
     if not task.runs_user_code:
         return task.grade(row, text), []
     scores = score(task, [row], [text], how)
@@ -89,7 +87,6 @@ def grade(task: Task, row: Row, text: str, how: RewardConfig | None = None) -> t
 def grades(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig | None = None
 ) -> tuple[list[Grade], list[RewardFailure]]:
-    """The grade of every completion, and the rewards that failed."""
     task.prepare(rows, texts)
     pairs = [grade(task, row, text, how) for row, text in zip(rows, texts, strict=True)]
     return [one for one, _ in pairs], [failure for _, failures in pairs for failure in failures]
@@ -105,7 +102,7 @@ def failure_summary(failures: Sequence[RewardFailure]) -> str:
 def _outcomes(
     task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig
 ) -> tuple[list[Outcome], list[RewardFailure]]:
-    """What each completion earned, 0 where the reward failed. After a failure that stops the run, none is called."""
+    """The outcome of each completion, 0 if its reward failed. After a failure that stops the run, none is called."""
     outcomes, failures = list[Outcome](), list[RewardFailure]()
     task.prepare(rows, texts)
     for row, text in zip(rows, texts, strict=True):
@@ -116,7 +113,7 @@ def _outcomes(
                     outcome = task.outcome(row, text)
                 else:
                     outcome = task.outcome_in_process(row, text, how.timeout)
-            except Exception as error:  # of any kind: a task may be a user's own
+            except Exception as error:  # of any kind: a reward may be a user's code
                 message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 failures.append(RewardFailure(task.name, row, text, message))
         outcomes.append(outcome)

@@ -1,4 +1,4 @@
-"""What a task is: where its rows come from, the prompt of a row, and what a completion is worth."""
+"""The base class of a task: its rows, the prompt of a row, and the reward of a completion."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from unmask.core.policy import Tokenizer
 
 Row = dict[str, Any]
 Weights = dict[str, Any] | None
-"""As a configuration has them: a number for each part of a reward whose weight is not the default."""
+"""The weights of a reward's parts in a configuration; a part without one has its default weight."""
 
 
 class Grade(NamedTuple):
@@ -23,67 +23,64 @@ class Grade(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a completion earned, and whether it is right."""
-
     reward: float
     solved: bool
     parts: dict[str, float]
-    """The parts of the reward, without weights; empty where it has no parts."""
+    """The parts of the reward, without weights; empty if it has no parts."""
 
 
 class RewardPart(NamedTuple):
     value: Callable[[Row, str], float]
-    """Of a row and a completion."""
     weight: float
-    """The default, where the configuration names none."""
+    """The default weight."""
     low: float = 0.0
     high: float = 1.0
 
 
 @dataclass(frozen=True)
 class About:
-    """A description of a task that needs none of its rows."""
+    """A description of a task that does not read its rows."""
 
     source: str = "generated"
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each split where the number is known: a generator has no end."""
+    """Rows of each split, if the number is known; a generator has no end."""
     separation: str = "no problem of one split is in the other"
-    """What keeps the splits apart."""
+    """How the splits are separated."""
     example: Row | None = None
-    """A row to show the prompt with, also where no data can be read; None: the first generated row."""
+    """A row to show the prompt with if no data can be read; None: the first generated row."""
     protocols: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    """What must be installed besides."""
+    """What else must be installed."""
 
 
 @dataclass(frozen=True)
 class ProtocolDecoding:
-    """How a protocol decodes answers: greedily, the most confident tokens first, in blocks. The defaults are what the
-    papers have in common."""
+    """How a protocol decodes: greedily, the most confident tokens first, in blocks. The defaults are common to the
+    papers."""
 
     steps: Callable[[int], int] = lambda length: max(1, length // 2)
-    """Of a length."""
+    """The number of steps for a length."""
     block: int = 32
     batch: Callable[[int], int] | None = None
-    """Problems in a batch at a length; None: as many as fit, because nothing depends on it."""
+    """Problems in a batch at a length; None: as many as fit, because no answer depends on it."""
     attend_padding: bool = False
-    """The model sees the padding of shorter prompts, so that an answer depends on its batch."""
+    """The model attends to the padding of shorter prompts, so an answer depends on its batch."""
     stops: bool = True
-    """An answer ends at its end token; else all of it is decoded, and read with its special tokens."""
+    """An answer ends at its end token. If false, all blocks are decoded and graded with their special tokens."""
 
 
 FIELD_DECODING = ProtocolDecoding()
 
 
 class Task:
-    """Everything the loop needs to know about a task. A task defines five methods, all of them pure:
+    """A task defines five pure methods:
 
     rows(split, n, seed)      n rows of "train" or "test"; the same arguments give the same rows, a larger n only adds
-                              rows at the end, and no test problem is ever a training problem
+                              rows at the end, and no test problem is a training problem
     prompt(row)               the text that the model is given
     solution(row)             one correct completion
-    reward(row, completion)   within `reward_range`; never raises, whatever the model wrote
-    solved(row, completion)   whether the completion is a correct answer, not only the one in the row
+    reward(row, completion)   within `reward_range`; never raises
+    solved(row, completion)   whether the completion is any correct answer, not only the one in the row
 
     The options of a task are the keyword arguments of its constructor.
     """
@@ -93,28 +90,28 @@ class Task:
     length: int
     """Characters of the longest completion: the size of the canvas for a character tokenizer."""
     text: bool = False
-    """In natural language, for models with a tokenizer of words: `length` is then a usual size and no minimum."""
+    """In natural language, for models with a word tokenizer. `length` is then a usual size, not a minimum."""
     fixed: bool = False
-    """Whether the test rows are a finite set, rather than generated on demand."""
+    """Whether the test rows are a finite set, not generated on demand."""
     prefill: str = ""
-    """How every answer begins; given to the model, and not part of the completion."""
+    """The beginning of every answer; given to the model, not part of the completion."""
     system: str = ""
     """The system turn before the prompt."""
     board: bool = False
-    """Whether an answer is a Sudoku whose givens are the row's `puzzle`: the viewer draws it as a board."""
+    """Whether an answer is a Sudoku with the givens of the row's `puzzle`: the viewer draws a board."""
     protocol: str = "unmask"
-    """The name of the prompt, grader and decoding that belong together."""
+    """The name of prompt, grader and decoding together."""
     decoding: ProtocolDecoding = FIELD_DECODING
     about: About = About()
     reward_parts: Mapping[str, RewardPart] = {}
     weights: Mapping[str, float] = {}
-    """The weight of each part of the reward; empty where it has no parts."""
+    """The weight of each part of the reward; empty if it has no parts."""
     reward_range: tuple[float, float] | None = (0.0, 1.0)
-    """The least and the most that can be earned; None: unknown."""
+    """The smallest and the largest reward; None: unknown."""
     other_scores: Mapping[str, Callable[[Row, str], Grade]] = {}
     """Other grades of the same completions by name, reported next to the protocol's."""
     runs_user_code: bool = False
-    """Whether the reward is a user's program, which is called in a process of its own with a time limit."""
+    """Whether the reward is a user's program, called in a separate process with a time limit."""
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
         raise NotImplementedError
@@ -138,7 +135,7 @@ class Task:
         return {name: part.value(row, completion) for name, part in self.reward_parts.items()}
 
     def outcome(self, row: Row, completion: str) -> Outcome:
-        """Reward, solved and parts; ValueError where one of them is not a finite number."""
+        """ValueError if the reward or a part is not a finite number."""
         solved = bool(self.solved(row, completion))
         if not self.weights:
             return Outcome(finite("the reward", self.reward(row, completion)), solved, {})
@@ -146,36 +143,36 @@ class Task:
         return Outcome(weighted_sum(parts, self.weights), solved, parts)
 
     def outcome_in_process(self, row: Row, completion: str, seconds: float) -> Outcome:
-        """`outcome` in a process that is killed after so many seconds, where the task runs a user's code."""
+        """`outcome`; a task that runs a user's code does it in a process that is killed after `seconds`."""
         return self.outcome(row, completion)
 
     def grade(self, row: Row, completion: str) -> Grade:
-        """How the protocol scores a completion; by default one point if it is solved."""
+        """The protocol's grade; by default one point if the completion is solved."""
         return Grade(float(self.solved(row, completion)), 1.0)
 
     def verdict(self, row: Row, completion: str) -> str | None:
-        """What the grader says about a completion beside its score, in a line."""
+        """The grader's explanation of a grade, in one line."""
         return None
 
     def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
-        """Does the slow part of many rewards in parallel, so that each is then quick; by default there is none."""
+        """Compute the slow part of many rewards in parallel; by default there is none."""
 
     def facts(self, rows: Sequence[Row]) -> dict[str, int]:
         """Counts that describe a set of rows, reported next to its score."""
         return {}
 
     def stored_row(self, line: Row) -> Row:
-        """The row that a line of stored generations answers: by default the line itself."""
-        self.prompt(line)  # reads the row's fields: without one of them every answer would just be wrong
+        """The row of a line of stored generations: by default the line itself."""
+        self.prompt(line)  # fails if a field is missing, which would make every answer wrong
         return dict(line)
 
     def prompt_ids(self, tokenizer: Tokenizer, row: Row) -> list[int]:
-        """The tokens of a row's prompt: the system turn, the user's turn, and the beginning of the answer."""
+        """The tokens of the system turn, the user's turn, and the beginning of the answer."""
         ids = tokenizer.prompt(self.prompt(row), self.system)
         return ids + tokenizer.encode(self.prefill) if self.prefill else ids
 
     def set_reward_parts(self, parts: Mapping[str, RewardPart], weights: Weights = None, where: str = "") -> None:
-        """Make the reward the weighted sum of these parts. `where` stands before an error, if not the task's name."""
+        """Make the reward the weighted sum of these parts. An error begins with `where` or the task's name."""
         defaults = {name: part.weight for name, part in parts.items()}
         self.reward_parts, self.weights = parts, part_weights(where or self.name, weights or {}, defaults)
         ends = [sorted((self.weights[name] * part.low, self.weights[name] * part.high)) for name, part in parts.items()]
@@ -183,23 +180,23 @@ class Task:
         self.reward_range = (low, high)
 
     def variant(self, **changes: Any) -> Self:
-        """A copy with other attributes, or with functions in the place of methods."""
+        """A copy with other attributes, or with functions as methods."""
         task = copy(self)
         vars(task).update(changes)
         return task
 
 
 def part_weights(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:
-    """A weight for every part: the default where none is given."""
+    """The weights of all parts: those given, else the defaults."""
     known = f"the parts of the reward are {', '.join(defaults)}"
     for name, weight in weights.items():
         if name not in defaults:
-            raise ValueError(f"{where}: there is a weight for {name!r}, but {known}")
+            raise ValueError(f"{where}: unknown weight {name!r}; {known}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise ValueError(f"{where}: the weight of {name} must be a number, not {weight!r}; {known}")
     result = {name: float(weights.get(name, default)) for name, default in defaults.items()}
     if not any(result.values()):
-        raise ValueError(f"{where}: every weight is 0, which rewards nothing; {known}")
+        raise ValueError(f"{where}: every weight is 0, so every reward is 0; {known}")
     return result
 
 
@@ -208,7 +205,7 @@ def weighted_sum(parts: Mapping[str, float], weights: Mapping[str, float]) -> fl
 
 
 def finite(name: str, value: Any) -> float:
-    """A number of any library as a float; ValueError for anything else, texts of digits included."""
+    """A number of any library as a float; ValueError for anything else, also for a string of digits."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):
@@ -219,7 +216,7 @@ def finite(name: str, value: Any) -> float:
 
 
 def valid_partial(task: str, partial: float) -> float:
-    """The option `partial` of a task, which is less than a solution earns."""
+    """The option `partial` of a task, which is below the reward of a solution."""
     if not 0.0 <= partial < 1.0:
-        raise ValueError(f"{task}: partial must be at least 0 and below 1, what a solution earns, not {partial}.")
+        raise ValueError(f"{task}: partial must be at least 0 and below 1 (a solution earns 1), not {partial}.")
     return float(partial)

@@ -1,3 +1,3 @@
-"""The benchmarks that papers report, in natural language, for models with a tokenizer of words.
-Each module offers a class; `unmask.tasks.TASKS` has them by name.
+"""The benchmarks of papers, in natural language, for models with a word tokenizer. `unmask.tasks.TASKS` has them by
+name.
 """

@@ -1,12 +1,12 @@
 r"""GSM8K: grade-school word problems whose answer is a number.
 
 Protocols:
-    unmask  the number that the last \boxed{...} ends with, else the last <answer> block; signs, thousands separators,
-            fractions and powers understood; compared exactly with the number after ####, sign included
-    d1      the first \boxed{...} with a number in it, else the first <answer> block; see docs/benchmarks.md
-    d1_train  graded as d1; what d1 trains with: the form alone, before the question, no box and no prefill
-    agrpo   graded as unmask; the system turn asks for <think>, tested on GSM8K-Platinum
-    justgrpo  as unmask, one token a step and one problem at a time
+    unmask    the number at the end of the last \boxed{...}, else of the last <answer> block; reads signs, thousands
+              separators, fractions and powers; compared exactly with the number after ####, sign included
+    d1        the first \boxed{...} with a number in it, else the first <answer> block; see docs/benchmarks.md
+    d1_train  graded like d1; d1's training prompt: the form before the question, no box and no prefill
+    agrpo     graded like unmask; the system turn asks for <think>; tested on GSM8K-Platinum
+    justgrpo  like unmask, one token a step and one problem at a time
 """
 
 import re
@@ -40,7 +40,7 @@ from unmask.tasks.task import About, Grade, Row
 FIELDS = {"question": str, "answer": str}
 HUB = "openai/gsm8k"
 PLATINUM = "madrylab/gsm8k-platinum"  # the test split without its ambiguous and wrong rows
-MARKS = re.compile(r"<<[^<>]*>>")  # the calculator's, in the published solutions
+MARKS = re.compile(r"<<[^<>]*>>")  # calculator annotations in the published solutions
 D1_NUMBER = re.compile(r"-?\d+\.?\d*")
 D1_BOX_ENDS = re.compile(r"[}\n]")
 
@@ -67,18 +67,18 @@ def number_grade(number: Fraction | float | None, gold: Fraction | float | None)
 
 
 def d1_gold(row: Row) -> float | None:
-    """The first number after ####, as d1 reads it: without a minus sign."""
+    """The first number after ####, without a minus sign."""
     text = row["answer"].partition("####")[2].replace("$", "").replace(",", "")
     number = re.search(r"\d+\.?\d*", text)
     return float(number.group()) if number else None
 
 
 def d1_boxes(text: str) -> list[str]:
-    r"""What is in each \boxed{...}: up to the first closing brace, and on one line."""
+    r"""The content of each \boxed{...}: up to the first closing brace, on one line."""
     boxes, place, end = [], text.find("\\boxed{"), -1
     while place >= 0:
         place += len("\\boxed{")
-        if end < place:  # else the boxes opened so far end at the same place, which is not searched again
+        if end < place:  # else this box ends at the same place as the last
             match = D1_BOX_ENDS.search(text, place)
             end = match.start() if match else len(text)
         if text[end : end + 1] == "}":
@@ -129,28 +129,26 @@ PROTOCOLS = {
     "justgrpo": Protocol(prompt, grade, decoding=JUSTGRPO_DECODING),
 }
 
-ABOUT = About(
-    source=f"the hub: {HUB} (agrpo tests on {PLATINUM}); or JSONL files with question and answer",
-    sizes={"train": 7473, "test": 1319},
-    separation="as published; a training row with the question of a test row is left out",
-    example={
-        "question": "Tom has 3 boxes of 4 pens each. He gives 5 pens away. How many pens does he have left?",
-        "answer": "Tom had 3*4=<<3*4=12>>12 pens.\nHe has 12-5=<<12-5=7>>7 left.\n#### 7",
-    },
-    protocols=tuple(PROTOCOLS),
-    needs=("unmask[data], for the hub",),
-)
-
 
 class Gsm8k(ProtocolTask):
     """GSM8K from the hub, or from JSONL files with `question` and `answer` (ends with "#### number").
 
-    The reward is 1 for the right number; `weights` makes it one of several parts, `rewards` takes d1's parts.
+    The reward is 1 for the right number; `weights` makes it one of several parts, `rewards` selects d1's parts.
     """
 
     name = "gsm8k"
     summary = "GSM8K: grade-school word problems (openai/gsm8k, or a file)"
-    about = ABOUT
+    about = About(
+        source=f"the hub: {HUB} (agrpo tests on {PLATINUM}); or JSONL files with question and answer",
+        sizes={"train": 7473, "test": 1319},
+        separation="as published; a training row with the question of a test row is left out",
+        example={
+            "question": "Tom has 3 boxes of 4 pens each. He gives 5 pens away. How many pens does he have left?",
+            "answer": "Tom had 3*4=<<3*4=12>>12 pens.\nHe has 12-5=<<12-5=7>>7 left.\n#### 7",
+        },
+        protocols=tuple(PROTOCOLS),
+        needs=("unmask[data], for the hub",),
+    )
     protocols = PROTOCOLS
     d1_parts = d1_rewards.GSM8K
     row_fields = FIELDS
@@ -167,12 +165,12 @@ class Gsm8k(ProtocolTask):
         return row["question"]
 
     def stored_row(self, line: Row) -> Row:
-        """A row, or a line with `ground_truth`, a number or a text that ends with one."""
+        """A row, or a line with `ground_truth`: a number, or a text that ends with one."""
         if "ground_truth" not in line and isinstance(line.get("answer"), str):
             return self.parse_row(line)
         truth = line["ground_truth"]
         if isinstance(truth, bool) or not isinstance(truth, int | float | str):
-            raise ValueError('"ground_truth" must be a number or a text')
+            raise ValueError('"ground_truth" must be a number or a string')
         return self.parse_row({"answer": truth if "####" in str(truth) else f"#### {truth}"})
 
     def tagged_solution(self, row: Row) -> str:

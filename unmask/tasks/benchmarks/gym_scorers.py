@@ -1,14 +1,14 @@
-"""Which data sets of reasoning-gym are graded, and by whom.
+"""The data sets of reasoning-gym that are graded, and their graders.
 
-Every data set of the package brings a scorer, and some of these run what the model wrote: `eval`, or sympy's parser,
-which is `eval` too. So all scorers of one version were read, and a data set is used only where its name stands here:
+Every data set of the package has a scorer. Some scorers run the answer: with `eval`, or with sympy's parser, which uses
+`eval`. We read all scorers of one version and use a data set only if its name is listed here:
 
-    THEIRS   graded by the package; its scorer compares, counts or plays moves, in time that the text bounds
-    OURS     graded here: theirs runs the answer, or gives full marks to wrong ones
+    PACKAGE  graded by the package; its scorer compares, counts or plays moves, in time that the text bounds
+    OURS     graded here: the package's scorer runs the answer, or gives full marks to wrong ones
     REFUSED  not used, with the reason
 
-A name in none of them, or another version of the package, is refused. Where their scorer is safe for a certain form of
-answer only, FORMS says which; an answer of another form is wrong before they see it.
+A name in none of them, or another version of the package, is refused. If the package's scorer is safe only for a
+certain form of answer, FORMS has it; an answer of another form is wrong.
 """
 
 import re
@@ -20,7 +20,7 @@ from unmask.tasks.puzzles.countdown import LONGEST, expression
 from unmask.tasks.task import Row
 
 VERSION = "0.1.25"
-"""Of reasoning-gym, whose scorers were read."""
+"""The version of reasoning-gym whose scorers were read."""
 
 _SAFE = """
 ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation caesar_cipher
@@ -34,24 +34,23 @@ rotate_matrix rotten_oranges self_reference sentence_reordering shortest_path si
 sokoban string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi
 tsumego word_sequence_reversal word_sorting zebra_puzzles
 """
-THEIRS = frozenset(_SAFE.split())
+PACKAGE = frozenset(_SAFE.split())
 
 FORMS = {
-    # "nan" is at a distance that their scorer takes for none
+    # the package's scorer accepts "nan"
     "complex_arithmetic": re.compile(r"[-+()0-9.iIjJ ]{1,80}"),
-    # every letter A to C of a sentence is a button, every capital L, R, U or D a move
+    # the package's scorers read every letter A to C of a sentence as a button, every capital L, R, U or D as a move
     "quantum_lock": re.compile(r"[ABC](?:[\s→,>-]{0,5}[ABC]){0,200}", re.IGNORECASE),
     "sokoban": re.compile(r"[LRUD]{1,2000}"),
 }
 
-_RUNS = "its scorer runs the answer as a program (eval)"
-_SYMPY = "its scorer runs the answer through sympy's parser, which is eval"
-_UNSOLVED = "it brings no solution that a grader could be checked with"
-_UNSTABLE = "the same seed gives other questions in another process, so that its splits are not kept apart"
+_SYMPY = "its scorer runs the answer through sympy's parser, which uses eval"
+_UNSOLVED = "it has no solution to check a grader with"
+_UNSTABLE = "the same seed gives other questions in another process, so its splits are not separate"
 
 REFUSED = {
     "boxnet": _UNSOLVED,
-    "codeio": "it makes its questions by running programs that come with the data, in this process",
+    "codeio": "it makes its questions by running the programs of its data in this process",
     "composite": "it is a mixture of the others; name one of them",
     "graph_color": _UNSOLVED,
     "intermediate_integration": _SYMPY,
@@ -59,11 +58,11 @@ REFUSED = {
     "knight_swap": _UNSTABLE,
     "list_functions": _UNSTABLE,
     "polynomial_multiplication": _SYMPY,
-    "pool_matrix": "it draws from numpy's one global stream, which it seeds anew with every question",
-    "propositional_logic": "an answer with many variables keeps its scorer busy for ever, and " + _UNSOLVED,
+    "pool_matrix": "it draws from numpy's global generator, which it seeds again with every question",
+    "propositional_logic": "its scorer does not finish for an answer with many variables, and " + _UNSOLVED,
     "ransom_note": _UNSTABLE,
-    "rubiks_cube": "an answer such as R999999999 keeps its scorer busy for ever, and " + _UNSOLVED,
-    "rush_hour": "an answer such as A+999999999 keeps its scorer busy for ever, and " + _UNSOLVED,
+    "rubiks_cube": "its scorer does not finish for an answer such as R999999999, and " + _UNSOLVED,
+    "rush_hour": "its scorer does not finish for an answer such as A+999999999, and " + _UNSOLVED,
     "simple_integration": _SYMPY,
     "word_ladder": _UNSTABLE,
 }
@@ -75,7 +74,7 @@ LEADING_MINUS = re.compile(r"(^|\()\s*-")
 
 
 def tidy(text: str) -> str:
-    """Without blanks at the ends of lines, and with one where there are several."""
+    """Without spaces at the ends of lines and without repeated spaces."""
     return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
 
 
@@ -94,22 +93,13 @@ def one_of_the_boards(row: Row, answer: str) -> bool:
 def makes(target: int, numbers: list[int], answer: str) -> bool:
     """Whether the answer is an expression of exactly these numbers with the target's value, in exact fractions.
 
-    A minus may stand before the first number and after an opening parenthesis, as it does in some of the package's own
-    solutions.
+    A minus before the first number or after an opening parenthesis is allowed: some of the package's solutions have it.
     """
     if len(answer) > LONGEST:
         return False
     text, zeros = LEADING_MINUS.subn(r"\g<1>0-", answer)
     result = expression(text)
     return result is not None and result[0] == target and Counter(result[1]) == Counter(numbers + zeros * [0])
-
-
-def reaches_target(row: Row, answer: str) -> bool:
-    return makes(row["metadata"]["target"], row["metadata"]["numbers"], answer)
-
-
-def reaches_24(row: Row, answer: str) -> bool:
-    return makes(24, row["metadata"]["numbers"], answer)
 
 
 def same_numbers(row: Row, answer: str) -> bool:
@@ -121,7 +111,7 @@ def same_numbers(row: Row, answer: str) -> bool:
 
 
 def same_probability(row: Row, answer: str) -> bool:
-    """A decimal or a fraction within a thousandth of the right one."""
+    """A decimal or a fraction within a thousandth of the correct one."""
     if not PROBABILITY.fullmatch(answer) or re.search("/0+$", answer):
         return False
     gold = Fraction(row["answer"])
@@ -129,22 +119,22 @@ def same_probability(row: Row, answer: str) -> bool:
 
 
 OURS: dict[str, Callable[[Row, str], bool]] = {
-    # theirs: eval of the answer
+    # the package's scorers run eval on the answer
     "binary_matrix": same,
     "n_queens": one_of_the_boards,
     "spiral_matrix": same,
     "string_insertion": same,
-    # theirs: sympy's parser; and for 24 any four numbers
-    "countdown": reaches_target,
-    "puzzle24": reaches_24,
-    # theirs: eval, but of what the data set wrote; and lists within 1 of the right one, which need not be its numbers
+    # they run sympy's parser; and puzzle24's accepts any four numbers
+    "countdown": lambda row, answer: makes(row["metadata"]["target"], row["metadata"]["numbers"], answer),
+    "puzzle24": lambda row, answer: makes(24, row["metadata"]["numbers"], answer),
+    # they run eval on the data set's text, and accept lists whose numbers differ by up to 1
     "bitwise_arithmetic": same_but_for_case,
     "number_sorting": same_numbers,
-    # theirs: 0 for a probability below 1/10000; and 1e999999999 keeps it busy for ever
+    # it gives 0 for a probability below 1/10000, and does not finish for 1e999999999
     "coin_flip": same_probability,
-    # theirs: full marks for any text
+    # it gives full marks for any text
     "game_of_life_halting": same_but_for_case,
-    # theirs: full marks for the right word or words with others behind
+    # they give full marks for the right words followed by others
     "figlet_font": same_but_for_case,
     "letter_jumble": same_but_for_case,
     "spell_backward": same_but_for_case,

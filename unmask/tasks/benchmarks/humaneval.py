@@ -1,10 +1,9 @@
 """HumanEval (arXiv:2107.03374): complete a Python function from its signature and docstring.
 
-A row is {prompt, entry_point, canonical_solution, test}; `test` defines check(candidate). Its assertions are taken
-apart, so that each is a test with a verdict; `assert True`, of which there are some, is none. What a test uses besides
-the candidate comes from the reference and not from the program: the program under test could otherwise bring its own
-`encode_cyclic` or `poly` (problems 32, 38 and 50), and three of the assertions of problem 33 would compare the
-candidate with itself.
+A row is {prompt, entry_point, canonical_solution, test}; `test` defines check(candidate). Each of its assertions is a
+test with a verdict, except `assert True`. Helpers of a test come from the reference, not from the program: else a
+program could define its own `encode_cyclic` or `poly` (problems 32, 38 and 50), and three assertions of problem 33
+would compare the candidate with itself.
 """
 
 import ast
@@ -17,9 +16,9 @@ from unmask.sandbox import ProgramJob
 from unmask.sandbox.tests import free_names, parse
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.programs import (
+    STOP,
     ProgramProtocol,
     ProgramTask,
-    continuation,
     defines,
     fenced_block,
     first_turn,
@@ -45,8 +44,8 @@ def program_job(row: Row, program: str, timeout: float) -> ProgramJob:
 
 @cache
 def check_tests(source: str) -> tuple[str, tuple[str, ...]]:
-    """(set-up, tests) of a text that defines check(candidate): every assertion, after the statements before it that
-    assert nothing."""
+    """(set-up, tests) of a text that defines check(candidate): every assertion, after the other statements before
+    it."""
     module = parse(source)
     checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if not checks or [argument.arg for argument in checks[-1].args.args] != [CANDIDATE]:
@@ -65,28 +64,24 @@ def check_tests(source: str) -> tuple[str, tuple[str, ...]]:
     return "\n".join(setup), tuple(tests)
 
 
-def _preamble(row: Row) -> str:
-    """What a prompt gives before the function: imports and helpers, which an answer need not repeat."""
-    return row["prompt"][: row["prompt"].rindex(f"def {row['entry_point']}")]
-
-
 def _program(row: Row, completion: str) -> str:
-    """The function whole, with what came before it in the prompt; or only its body, in a block or as it is."""
+    """The whole function after the prompt's imports and helpers, which an answer need not repeat; or only its body."""
     name, text = row["entry_point"], first_turn(completion)
     block = fenced_block(text, name)
     if block is None and not defines(text, name):
         return _continued_program(row, completion)
     program = block if block is not None else program_of(completion, name)
-    return f"{_preamble(row)}\n{program}" if defines(program, name) else _with_body(row, program)
+    preamble = row["prompt"][: row["prompt"].rindex(f"def {name}")]
+    return f"{preamble}\n{program}" if defines(program, name) else _with_body(row, program)
 
 
 def _continued_program(row: Row, completion: str) -> str:
-    return _with_body(row, continuation(first_turn(completion)))
+    return _with_body(row, STOP.split(first_turn(completion), maxsplit=1)[0])
 
 
 def _with_body(row: Row, body: str) -> str:
-    """The function with this body; empty where it is none: any other text after the prompt would leave a function
-    that returns None, which some tests expect."""
+    """The function with this body; empty if the text is not a body, since the prompt alone is a function that returns
+    None, which some tests expect."""
     first = next((line for line in body.splitlines() if line.strip()), "")
     return row["prompt"] + body if first.startswith((" ", "\t")) else ""
 
@@ -121,13 +116,13 @@ ABOUT = About(
     needs=("unmask[data], for the hub", "the sandbox (unmask doctor)"),
 )
 PUBLISHED = "all problems are for the test, as published; rows of a file by a hash of the prompt, one in five"
-HASHED = "by a hash of the prompt, one in five for the test: a score is of those alone, and is not HumanEval's"
+HASHED = "by a hash of the prompt, one in five for the test: the score is of these only, and is not HumanEval's"
 
 
 class HumanEval(ProgramTask):
     """Functions to complete, run in the sandbox. `timeout` is the seconds of a test; `partial` rewards the share of
-    tests that pass; `weights` weighs the parts of the reward. As published there are test rows only: to train, give
-    rows with the same fields as `data`, or take four in five of the published ones with `split=hashed`."""
+    passed tests; `weights` weighs the parts of the reward. The published rows are for the test: to train, give rows
+    with the same fields as `data`, or use four in five of the published ones with `split=hashed`."""
 
     name = "humaneval"
     summary = "HumanEval: complete a Python function; graded by its tests in the sandbox"
@@ -170,7 +165,7 @@ class HumanEval(ProgramTask):
             return [row for row in hub_rows(HUB, None, "test") if hashed_split(row["prompt"]) == split]
         if split == "train":
             raise ValueError(
-                "humaneval: all 164 problems are for the test; train on mbpp, give rows of your own as humaneval.data, "
-                "or train on four in five of them with humaneval.split=hashed, whose score is then not HumanEval's"
+                "humaneval: all 164 problems are for the test; train on mbpp, give your own rows as humaneval.data, "
+                "or train on four in five of them with humaneval.split=hashed; the score is then not HumanEval's"
             )
         return hub_rows(HUB, None, "test")

@@ -1,8 +1,8 @@
 """JSON that follows a schema: the prompt is a request and a JSON schema, the completion a JSON value.
 
-The answer is the first fenced block of JSON, or else the first balanced object or array, or the whole completion. It is
-read strictly: no NaN or Infinity, no number beyond what a double or 400 digits hold, and an object that names a key
-twice is no answer (taking the last would let a model write two). Broken JSON is not searched for parts that are whole.
+The answer is the first fenced block of JSON, else the first balanced object or array, else the whole completion. It is
+read strictly: no NaN or Infinity, no number beyond a double or 400 digits, and no object that repeats a key (a model
+could write two answers). Broken JSON is not searched for valid parts.
 
 What the model writes is untrusted, and a schema may be hostile: completions are cut at 20,000 characters and 64
 levels, patterns run on a linear engine or, where they look around, with a bounded number of steps (giving up is
@@ -31,18 +31,16 @@ BLANK = " \t\n\r"  # what JSON calls white space
 FIELDS = {"schema": (dict, str, bool)}
 HUB = "NousResearch/json-mode-eval"
 ONE_OF_SEVERAL = ("BFCL_parallel", "BFCL_parallel_multiple")
-"""Groups of BFCL whose request is for several calls and whose reference is one of them: judged by the schema alone."""
+"""Groups of BFCL that request several calls and have one as reference: graded by the schema only."""
 
 OPENING = re.compile(r"[\[{]")
-# A string ends at its quote or with the text: so that no character is looked at twice.
+# A string ends at its quote or with the text, so no character is read twice.
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 Formats = Literal["asserted", "ignored"]
 
 
 class JsonAnswer(NamedTuple):
-    """A JSON value and the text it was read from."""
-
     text: str
     value: Any
 
@@ -53,7 +51,7 @@ class SchemaMatch(NamedTuple):
     answer: JsonAnswer | None
     valid: bool = False
     agreement: float | None = None
-    """With the reference; None where there is none."""
+    """With the reference; None if there is none."""
 
     @property
     def right(self) -> bool:
@@ -83,14 +81,14 @@ def parse_json(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_float=real, parse_constant=refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text: an error here
+        json.dumps(value, ensure_ascii=False).encode()  # an error for half a surrogate pair
         return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
 def json_answer(completion: str) -> JsonAnswer | None:
-    """The answer in a completion; None where there is none."""
+    """The answer in a completion; None if there is none."""
     text = _json_block(text_before_end(completion)).strip(BLANK)
     if text and not OPENING.match(text):
         try:
@@ -111,7 +109,7 @@ def json_answer(completion: str) -> JsonAnswer | None:
 
 
 def _json_block(text: str) -> str:
-    """The inside of the first fenced block that is of JSON or does not say; the text itself where there is none."""
+    """The content of the first fenced block of JSON or of no named language; the text itself if there is none."""
     for block in text.split("```")[1::2]:
         language, newline, inside = block.partition("\n")
         if newline and language.strip().lower() in ("", "json"):
@@ -120,7 +118,7 @@ def _json_block(text: str) -> str:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """The place after the bracket that closes the one at start; None if none does or it is too deep."""
+    """The place after the bracket that closes the one at start; None if it stays open or is too deep."""
     depth = 0
     for token in TOKEN.finditer(text, start):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
@@ -158,7 +156,7 @@ def validator(schema: Any, formats: Formats = "asserted") -> Any:
 
 
 def leaves(document: Any) -> dict[tuple[str | int, ...], Any]:
-    """The values of a document that hold no others, empty objects and arrays included, by their path."""
+    """The values of a document without values inside, empty objects and arrays included, by path."""
     values: dict[tuple[str | int, ...], Any] = {}
     queue: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
     while queue:
@@ -172,9 +170,9 @@ def leaves(document: Any) -> dict[tuple[str | int, ...], Any]:
 
 
 def agreement(reference: Any, value: Any) -> float:
-    """The share of fields that are the same in both, of all fields in either; 1 means the documents are the same.
+    """The share of equal fields among all fields in either; 1 means equal documents.
 
-    An empty text in the reference stands for something that may be left out; the schema says what may not.
+    An empty string in the reference may be left out of the answer, if the schema allows it.
     """
     gold, given = leaves(reference), leaves(value)
     optional = {path for path, leaf in gold.items() if leaf == "" and path not in given}
@@ -191,7 +189,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def schema_match(row: Row, completion: str, formats: Formats = "asserted") -> SchemaMatch:
-    """How far a completion follows a row's `schema` and, if it has one, agrees with its `reference`."""
+    """How far a completion follows a row's `schema` and agrees with its `reference`, if there is one."""
     answer = json_answer(completion)
     if answer is None:
         return SchemaMatch(None)
@@ -200,7 +198,7 @@ def schema_match(row: Row, completion: str, formats: Formats = "asserted") -> Sc
 
 
 def explanation(row: Row, completion: str, formats: Formats = "asserted") -> str:
-    """What is wrong with a completion, or that nothing is."""
+    """What is wrong with a completion, or that it is right."""
     match = schema_match(row, completion, formats)
     if match.answer is None:
         return "no JSON value was found"
@@ -213,9 +211,9 @@ def explanation(row: Row, completion: str, formats: Formats = "asserted") -> str
 
 
 def credit(row: Row, match: SchemaMatch, partial: float) -> float:
-    """1 for what is right; else `partial` times the mean of being JSON, being valid and the agreement.
+    """1 if right; else `partial` times the mean of 1, validity and agreement.
 
-    Partial credit is for an object with at least one of the properties of the schema: anything else is unrelated.
+    Partial credit needs an object with at least one property of the schema.
     """
     if match.right:
         return 1.0
@@ -227,42 +225,30 @@ def credit(row: Row, match: SchemaMatch, partial: float) -> float:
     return partial * sum(parts) / len(parts)
 
 
-def nothing_else(completion: str) -> bool:
-    """Whether the completion is a JSON value and nothing besides, as the prompt asks."""
-    try:
-        parse_json(text_before_end(completion).strip(BLANK))
-    except ValueError:
-        return False
-    return True
-
-
-ABOUT = About(
-    source=f"the hub: {HUB}; or JSONL files with schema, request and perhaps reference",
-    separation="by a hash of the schema, one in five for the test, where a row does not say its split",
-    example={
-        "request": "Ann is 34 years old.",
-        "schema": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-            "required": ["name", "age"],
-        },
-        "reference": {"name": "Ann", "age": 34},
-    },
-    needs=("unmask[json]", "unmask[data], for the hub"),
-)
-
-
 class JsonSchema(TextTask):
-    """Rows with a `schema`, a `request` (or `prompt`) and, where there is one, a `reference`.
+    """Rows with a `schema`, a `request` (or `prompt`) and perhaps a `reference`.
 
     formats: whether `format` is asserted or ignored. fields: whether an answer must agree with the reference.
-    A right answer earns 1, others up to `partial`; `weights` weighs the parts of the reward. A row's `split` decides
-    where it belongs, or else its schema does.
+    A right answer earns 1, others up to `partial`; `weights` weighs the parts of the reward. The split is a row's
+    `split`, else it is by a hash of the schema.
     """
 
     name = "json_schema"
     summary = "A JSON value that follows the schema in the prompt"
-    about = ABOUT
+    about = About(
+        source=f"the hub: {HUB}; or JSONL files with schema, request and perhaps reference",
+        separation="by a hash of the schema, one in five for the test, unless a row names its split",
+        example={
+            "request": "Ann is 34 years old.",
+            "schema": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+                "required": ["name", "age"],
+            },
+            "reference": {"name": "Ann", "age": 34},
+        },
+        needs=("unmask[json]", "unmask[data], for the hub"),
+    )
     row_fields = FIELDS
     names_split = True
 
@@ -281,20 +267,20 @@ class JsonSchema(TextTask):
         self.set_reward_parts(self.standard_parts(), weights)
 
     def published_rows(self, split: str) -> Sequence[Row]:
-        """The hub has one split: a part of it is held out."""
+        """The hub has one split; a part of it is held out."""
         rows = hub_rows(HUB, None, "train")
         return [{**r, "reference": parse_json(r["completion"])} for r in rows if hashed_split(r["schema"]) == split]
 
     def parse_row(self, row: Row) -> Row:
-        """A row of a file or of the hub as `request`, `schema` and `reference`."""
+        """A row with `request`, `schema` and `reference`."""
         schema = parse_json(row["schema"]) if isinstance(row["schema"], str) else row["schema"]
         validator(schema, self.formats)
         request = row.get("request", row.get("prompt", ""))
         if isinstance(request, list) and all(isinstance(turn, dict) for turn in request):
-            # Messages, whose system turn holds the schema: our own prompt has it.
+            # Messages: their system turn has the schema, which our prompt adds.
             request = "\n\n".join(str(turn.get("content", "")) for turn in request if turn.get("role") == "user")
         if not isinstance(request, str):
-            raise ValueError("the request is neither a text nor a list of messages")
+            raise ValueError("the request is neither a string nor a list of messages")
         result: Row = {key: row[key] for key in ("id", "split") if key in row}
         if self.fields and "reference" in row and row.get("group") not in ONE_OF_SEVERAL:
             result["reference"] = row["reference"]
@@ -319,7 +305,12 @@ class JsonSchema(TextTask):
         return credit(row, schema_match(row, completion, self.formats), self.partial)
 
     def in_form(self, completion: str) -> bool:
-        return nothing_else(completion)
+        """Whether the completion is a JSON value and nothing else, as the prompt asks."""
+        try:
+            parse_json(text_before_end(completion).strip(BLANK))
+        except ValueError:
+            return False
+        return True
 
     def verdict(self, row: Row, completion: str) -> str:
         return explanation(row, completion, self.formats)

@@ -1,11 +1,11 @@
 r"""MATH500: competition problems whose answer is a formula.
 
 Protocols:
-    unmask  the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
-            normalisation, as words, or by math-verify (extra `math`, in a process of its own with a time limit)
-    d1      the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
-    agrpo   graded as unmask; the system turn asks for <think>, trained on MATH's levels 1 to 4
-    justgrpo  as unmask, one token a step and one problem at a time
+    unmask    the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
+              normalisation, as words, or by math-verify (extra `math`, in a separate process with a time limit)
+    d1        the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
+    agrpo     graded like unmask; the system turn asks for <think>; trained on MATH's levels 1 to 4
+    justgrpo  like unmask, one token a step and one problem at a time
 """
 
 import re
@@ -32,8 +32,7 @@ MATH = "qwedsacf/competition_math"  # all 12,500 problems; the authors' own set 
 EASIER = ("Level 1", "Level 2", "Level 3", "Level 4")
 WORD = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
-# What makes no difference to an answer, in the order in which it is taken away. Twice a backslash is a new line of a
-# matrix, which d1's normalisation makes one backslash.
+# Replaced in this order. Two backslashes are a new line of a matrix, which d1's normalisation makes one backslash.
 PLAINER = (
     ("\n", ""),
     ("\\!", ""),
@@ -49,7 +48,7 @@ PLAINER = (
 
 
 def normal(text: str) -> str:
-    r"""An answer in the form of Hendrycks' MATH, of which two are compared: \tfrac12 is \frac{1}{2}, as is 0.5."""
+    r"""An answer in the normal form of Hendrycks' MATH: \tfrac12 is \frac{1}{2}, and so is 0.5."""
     for old, new in PLAINER:
         text = text.replace(old, new)
     head, _, tail = text.partition("\\text{ ")
@@ -75,7 +74,7 @@ def braced_roots(text: str) -> str:
 
 
 def braced_fractions(text: str) -> str:
-    r"""\frac12 -> \frac{1}{2}, \frac1{72} -> \frac{1}{72}; a text with a half-written fraction stays as it is."""
+    r"""\frac12 -> \frac{1}{2}, \frac1{72} -> \frac{1}{72}; a text with an incomplete fraction stays the same."""
     head, *rest = text.split("\\frac")
     whole_text = head
     for part in rest:
@@ -91,7 +90,7 @@ def braced_fractions(text: str) -> str:
 
 
 def fraction(text: str) -> str:
-    r"""9/19 -> \frac{9}{19}, of whole numbers alone."""
+    r"""9/19 -> \frac{9}{19}, for whole numbers only."""
     sides = re.fullmatch(r"(0|-?[1-9][0-9]{0,98})/(0|-?[1-9][0-9]{0,98})", text)
     return f"\\frac{{{sides[1]}}}{{{sides[2]}}}" if sides else text
 
@@ -107,12 +106,12 @@ def d1_grade(row: Row, completion: str) -> Grade:
 
 
 def words(text: str) -> str:
-    r"""\text{(C)} -> c; for answers that are words, of which math-verify makes products of letters."""
+    r"""\text{(C)} -> c; for answers that are words, which math-verify reads as products of letters."""
     return re.sub(r"[\s().$\\]", "", WORD.sub(r"\1", text)).lower()
 
 
 def alike(gold: str, answer: str) -> bool:
-    """Whether they are equal as texts, for which no mathematics is needed."""
+    """Whether they are equal as texts, without mathematics."""
     return normal(gold) == normal(answer) or (words(gold).isalpha() and words(gold) == words(answer))
 
 
@@ -134,48 +133,37 @@ def prompt(row: Row) -> str:
     return boxed_prompt(row["problem"], "the answer alone")
 
 
-def d1_prompt(row: Row) -> str:
-    """With the stray quotation mark that the description has."""
-    return d1_boxed_prompt(row["problem"], stray='"')
-
-
-def easier_rows() -> Sequence[Row]:
-    return [row for row in hub_rows(MATH, None, "train") if row["level"] in EASIER]
-
-
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
-    "d1": Protocol(d1_prompt, d1_grade, decoding=D1_DECODING),
+    "d1": Protocol(lambda row: d1_boxed_prompt(row["problem"], stray='"'), d1_grade, decoding=D1_DECODING),
     "agrpo": think_protocol(
         lambda row: row["problem"],
         grade,
         "Solve the problem you are given.",
         "\\boxed{the answer alone}",
-        sets={"train": easier_rows},
+        sets={"train": lambda: [row for row in hub_rows(MATH, None, "train") if row["level"] in EASIER]},
     ),
     "justgrpo": Protocol(prompt, grade, decoding=JUSTGRPO_DECODING),
 }
-
-ABOUT = About(
-    source=f"the hub: {HUB['test'][0]} to test on, {HUB['train'][0]} to train on (agrpo: {MATH}); or JSONL files with "
-    "problem and answer, or a solution with a box",
-    sizes={"test": 500},
-    separation="as published; a training row with the problem of a test row is left out",
-    example={"problem": "What is $\\frac{1}{2}+\\frac{1}{3}$?", "answer": "\\frac{5}{6}"},
-    protocols=tuple(PROTOCOLS),
-    needs=("unmask[data], for the hub", "unmask[math], for all protocols but d1"),
-)
 
 
 class Math500(ProtocolTask):
     """MATH500 from the hub, or from JSONL files with `problem` and `answer` (or a `solution` with a box).
 
-    The reward is 1 for an answer equal to the gold one; `weights` makes it one of several parts, `rewards` takes d1's.
+    The reward is 1 for an answer equal to the gold; `weights` makes it one of several parts, `rewards` selects d1's.
     """
 
     name = "math500"
     summary = "MATH500: competition problems (HuggingFaceH4/MATH-500, or a file)"
-    about = ABOUT
+    about = About(
+        source=f"the hub: {HUB['test'][0]} to test on, {HUB['train'][0]} to train on (agrpo: {MATH}); or JSONL files "
+        "with problem and answer, or a solution with a box",
+        sizes={"test": 500},
+        separation="as published; a training row with the problem of a test row is left out",
+        example={"problem": "What is $\\frac{1}{2}+\\frac{1}{3}$?", "answer": "\\frac{5}{6}"},
+        protocols=tuple(PROTOCOLS),
+        needs=("unmask[data], for the hub", "unmask[math], for all protocols but d1"),
+    )
     protocols = PROTOCOLS
     d1_parts = d1_rewards.math_parts(normal)
     row_fields = FIELDS
@@ -190,7 +178,7 @@ class Math500(ProtocolTask):
         return hub_rows(name, None, hub_split)
 
     def parse_row(self, row: Row) -> Row:
-        """A row with its `answer`, or else the last box of its `solution` as the answer."""
+        """A row with its `answer`, else with the last box of its `solution` as the answer."""
         solution = row.get("solution") or ""
         answer = row.get("answer") or (last_box(solution) if isinstance(solution, str) else None)
         if not isinstance(answer, str) or not isinstance(solution, str):
@@ -205,14 +193,14 @@ class Math500(ProtocolTask):
         if "ground_truth" not in line and ("answer" in line or "solution" in line):
             return self.parse_row(line)
         if not isinstance(line["ground_truth"], str):
-            raise ValueError('"ground_truth" must be a text')
+            raise ValueError('"ground_truth" must be a string')
         return {"answer": line["ground_truth"]}
 
     def tagged_solution(self, row: Row) -> str:
         return tagged_completion(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
 
     def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
-        """Compare in parallel the answers that are not equal as texts."""
+        """Compare in parallel the answers that differ as texts."""
         if self.rules.grade is not grade:
             return
         pairs = [(row["answer"], answer(completion)) for row, completion in zip(rows, completions, strict=True)]

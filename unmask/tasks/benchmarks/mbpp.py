@@ -1,9 +1,8 @@
 """MBPP (arXiv:2108.07732): write a Python function from a sentence and its three assertions.
 
-A row is {text, code, test_list, test_setup_code, task_id}, of the sanitized set {prompt, code, test_list, test_imports,
-task_id}. Splits are those of the authors, where a file names them; three training problems that ask what a test problem
-asks (602, 704, 872) are left out. The assertions are shown in the prompt, as the authors do: without them the name of
-the function cannot be known.
+A row is {text, code, test_list, test_setup_code, task_id}, in the sanitized set {prompt, code, test_list, test_imports,
+task_id}. The splits are the authors', if a file names them; three training problems that repeat a test problem (602,
+704, 872) are left out. The prompt shows the assertions, like the authors': they have the name of the function.
 """
 
 from collections.abc import Sequence
@@ -32,17 +31,9 @@ def program_job(row: Row, program: str, timeout: float) -> ProgramJob:
 
 
 def _name(row: Row) -> str:
-    """The function that the first test calls: of the names it takes from the program, the first that it writes."""
+    """The function that the first test calls: the first name in it that comes from the program."""
     names, _ = interface(row["code"], "", tuple(row["test_list"]))
     return min(names, key=lambda name: row["test_list"][0].find(name), default="")
-
-
-def _paper_prompt(row: Row) -> str:
-    tests = "\n".join(row["test_list"])
-    return (
-        f"You are an expert Python programmer, and here is your task: {_question(row)} "
-        f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
-    )
 
 
 PROTOCOLS = {
@@ -56,7 +47,10 @@ PROTOCOLS = {
     ),
     # the paper's, without its three examples
     "paper": ProgramProtocol(
-        prompt=_paper_prompt,
+        prompt=lambda row: (
+            f"You are an expert Python programmer, and here is your task: {_question(row)} "
+            "Your code should pass these tests:\n\n" + "\n".join(row["test_list"]) + "\n[BEGIN]\n"
+        ),
         program=lambda row, completion: program_of(completion, _name(row)),
         solution=lambda row: f"{row['code'].strip()}\n[DONE]",
     ),
@@ -65,7 +59,7 @@ PROTOCOLS["justgrpo"] = replace(PROTOCOLS["unmask"], decoding=JUSTGRPO_DECODING)
 
 ABOUT = About(
     source=f"the hub: {HUB}; or JSONL files in the shape of the published ones",
-    separation="as published; three training problems that the test asks too are left out",
+    separation="as published; three training problems that are also in the test are left out",
     example={
         "text": "Write a function to add two numbers.",
         "prompt": "Write a function to add two numbers.",
@@ -78,8 +72,8 @@ ABOUT = About(
 
 
 class Mbpp(ProgramTask):
-    """Functions to write, run in the sandbox. `sanitized` takes the 427 rows that were checked by hand; `timeout` is
-    the seconds of a test, of which problem 123's reference needs several; `partial` rewards the share of tests passed,
+    """Functions to write, run in the sandbox. `sanitized` selects the 427 rows that were checked by hand; `timeout` is
+    the seconds of a test (problem 123's reference needs several); `partial` rewards the share of passed tests;
     `weights` weighs the parts of the reward.
     """
 
@@ -110,7 +104,7 @@ class Mbpp(ProgramTask):
             raise ValueError("its test_list must be a list of assertions")
         setup, imports = row.get("test_setup_code", ""), row.get("test_imports", [])
         if not isinstance(setup, str) or not isinstance(imports, list) or any(type(one) is not str for one in imports):
-            raise ValueError("its test_setup_code must be a text and its test_imports a list of texts")
+            raise ValueError("its test_setup_code must be a string and its test_imports a list of strings")
         program_job(row, "", 1.0)  # parses all of them as Python
         return row
 
@@ -118,7 +112,7 @@ class Mbpp(ProgramTask):
         return _question(row)
 
     def split_of(self, row: Row) -> str | None:
-        """The authors' split where the row names it."""
+        """The authors' split if the row names it."""
         if row.get("split") == "train" and row.get("task_id") in ASKED_IN_THE_TEST:
             return None
         return row["split"] if "split" in row else hashed_split(_question(row))

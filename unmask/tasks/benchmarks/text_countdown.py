@@ -1,12 +1,10 @@
 r"""Countdown in words: reach the target with + - * / from the given numbers, each used once.
 
 Protocols:
-    unmask  the last \boxed{...}, else the last <answer> block; exact fractions over a bounded syntax tree, by
-            `expression` of the embedded task
-    d1      the last \boxed{...}, else the first equation anywhere; Python's arithmetic, within 1e-5; see
-            docs/benchmarks.md
-    d1_train  in the form of what d1 trains with: the expression alone in <answer>, without a box or a prefill
-    agrpo   graded as unmask; the system turn asks for <think>, trained on problems from the hub
+    unmask    the last \boxed{...}, else the last <answer> block; exact fractions, by the embedded task's `expression`
+    d1        the last \boxed{...}, else the first equation; Python's arithmetic, within 1e-5; see docs/benchmarks.md
+    d1_train  d1's training form: the expression alone in <answer>, without a box or a prefill
+    agrpo     graded like unmask; the system turn asks for <think>; trained on problems from the hub
 """
 
 import ast
@@ -59,7 +57,7 @@ def _with_signs(text: str, signs: dict[str, str]) -> str:
 
 
 def answer(completion: str) -> str | None:
-    """The expression that the completion ends with, in plain signs; the text as it stands where it is too long."""
+    """The last expression of the completion, in plain signs; unchanged if it is too long."""
     text = text_before_end(completion)
     content = last_box(text) or last_answer(text)
     if content is None or len(content) > 4 * LONGEST:
@@ -72,16 +70,12 @@ def answer(completion: str) -> str | None:
 
 
 def grade(row: Row, completion: str) -> Grade:
-    text = answer(completion)
-    return Grade(float(_points(row, text, 0.0) == 1.0), 1.0, text or "")
-
-
-def _points(row: Row, text: str | None, partial: float) -> float:
-    return 0.0 if text is None else points(row, text, partial)
+    text = answer(completion) or ""
+    return Grade(float(points(row, text, 0.0) == 1.0), 1.0, text)
 
 
 def d1_answer(completion: str) -> str:
-    """The expression d1 reads: of a text without a box, what is before the first equals sign of an equation."""
+    """The expression that d1 reads; in a text without a box, the left side of the first equation."""
     text = bounded_text(completion)
     content = d1_box(text)
     content = _with_signs(text if content is None else content, D1_SIGNS)
@@ -90,7 +84,7 @@ def d1_answer(completion: str) -> str:
 
 
 def d1_value(text: str) -> Number | None:
-    """The value in Python's arithmetic, // and ** included; None where it has none or where a power is immense."""
+    """The value in Python's arithmetic, // and ** included; None if it has none or a power is too large."""
     if len(text) > LONGEST or not D1_ALPHABET.fullmatch(text):
         return None
     try:
@@ -135,8 +129,8 @@ def prompt(row: Row) -> str:
     return f"{RULE}\n\n{question(row)}\n\nWrite your answer in exactly this form:\n{form}"
 
 
-# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. That the sentence runs into
-# "Respond" is described there.
+# Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. The missing space before
+# "Respond" is in the description.
 D1_INSTRUCTIONS = (
     "Using only the provided numbers, create an arithmetic expression that evaluates to exactly the provided target "
     "number. You may use the operations +, -, *, and / as needed, but each number must be used exactly once. "
@@ -147,20 +141,19 @@ D1_INSTRUCTIONS = (
 
 
 def d1_train_prompt(row: Row) -> str:
-    """Ours: of the prompt that d1 trains with, it is known here that the answer is an expression in <answer>."""
-    form = answer_form("the expression alone")
-    return f"{form}\n\n{RULE}\n\n{question(row)}"
+    """Our wording: of d1's training prompt we know only that the answer is an expression in <answer>."""
+    return "\n\n".join((answer_form("the expression alone"), RULE, question(row)))
 
 
 def d1_train_grade(row: Row, completion: str) -> Grade:
-    """Right where d1's reward is 1: its evaluation would look for a box, which this prompt does not ask for."""
+    """Right if d1's reward is 1: its evaluation reads a box, which this prompt does not ask for."""
     text = d1_rewards.plain_text(completion)
     score = d1_rewards.expression_score(text, row["numbers"], row["target"], d1_value)
     return Grade(float(score == 1.0), 1.0, d1_rewards.last_block(text) or "")
 
 
 def first_rows() -> Sequence[Row]:
-    """What AGRPO trains on, before the numbers of the test are left out."""
+    """AGRPO's training rows, before the number sets of the test are left out."""
     return [{"numbers": row["nums"], "target": row["target"]} for row in hub_rows(HUB, None, "train[:20000]")]
 
 
@@ -171,24 +164,22 @@ PROTOCOLS = {
     "agrpo": think_protocol(question, grade, RULE, "\\boxed{the expression alone}", sets={"train": first_rows}),
 }
 
-ABOUT = About(
-    source=f"generated (agrpo trains on {HUB} from the hub); or JSONL files with numbers and target",
-    separation="by the set of numbers: one in five is for the test",
-    example={"numbers": [8, 3, 20], "target": 44, "solution": "3*8+20"},
-    protocols=tuple(PROTOCOLS),
-)
-
 
 class CountdownText(TextPuzzle):
     """Generated problems with `numbers` numbers up to 100, or JSONL files with `numbers` and `target`.
 
-    The reward is 1 for an expression with the right numbers and value, `partial` for the right numbers alone;
-    `weights` makes it one of several parts, `rewards` takes d1's.
+    The reward is 1 for an expression with the right numbers and value, `partial` for the right numbers only;
+    `weights` makes it one of several parts, `rewards` selects d1's.
     """
 
     name = "countdown_text"
     summary = "Countdown in words, generated or from a file"
-    about = ABOUT
+    about = About(
+        source=f"generated (agrpo trains on {HUB} from the hub); or JSONL files with numbers and target",
+        separation="by the set of numbers: one in five is for the test",
+        example={"numbers": [8, 3, 20], "target": 44, "solution": "3*8+20"},
+        protocols=tuple(PROTOCOLS),
+    )
     protocols = PROTOCOLS
     d1_parts = d1_rewards.countdown_parts(d1_value)
     row_fields = FIELDS
@@ -205,7 +196,7 @@ class CountdownText(TextPuzzle):
     ) -> None:
         super().__init__(data, test_data, protocol, partial, rewards, weights)
         if not 3 <= numbers <= MOST:
-            raise ValueError(f"numbers must be within 3 to {MOST} where problems are generated, not {numbers}")
+            raise ValueError(f"numbers must be within 3 to {MOST} for generated problems, not {numbers}")
         self.generator = Countdown(numbers=numbers, largest=100, target_largest=100, signs="+-*/")
 
     def parse_row(self, row: Row) -> Row:
@@ -221,23 +212,19 @@ class CountdownText(TextPuzzle):
 
     def stored_row(self, line: Row) -> Row:
         """A line with `numbers` and `target`, or [numbers, target] as `ground_truth`."""
-        if "numbers" in line and "target" in line:
-            numbers, target = line["numbers"], line["target"]
-        else:
-            match line["ground_truth"]:
-                case [numbers, target]:
-                    pass
-                case _:
-                    raise ValueError('"ground_truth" must be [numbers, target]')
+        truth = [line["numbers"], line["target"]] if "numbers" in line and "target" in line else line["ground_truth"]
+        if not isinstance(truth, list) or len(truth) != 2:
+            raise ValueError('"ground_truth" must be [numbers, target]')
+        numbers, target = truth
         if not isinstance(numbers, list):
             raise ValueError('"numbers" must be a list')
         return self.parse_row({"numbers": numbers, "target": target})
 
     def credit(self, row: Row, completion: str) -> float:
-        return min(self.partial, _points(row, answer(completion), self.partial))
+        return min(self.partial, points(row, answer(completion) or "", self.partial))
 
     def tagged_solution(self, row: Row) -> str:
-        """The expression in the row, or else the shortest that stays within whole numbers."""
+        """The expression in the row, else the shortest with whole results."""
         expression = row.get("solution") or reachable(tuple(sorted(row["numbers"]))).get(row["target"])
         if expression is None:
             raise ValueError(f"{question(row)!r} has no solution in whole numbers")

@@ -1,12 +1,12 @@
 r"""4 x 4 Sudoku in words: a puzzle of 16 digits, 0 for a hole; the answer is the whole grid.
 
 Protocols:
-    unmask     the grid of the last <answer> block or \boxed{...}, else the last word of 16 digits; solved where it
-               is any grid that fits the clues; beside it, the right holes of all holes, in the nearest such grid
-    d1         correct holes of all holes, against the one solution that is listed; see docs/benchmarks.md; beside it,
-               the puzzles solved by any grid that fits the clues
-    spg_3shot  three worked examples in the prompt, graded as d1 does
-    agrpo      graded as unmask; the system turn asks for <think>
+    unmask     the grid of the last <answer> block or \boxed{...}, else the last word of 16 digits; solved by any grid
+               that fits the clues; also reports the share of correct holes, in the nearest grid that fits
+    d1         the share of correct holes, against the one listed solution; see docs/benchmarks.md; also reports the
+               puzzles solved by any grid that fits the clues
+    spg_3shot  three worked examples in the prompt, graded like d1
+    agrpo      graded like unmask; the system turn asks for <think>
 """
 
 import re
@@ -29,7 +29,7 @@ from unmask.tasks.task import About, Grade, Row, Weights
 
 FIELDS = {"puzzle": str, "solution": str}
 PUZZLE = re.compile(r"[0-4]{16}")
-FRAME = re.compile(r"[\s|,+\-`\[\]*]")  # what a grid may be drawn with
+FRAME = re.compile(r"[\s|,+\-`\[\]*]")  # characters of a drawn grid
 GRID = re.compile(r"(?<![0-9])[1-4]{16}(?![0-9])")
 
 D1_ENDS = r"<\|eot_id\|>|<\|endoftext\|>"
@@ -40,7 +40,7 @@ D1_WORD = re.compile(r"\b(\d{16})\b")
 
 
 def with_dots(puzzle: str) -> str:
-    """The puzzle as the embedded task writes it."""
+    """The puzzle in the embedded task's form."""
     return puzzle.replace("0", ".")
 
 
@@ -69,7 +69,7 @@ def _holes(row: Row) -> list[int]:
 
 
 def cells_grade(row: Row, completion: str) -> Grade:
-    """The holes that are as in the nearest grid that fits, whatever the answer makes of the clues."""
+    """The correct holes in the nearest grid that fits, also if the answer changes clues."""
     text = answer(completion) or ""
     holes = _holes(row) or range(CELLS)
     right = max(sum(text[cell : cell + 1] == grid[cell] for cell in holes) for grid in fitting(row))
@@ -77,13 +77,13 @@ def cells_grade(row: Row, completion: str) -> Grade:
 
 
 def cells_right(row: Row, completion: str) -> float:
-    """The share of right holes; 0 for an answer that changes a clue."""
+    """The share of correct holes; 0 for an answer that changes a clue."""
     points, out_of, grid = cells_grade(row, completion)
     return points / out_of if keeps_givens(with_dots(row["puzzle"]), grid) else 0.0
 
 
 def d1_answer(completion: str) -> str:
-    """What the first of d1's five patterns finds, without white space, filled with zeros or cut to 16 characters."""
+    """The text of the first of d1's five patterns that matches, without white space, padded with zeros or cut to 16."""
     for text in _d1_matches(bounded_text(completion)):
         if text.strip():
             return re.sub(r"\s", "", text).ljust(CELLS, "0")[:CELLS]
@@ -105,14 +105,14 @@ def _d1_matches(text: str) -> Sequence[str]:
 
 
 def d1_grade(row: Row, completion: str) -> Grade:
-    """Points are the right holes: a set's score pools them."""
+    """Points are the correct holes; the score of a set pools them."""
     text, holes = d1_answer(completion), _holes(row)
     right = sum(text[cell] == row["solution"][cell] for cell in holes) if text else 0
     return Grade(float(right), float(len(holes)), text)
 
 
 def d1_puzzle_grade(row: Row, completion: str) -> Grade:
-    """Whether what d1 reads is a grid that fits the clues, the listed one or another."""
+    """Whether d1's answer is a grid that fits the clues, the listed one or another."""
     text = d1_answer(completion)
     return Grade(float(text in fitting(row)), 1.0, text)
 
@@ -143,8 +143,8 @@ D1_INSTRUCTIONS = (
     + answer_form("[16-character solution string]", "Your step-by-step solving process")
 )
 
-# Ours: that SPG shows three worked examples is known here, but not which. Of grids that solve no puzzle of d1's test
-# file, of SPG's, or of our own test split.
+# Our examples: we know that SPG shows three, but not which. Their grids solve no puzzle of d1's test file, SPG's, or
+# our test split.
 SHOTS = (
     ("0341040002130120", "2341143242133124"),
     ("3100003010230300", "3142423114232314"),
@@ -152,54 +152,44 @@ SHOTS = (
 )
 
 
-def _shots() -> str:
-    return "\n\n".join(
-        f"{d1_question({'puzzle': puzzle})}" + answer_form(grid, _reasoning(puzzle, grid)) for puzzle, grid in SHOTS
-    )
-
-
-def _reasoning(puzzle: str, grid: str) -> str:
-    """Row by row, what is missing and how it is filled."""
+def _shot(puzzle: str, grid: str) -> str:
+    """A puzzle with its answer: row by row, the missing digits and the filled row."""
     lines = []
     for start in range(0, CELLS, 4):
         given, filled = puzzle[start : start + 4], grid[start : start + 4]
         missing = ", ".join(digit for digit in "1234" if digit not in given) or "nothing"
         lines.append(f"Row {start // 4 + 1} is {given} and misses {missing}: {filled}.")
-    return "\n".join(lines)
+    return d1_question({"puzzle": puzzle}) + answer_form(grid, "\n".join(lines))
 
 
-def _short_reasoning(puzzle: str, grid: str) -> str:
-    """The same in few tokens: many tokenizers give every digit one."""
-    return "\n".join(f"{puzzle[start : start + 4]} to {grid[start : start + 4]}" for start in range(0, CELLS, 4))
+D1_SHOTS = "\n\n".join(_shot(puzzle, grid) for puzzle, grid in SHOTS)
 
 
 PROTOCOLS = {
     "unmask": Protocol(prompt, grade),
     "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING),
     "spg_3shot": Protocol(
-        lambda row: f"{D1_INSTRUCTIONS}\n\n{_shots()}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING
+        lambda row: f"{D1_INSTRUCTIONS}\n\n{D1_SHOTS}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING
     ),
     "agrpo": think_protocol(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
 }
-
-ABOUT = About(
-    source="generated; or JSONL files with puzzle and solution",
-    separation="by solution grid: 200 of the 288 grids are for training, 88 for the test",
-    example={"puzzle": "1040040300204031", "solution": "1342241331244231"},
-    protocols=tuple(PROTOCOLS),
-)
 
 
 class SudokuText(TextPuzzle):
     """Generated puzzles with holes[0] to holes[1] holes, or JSONL files with `puzzle` and `solution`.
 
-    The reward is 1 for a solution, else `partial` times the share of right holes; `weights` makes it one of several
-    parts, `rewards` takes d1's.
+    The reward is 1 for a solution, else `partial` times the share of correct holes; `weights` makes it one of several
+    parts, `rewards` selects d1's.
     """
 
     name = "sudoku_text"
     summary = "4 x 4 Sudoku in words, generated or from a file"
-    about = ABOUT
+    about = About(
+        source="generated; or JSONL files with puzzle and solution",
+        separation="by solution grid: 200 of the 288 grids are for training, 88 for the test",
+        example={"puzzle": "1040040300204031", "solution": "1342241331244231"},
+        protocols=tuple(PROTOCOLS),
+    )
     board = True
     protocols = PROTOCOLS
     d1_parts = d1_rewards.SUDOKU
@@ -218,8 +208,7 @@ class SudokuText(TextPuzzle):
     ) -> None:
         super().__init__(data, test_data, protocol, partial, rewards, weights)
         self.generator = Sudoku(holes=holes, unique=unique)
-        ours = self.rules.grade is grade
-        self.other_scores = {"cells": cells_grade} if ours else {"puzzles": d1_puzzle_grade}
+        self.other_scores = {"cells": cells_grade} if self.rules.grade is grade else {"puzzles": d1_puzzle_grade}
 
     def generated_rows(self, split: str, n: int, seed: int) -> list[Row]:
         rows = super().generated_rows(split, n, seed)
@@ -235,7 +224,7 @@ class SudokuText(TextPuzzle):
         return fitting(row)
 
     def split_of(self, row: Row) -> str | None:
-        """The split all of whose grids fit the puzzle; None where grids of both do."""
+        """The split of all grids that fit the puzzle; None if grids of both splits do."""
         return next((split for split in SPLITS if fitting(row) <= set(split_grids(split))), None)
 
     def stored_row(self, line: Row) -> Row:
@@ -245,18 +234,20 @@ class SudokuText(TextPuzzle):
         if "puzzle" not in line:
             puzzle = PUZZLE.search(line["question"])
             if puzzle is None:
-                raise ValueError('there is no "puzzle", and none of 16 digits in the "question"')
+                raise ValueError('there is no "puzzle", and the "question" has no puzzle of 16 digits')
             line = {**line, "puzzle": puzzle.group()}
         if not isinstance(line["puzzle"], str) or not isinstance(line["ground_truth"], str):
-            raise ValueError('"puzzle" and "ground_truth" must be texts of 16 digits')
+            raise ValueError('"puzzle" and "ground_truth" must be strings of 16 digits')
         return self.parse_row({"puzzle": line["puzzle"], "solution": line["ground_truth"]})
 
     def credit(self, row: Row, completion: str) -> float:
         return self.partial * cells_right(row, completion)
 
     def tagged_solution(self, row: Row) -> str:
-        return tagged_completion(_short_reasoning(row["puzzle"], row["solution"]), row["solution"])
+        """With short reasoning: many tokenizers make a token of every digit."""
+        puzzle, grid = row["puzzle"], row["solution"]
+        lines = [f"{puzzle[start : start + 4]} to {grid[start : start + 4]}" for start in range(0, CELLS, 4)]
+        return tagged_completion("\n".join(lines), grid)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, int]:
-        """How many puzzles have more than one solution."""
         return {"several_solutions": sum(len(fitting(row)) > 1 for row in rows)}

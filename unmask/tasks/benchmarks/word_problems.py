@@ -1,7 +1,7 @@
-"""Word problems in the manner of GSM8K, made from templates: two or three steps of arithmetic in a story.
+"""Word problems like GSM8K's, from templates: two or three steps of arithmetic in a story.
 
 Prompts, form and graders are GSM8K's (`gsm8k.py`), so a model that is trained here can be evaluated there. The
-split is by the story and its numbers: no test problem is a training problem with another name in it.
+split is by the story and its numbers: no test problem is a training problem with another name.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unmask.tasks.benchmarks.gsm8k import PROTOCOLS, Gsm8k
-from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row
 
 NAMES = ("Ada", "Ben", "Cleo", "Dana", "Emil", "Fatima", "Goran", "Hana", "Ivan", "Jun", "Kofi", "Lena", "Mara", "Nils")
@@ -100,6 +100,6 @@ class WordProblems(GeneratedTask, Gsm8k):
     def draw(self, rng: random.Random, split: str) -> Row | None:
         kind = rng.choice(STORIES)
         story = kind(rng.choice(NAMES), rng.choice(THINGS), rng)
-        if in_test(" ".join(map(str, (kind.__name__, *story.numbers)))) != (split == "test"):
+        if hashed_split(" ".join(map(str, (kind.__name__, *story.numbers)))) != split:
             return None
         return {"question": story.question, "answer": "\n".join((*story.steps, f"#### {story.answer}"))}

@@ -1,3 +1,1 @@
-"""Generated tasks, small enough for the embedded model: one character is one token.
-Each module offers a class; `unmask.tasks.TASKS` has them by name.
-"""
+"""Generated tasks for the embedded model: one character is one token. `unmask.tasks.TASKS` has them by name."""

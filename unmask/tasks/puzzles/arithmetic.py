@@ -1,15 +1,15 @@
-"""Sums of several steps, written out, one character a token; generated.
+"""Sums in several steps, one character a token; generated.
 
 The prompt is a chain of + and - (" 7+12- 5="), the completion each step with its result (" 7+12=19;19- 5=14"). Numbers
-are right-aligned, so that every character has a fixed position; spaces in an answer do not matter. Only the last result
+are right-aligned, so every character has a fixed position; spaces in an answer do not matter. Only the last result
 counts, unless steps earn partial credit. No intermediate result is negative.
-The split is by the signed numbers of a problem in any order, so that no test sum is a reordered training sum.
+The split is by the signed numbers in any order, so no test sum is a reordered training sum.
 """
 
 import random
 import re
 
-from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
 
 LONGEST = 200  # characters; far beyond any sensible answer
@@ -17,7 +17,7 @@ NUMBER = re.compile(r"-?[0-9]{1,6}")
 
 
 def sum_steps(terms: list[int], total_width: int = 0, width: int = 0) -> list[str]:
-    """The steps of a sum, their numbers padded to these widths: ["7+12=19", "19-5=14"] for [7, 12, -5]."""
+    """The steps of a sum, padded to these widths: ["7+12=19", "19-5=14"] for [7, 12, -5]."""
     steps, total = [], terms[0]
     for term in terms[1:]:
         result = total + term
@@ -27,7 +27,7 @@ def sum_steps(terms: list[int], total_width: int = 0, width: int = 0) -> list[st
 
 
 def last_result(completion: str) -> int | None:
-    """The number after the last equals sign, or the completion itself where it is a number."""
+    """The number after the last equals sign, or the completion itself if it is a number."""
     if len(completion) > LONGEST:
         return None
     tail = completion.rpartition("=")[2].strip()
@@ -35,7 +35,7 @@ def last_result(completion: str) -> int | None:
 
 
 def right_steps(terms: list[int], completion: str) -> int:
-    """How many steps are right before the first that is not."""
+    """The number of correct steps before the first wrong one."""
     given, gold = completion[:LONGEST].replace(" ", "").split(";"), sum_steps(terms)
     return next((i for i, step in enumerate(gold) if given[i : i + 1] != [step]), len(gold))
 
@@ -43,8 +43,8 @@ def right_steps(terms: list[int], completion: str) -> int:
 class Arithmetic(GeneratedTask):
     """`terms` numbers from 1 to `largest`, joined by `signs`.
 
-    The right last result earns 1, whatever is before it; a wrong one `partial` times the share of steps that are right
-    before the first mistake.
+    The correct last result earns 1, whatever precedes it; a wrong one `partial` times the share of correct steps before
+    the first mistake.
     """
 
     name = "arithmetic"
@@ -69,7 +69,7 @@ class Arithmetic(GeneratedTask):
         terms += [int(f"{rng.choice(self.signs)}{rng.randint(1, self.largest)}") for _ in range(self.terms - 1)]
         if min(sum(terms[:count]) for count in range(1, self.terms + 1)) < 0:
             return None
-        if in_test(" ".join(map(str, sorted(terms)))) != (split == "test"):
+        if hashed_split(" ".join(map(str, sorted(terms)))) != split:
             return None
         return {"terms": terms, "answer": sum(terms)}
 

@@ -1,13 +1,12 @@
-"""Code in small: a Python expression from inputs and outputs, one character a token; generated.
+"""Small code: a Python expression from inputs and outputs, one character a token; generated.
 
 The prompt is three inputs with their outputs ("0:  1 2:  5 3:  7>"), the completion an expression in x ("2*x+1"). The
-functions are polynomials with small whole coefficients, a*x*x+b*x+c, which three points determine. An expression is
-tried at the inputs of the prompt and at others, so that an answer which fits the examples alone is wrong; and any
-expression with the right values is right, not only ours.
+functions are polynomials a*x*x+b*x+c with small whole coefficients, which three points determine. An expression is
+tested at the inputs of the prompt and at others; any expression with the right values is correct.
 
-What the model writes is run in the sandbox and nowhere else. It is run only if it is short, has an x, and
-consists of x, digits, spaces and + - * / % ( ) alone; anything else earns 0.
-The split is by the function, that is by its values: whichever way a test function is written, training has not seen it.
+The answer runs in the sandbox only, and only if it is short, has an x, and consists of x, digits, spaces and
++ - * / % ( ); anything else earns 0.
+The split is by the function's values: no way to write a test function is in the training rows.
 """
 
 import random
@@ -20,12 +19,12 @@ from unmask.tasks.support.programs import ProgramRunner, require_sandbox
 from unmask.tasks.support.split import SPLITS, GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
 
-INPUTS = range(13)  # where an expression is tried
-SHOWN = 3  # examples in a prompt: as many as determine a square; 0 is always among them
-SHOWN_FROM = INPUTS[:5]  # the inputs that examples are at
-LONGEST = 40  # characters that are run
+INPUTS = range(13)  # at which an expression is tested
+SHOWN = 3  # examples in a prompt: enough to determine a quadratic; 0 is always one of them
+SHOWN_FROM = INPUTS[:5]  # the inputs of examples
+LONGEST = 40  # characters of an expression
 ALPHABET = re.compile(r"[x0-9 +\-*/%()]+")
-TIMEOUT = 2.0  # seconds for a value, which takes microseconds; 9**9**9 takes longer
+TIMEOUT = 2.0  # seconds for a value; most take microseconds, 9**9**9 takes longer
 
 Polynomial = tuple[int, int, int]
 
@@ -40,26 +39,26 @@ def expression_of(function: Polynomial) -> str:
 
 
 def values(function: Polynomial) -> list[int]:
-    """What the polynomial gives at all inputs."""
+    """The polynomial's values at all inputs."""
     a, b, c = function
     return [a * x * x + b * x + c for x in INPUTS]
 
 
 def admitted(completion: str) -> bool:
-    """Whether it is run at all. No function is constant, so that an expression without x is wrong."""
+    """Whether it is run. No function is constant, so an expression without x is wrong."""
     return len(completion) <= LONGEST and ALPHABET.fullmatch(completion) is not None and "x" in completion
 
 
 def program_job(row: Row, completion: str) -> ProgramJob:
-    """The expression as a function, with a test for every input; a lambda, so that the text must be an expression."""
+    """The expression as a lambda, which admits expressions only, with a test for every input."""
     tests = tuple(f"assert f({x}) == {value}" for x, value in zip(INPUTS, row["values"], strict=True))
     return ProgramJob(f"f = lambda x: {completion.strip()}", tests, {"f": "f"}, timeout=TIMEOUT)
 
 
 class CodeMini(GeneratedTask):
-    """Polynomials with up to `squares` times x*x, and other coefficients from -`largest` to `largest`.
+    """Polynomials with x*x up to `squares` times, and other coefficients from -`largest` to `largest`.
 
-    An expression with the right value at all inputs earns 1, another one `partial` times its share of right values.
+    An expression that is correct at all inputs earns 1, another `partial` times its share of correct values.
     """
 
     name = "code_mini"
@@ -105,14 +104,14 @@ class CodeMini(GeneratedTask):
         return 1.0 if self.solved(row, completion) else self.partial * self.right_share(row, completion)
 
     def right_share(self, row: Row, completion: str) -> float:
-        """The share of inputs at which the expression is right."""
+        """The share of inputs at which the expression is correct."""
         if not admitted(completion):
             return 0.0
         passed, total = self.runner.passed(row, completion)
         return passed / total
 
     def verdict(self, row: Row, completion: str) -> str:
-        return self.runner.summary(row, completion) if admitted(completion) else "not run: no short expression in x"
+        return self.runner.summary(row, completion) if admitted(completion) else "not run: not a short expression in x"
 
     def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
         pairs = [(row, text) for row, text in zip(rows, completions, strict=True) if admitted(text)]

@@ -1,11 +1,11 @@
 """Countdown: reach a target with + - * / and parentheses, using every given number exactly once.
 
-The prompt is the numbers and the target, right-aligned (" 3, 7,12>22="), so that all prompts have one length;
-the completion is an expression. Problems are generated and every one is solvable. The split is by the set of
-numbers (order and target do not matter), so test numbers were never seen together in training.
+The prompt is the numbers and the target, right-aligned (" 3, 7,12>22="), so all prompts have one length; the completion
+is an expression. Problems are generated and solvable. The split is by the set of numbers (order and target do not
+matter), so test numbers never occur together in training.
 
-What the model writes is untrusted: `expression` admits integers, the four operations and parentheses, nothing
-else, is bounded in length and depth, and works in exact fractions. Nothing is ever evaluated by Python.
+The answer is untrusted: `expression` admits only integers, the four operations and parentheses, bounds length and
+depth, and computes in exact fractions. Python never evaluates it.
 """
 
 import ast
@@ -21,9 +21,9 @@ from itertools import combinations
 from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
 
-LONGEST = 200  # characters; far beyond any sensible answer, and it bounds the size of every number
+LONGEST = 200  # characters; far beyond any sensible answer; also bounds every number
 DEEPEST = 30
-LISTED = 4  # numbers of which all reachable values are listed; of six it takes seconds for each problem
+LISTED = 4  # numbers for which all reachable values are listed; for six that takes seconds a problem
 
 SIGNS = "+-*/"
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -37,7 +37,7 @@ LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
 
 
 def expression(text: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an expression and the numbers in it; None where it is not admitted or divides by zero."""
+    """The value of an expression and its numbers; None if it is not admitted or divides by zero."""
     if len(text) > LONGEST or not ALPHABET.fullmatch(text) or LEADING_ZERO.search(text):
         return None
     used: list[int] = []
@@ -72,19 +72,14 @@ def numbers_key(numbers: list[int]) -> str:
     return ",".join(map(str, sorted(numbers)))
 
 
-def in_test(numbers: list[int]) -> bool:
-    """Whether this set of numbers is of the test split: a stable hash, whatever the options of the task."""
-    return hashed_split(numbers_key(numbers)) == "test"
-
-
-# An expression being built: its text and the priority of its last operation (0 for + and -, 1 for * and /,
-# 2 for a number), which decides where it needs parentheses.
+# An expression: its text and the priority of its last operation (0 for + and -, 1 for * and /, 2 for a number), which
+# decides whether it needs parentheses.
 Term = tuple[str, int]
 
 
 @lru_cache(maxsize=4096)
 def reachable(numbers: tuple[int, ...], signs: str = SIGNS) -> dict[int, str]:
-    """Every value the sorted numbers reach by these signs, whole on the way -> its shortest expression."""
+    """Every value that the sorted numbers reach with these signs, all results whole -> its shortest expression."""
     ways: dict[int, str] = {}
     for (value, _), text in _terms(numbers, signs).items():
         ways[value] = _shorter(ways.get(value, text), text)
@@ -123,7 +118,7 @@ def _divisions(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int
 
 
 def _results(signs: str, x: int, left: Term, y: int, right: Term) -> list[tuple[int, Term]]:
-    """The results of the operations; only - and / mind an operand of their own priority on the right."""
+    """The results of the operations; only - and / need parentheses around a right operand of equal priority."""
     results = []
     if "+" in signs:
         results.append((x + y, _text(left, "+", right, 0, 0)))
@@ -137,7 +132,7 @@ def _results(signs: str, x: int, left: Term, y: int, right: Term) -> list[tuple[
 
 
 def _text(left: Term, sign: str, right: Term, left_needs: int, right_needs: int) -> Term:
-    """left sign right, with parentheses around an operand whose priority is below what its side needs."""
+    """left sign right, with parentheses around an operand whose priority is too low for its side."""
     texts = [
         text if priority >= needs else f"({text})"
         for (text, priority), needs in ((left, left_needs), (right, right_needs))
@@ -146,7 +141,7 @@ def _text(left: Term, sign: str, right: Term, left_needs: int, right_needs: int)
 
 
 def draw_way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, str]:
-    """A value that the numbers reach, whole on the way, and its expression: joined two by two, by signs at random."""
+    """A value and its expression: the numbers joined in random pairs by random signs, all results whole."""
     terms: list[tuple[int, Term]] = [(number, (str(number), 2)) for number in numbers]
     while len(terms) > 1:
         (x, left), (y, right) = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
@@ -156,10 +151,10 @@ def draw_way(rng: random.Random, numbers: list[int], signs: str) -> tuple[int, s
 
 
 class Countdown(GeneratedTask):
-    """`numbers` numbers from 1 to `largest`, a target up to `target_largest` that `signs` suffice to reach.
+    """`numbers` numbers from 1 to `largest`, and a target up to `target_largest` that they reach with `signs`.
 
     The embedded model is trained on the defaults; signs="+-*/" is the full game. An answer may always use all four
-    signs. An expression with the right numbers and the right value earns 1, with the right numbers alone `partial`.
+    signs. An expression with the right numbers and value earns 1, with the right numbers only `partial`.
     """
 
     name = "countdown"
@@ -180,7 +175,7 @@ class Countdown(GeneratedTask):
         self.partial = valid_partial(self.name, partial)
         self.summary = f"Countdown with {numbers} numbers up to {largest} and a target up to {target_largest}"
         self.scarcity = (
-            f"{numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} by {signs}; "
+            f"{numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} with {signs}; "
             "lower largest, or raise target_largest"
         )
         # at most around every step but the last; the shortest chain of + and - needs none
@@ -189,19 +184,18 @@ class Countdown(GeneratedTask):
 
     def draw(self, rng: random.Random, split: str) -> Row | None:
         numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
-        if in_test(numbers) != (split == "test") or (way := self._draw_way(rng, numbers)) is None:
+        if hashed_split(numbers_key(numbers)) != split:
             return None
-        return {"numbers": numbers, "target": way[0], "solution": way[1]}
-
-    def _draw_way(self, rng: random.Random, numbers: list[int]) -> tuple[int, str] | None:
-        """A target and its expression: of all that the numbers reach or, where these are too many, of one way."""
         if self.numbers > LISTED:
-            target, text = draw_way(rng, numbers, self.signs)
-            return (target, text) if 1 <= target <= self.target_largest else None
-        ways = reachable(tuple(sorted(numbers)), self.signs)
-        targets = sorted(value for value in ways if 1 <= value <= self.target_largest)
-        target = rng.choice(targets) if targets else 0
-        return (target, ways[target]) if targets else None
+            target, solution = draw_way(rng, numbers, self.signs)
+        else:
+            ways = reachable(tuple(sorted(numbers)), self.signs)
+            targets = sorted(value for value in ways if 1 <= value <= self.target_largest)
+            target = rng.choice(targets) if targets else 0
+            solution = ways.get(target, "")
+        if not 1 <= target <= self.target_largest:
+            return None
+        return {"numbers": numbers, "target": target, "solution": solution}
 
     def prompt(self, row: Row) -> str:
         numbers = ",".join(f"{number:>{len(str(self.largest))}}" for number in row["numbers"])

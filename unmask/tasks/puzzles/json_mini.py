@@ -1,9 +1,9 @@
-"""JSON in small: typed fields in, a JSON object out, one character a token; generated.
+"""Small JSON: typed fields in, a JSON object out, one character a token; generated.
 
 The prompt names fields with their types and values ("age:n=42 pet:s=cat ok:b=yes>"), the completion is the object
-({"age":42,"pet":"cat","ok":true}): numbers bare, texts in quotes also where they are digits, yes and no as true and
-false. It is graded by the schema of those fields and by their values, as in `json_schema`; order does not matter.
-Prompts are padded with spaces on the left to one length. The split is by the set of fields with their values.
+({"age":42,"pet":"cat","ok":true}): numbers bare, strings in quotes, also strings of digits, yes and no as true and
+false. It is graded by the schema of the fields and by their values, as in `json_schema`; order does not matter.
+Prompts are padded on the left to one length. The split is by the set of fields with their values.
 """
 
 import json
@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from unmask.tasks.benchmarks.json_schema import credit, explanation, schema_match, validator
-from unmask.tasks.support.split import GeneratedTask, in_test
+from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
 
 KEYS = ("age", "big", "cap", "day", "fee", "id", "key", "max", "min", "no", "ok", "pet", "row", "tag", "top", "zip")
@@ -37,7 +37,7 @@ def _draw_field(rng: random.Random, key: str) -> tuple[str, str, Any]:
 class JsonMini(GeneratedTask):
     """Objects of `fields` fields, 1 to 3.
 
-    An object with the right keys, types and values earns 1. One with at least one of the keys earns up to `partial`.
+    An object with the right keys, types and values earns 1, another with at least one of the keys up to `partial`.
     """
 
     name = "json_mini"
@@ -51,13 +51,13 @@ class JsonMini(GeneratedTask):
         self.length = fields * WRITTEN + (fields - 1) + 2
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        validator(True)  # fails now where the package is missing, not at the first reward
+        validator(True)  # fails now if the package is missing, not at the first reward
         return super().rows(split, n, seed)
 
     def draw(self, rng: random.Random, split: str) -> Row | None:
         keys = rng.sample(KEYS, self.fields)
         texts, kinds, values = zip(*(_draw_field(rng, key) for key in keys), strict=True)
-        if in_test(" ".join(sorted(texts))) != (split == "test"):
+        if hashed_split(" ".join(sorted(texts))) != split:
             return None
         schema = {
             "type": "object",

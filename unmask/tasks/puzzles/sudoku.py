@@ -1,9 +1,9 @@
 """Sudoku on boards of 4 x 4, 6 x 6 and 9 x 9, generated.
 
 A puzzle is a line of characters, row by row, "." for a hole; the prompt is the puzzle and "=", the completion the whole
-grid in digits. No answer that is right in the test is ever right in training: `sudoku` (4 x 4) knows all 288 grids,
-splits them, and draws a puzzle such that every grid that fits it belongs to the puzzle's own split. The puzzles of
-`sudoku_large` have one solution each, counted by search, and a hash of that grid decides on the split.
+grid in digits. No correct test answer is correct in training: `sudoku` (4 x 4) splits the 288 grids, and every grid
+that fits a puzzle is of the puzzle's split. The puzzles of `sudoku_large` have one solution each, counted by search,
+and a hash of that grid decides the split.
 """
 
 import random
@@ -17,9 +17,9 @@ from unmask.tasks.task import About, Row, valid_partial
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 """Rows and columns of a box, by the size of the board."""
 CELLS = 16
-FEWEST_CLUES = 4  # three givens leave many grids open, of both splits
+FEWEST_CLUES = 4  # three givens fit many grids of both splits
 TRAIN_GRIDS = 200
-MOST_HOLES = {6: 18, 9: 40}  # with more, hardly any puzzle has one solution
+MOST_HOLES = {6: 18, 9: 40}  # with more, hardly any puzzle has only one solution
 PATTERNS = 200
 
 
@@ -37,19 +37,16 @@ def units(size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(unit) for unit in (*rows, *zip(*rows, strict=True), *boxes))
 
 
-UNITS = units(4)
-
-
 @cache
 def _units_of_cell(size: int) -> tuple[tuple[int, ...], ...]:
-    """For every cell the numbers of its row, column and box."""
+    """For every cell the indices of its row, column and box."""
     return tuple(tuple(n for n, unit in enumerate(units(size)) if cell in unit) for cell in range(size * size))
 
 
 def solutions(size: int, puzzle: str, rng: random.Random | None = None) -> Iterator[str]:
     """The grids that keep a puzzle's givens, by search; with an rng in random order."""
     units_of, grid = _units_of_cell(size), list(puzzle)
-    free = [(1 << size) - 1] * len(units(size))  # the digits that a unit does not have yet, one bit each
+    free = [(1 << size) - 1] * len(units(size))  # the digits that a unit still needs, one bit each
     for cell, given in enumerate(puzzle):
         if given != ".":
             for unit in units_of[cell]:
@@ -77,14 +74,14 @@ def solutions(size: int, puzzle: str, rng: random.Random | None = None) -> Itera
 
 
 def keeps_givens(puzzle: str, grid: str, size: int = 4) -> bool:
-    """Whether a text has the form of an answer: a digit for every cell, the puzzle's givens among them."""
+    """Whether a text has a digit for every cell and keeps the puzzle's givens."""
     return len(grid) == size * size and all(
         digit in digits_of(size) and given in (".", digit) for given, digit in zip(puzzle, grid, strict=True)
     )
 
 
 def valid_units(grid: str, size: int = 4) -> int:
-    """How many of the rows, columns and boxes of a full grid hold each digit once."""
+    """The number of rows, columns and boxes of a full grid with each digit once."""
     return sum(len({grid[cell] for cell in unit}) == size for unit in units(size))
 
 
@@ -103,7 +100,7 @@ def grids() -> tuple[str, ...]:
 
 @cache
 def split_grids(split: str) -> tuple[str, ...]:
-    """The grids of one split: 200 for "train", the other 88 for "test", always the same."""
+    """The grids of a split: 200 for "train", the other 88 for "test", always the same."""
     shuffled = list(grids())
     random.Random("unmask sudoku: the split of the 288 grids").shuffle(shuffled)
     return tuple(shuffled[:TRAIN_GRIDS] if split == "train" else shuffled[TRAIN_GRIDS:])
@@ -120,8 +117,8 @@ def _grids_with() -> dict[tuple[int, str], int]:
 
 
 @cache
-def _grids_of(split: str) -> int:
-    """The grids of one split, one bit per grid."""
+def _grid_bits(split: str) -> int:
+    """The grids of a split, one bit per grid."""
     return sum(1 << grids().index(grid) for grid in split_grids(split))
 
 
@@ -139,10 +136,8 @@ def solution_count(puzzle: str) -> int:
 
 
 class SudokuBoard(GeneratedTask):
-    """What the boards of all sizes have in common.
-
-    Any valid grid that keeps the givens earns 1. Other answers that keep the givens earn `partial` times the share of
-    valid rows, columns and boxes.
+    """Any valid grid that keeps the givens earns 1, other answers that keep them `partial` times the share of valid
+    rows, columns and boxes.
     """
 
     board = True
@@ -175,7 +170,7 @@ class SudokuBoard(GeneratedTask):
 
 
 class Sudoku(SudokuBoard):
-    """4 x 4 puzzles with holes[0] to holes[1] holes; `unique` keeps only those with one solution."""
+    """4 x 4 puzzles with holes[0] to holes[1] holes; `unique` keeps only puzzles with one solution."""
 
     name = "sudoku"
     about = About(separation="by grid: 200 of the 288 grids are for training, 88 for the test")
@@ -186,13 +181,13 @@ class Sudoku(SudokuBoard):
         self.summary += ", one solution each" if unique else ""
 
     def draw(self, rng: random.Random, split: str) -> Row:
-        """A puzzle of a grid of the split that no grid of the other split fits."""
-        grid, foreign = rng.choice(split_grids(split)), _grids_of("test" if split == "train" else "train")
+        """A puzzle that only grids of the split fit."""
+        grid, other_split = rng.choice(split_grids(split)), _grid_bits("test" if split == "train" else "train")
         count = rng.randint(self.fewest, self.most)
         while True:
             puzzle = with_holes(grid, set(rng.sample(range(CELLS), count)))
             fitting = fitting_grids(puzzle)
-            if not fitting & foreign and (not self.unique or fitting.bit_count() == 1):
+            if not fitting & other_split and (not self.unique or fitting.bit_count() == 1):
                 return {"puzzle": puzzle, "solution": grid}
 
 
@@ -201,13 +196,13 @@ class Sudoku(SudokuBoard):
 
 @cache
 def _patterns(size: int) -> tuple[str, ...]:
-    """Random grids, from which others are made; always the same ones."""
+    """Random grids from which others are made; always the same."""
     rng = random.Random(f"unmask sudoku_large {size}")
     return tuple(next(solutions(size, "." * size * size, rng)) for _ in range(PATTERNS))
 
 
 def draw_grid(size: int, rng: random.Random) -> str:
-    """A pattern with its digits renamed, and its bands and the rows and columns within them shuffled."""
+    """A pattern with renamed digits, and shuffled bands, rows and columns."""
     high, wide = BOXES[size]
 
     def shuffle(bands: int, within: int) -> list[int]:
@@ -227,13 +222,12 @@ class SudokuLarge(SudokuBoard):
 
     def __init__(self, size: int = 6, holes: Sequence[int] = (10, 16), partial: float = 0.0) -> None:
         if size not in MOST_HOLES:
-            raise ValueError(f"sudoku_large: size is 6 or 9, not {size}; 4 x 4 is the task sudoku")
+            raise ValueError(f"sudoku_large: size must be 6 or 9, not {size}; 4 x 4 is the task sudoku")
         super().__init__(size, holes, MOST_HOLES[size], partial)
         self.stream = f"sudoku_large {size}"
         self.summary += ", one solution each"
 
     def draw(self, rng: random.Random, split: str) -> Row:
-        """The first puzzle that belongs to the split and has one solution."""
         while True:
             grid = draw_grid(self.size, rng)
             if hashed_split(grid) != split:

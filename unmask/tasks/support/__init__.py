@@ -1,3 +1,3 @@
-"""What several tasks share: data files and splits, named protocols, answer extraction, composite rewards, and
-processes that run somebody else's code.
+"""Code that several tasks share: data files, splits, protocols, answer extraction, d1's rewards, and processes that
+run untrusted code.
 """

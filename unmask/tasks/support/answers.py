@@ -1,8 +1,8 @@
-r"""Where the answer is in a text that a model wrote: \boxed{...}, <answer> tags, numbers.
+r"""The answer in a text that a model wrote: \boxed{...}, <answer> tags, numbers.
 
-Everything here reads untrusted text: nothing raises, and every function takes time linear in the text, which
-`text_before_end` and `bounded_text` cut first. The functions with d1 in their name follow that project's evaluation,
-slips included, as its stored verdicts show it (tests/test_d1_generations.py); docs/benchmarks.md lists the slips.
+The text is untrusted: nothing raises, and every function takes time linear in the text, which `text_before_end` and
+`bounded_text` cut first. The functions with d1 in their name follow that project's evaluation with its errors
+(tests/test_d1_generations.py); docs/benchmarks.md lists them.
 """
 
 import re
@@ -15,7 +15,7 @@ TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
 def bounded_text(completion: str) -> str:
-    """The completion with its special tokens, bounded: what d1's graders read."""
+    """The completion with its special tokens, bounded: the text that d1's graders read."""
     return completion[:LONGEST]
 
 
@@ -27,7 +27,7 @@ def text_before_end(completion: str) -> str:
 
 
 def in_form(text: str) -> bool:
-    """Whether the text has the four tags, each exactly once and in order, with something in both pairs."""
+    """Whether the text has the four tags once each, in order, and text in both pairs."""
     places = [text.find(tag) for tag in TAGS]
     if -1 in places or places != sorted(places) or any(text.count(tag) > 1 for tag in TAGS):
         return False
@@ -37,7 +37,7 @@ def in_form(text: str) -> bool:
 
 
 def closing_braces(text: str) -> dict[int, int]:
-    """The place of each opening brace that is closed -> the place of its closing brace."""
+    """The place of each closed opening brace -> the place of its closing brace."""
     closing, open_places = {}, []
     for match in re.finditer(r"[{}]", text):
         if match.group() == "{":
@@ -48,7 +48,7 @@ def closing_braces(text: str) -> dict[int, int]:
 
 
 def last_box(text: str) -> str | None:
-    r"""What is in the last \boxed{...} that is closed and not empty."""
+    r"""The content of the last \boxed{...} that is closed and not empty."""
     closing = closing_braces(text)
     for match in reversed(list(re.finditer(r"\\boxed\s{0,3}\{", text))):
         start = match.end() - 1
@@ -58,13 +58,13 @@ def last_box(text: str) -> str | None:
 
 
 def last_answer(text: str) -> str | None:
-    """What is in the last <answer> block, which the end of the text closes too; None where it is empty."""
+    """The content of the last <answer> block, which the end of the text also closes; None if it is empty."""
     start = text.rfind("<answer>")
     return text[start + len("<answer>") :].partition("</answer>")[0].strip() or None if start >= 0 else None
 
 
 def first_answer(text: str) -> str | None:
-    """What is in the first closed <answer> block, stripped; it may be empty."""
+    """The content of the first closed <answer> block, stripped; it may be empty."""
     start, end = text.find("<answer>"), -1
     if start >= 0:
         end = text.find("</answer>", start)
@@ -72,10 +72,9 @@ def first_answer(text: str) -> str | None:
 
 
 def d1_box(text: str) -> str | None:
-    r"""What d1 takes for an answer of MATH500, and of Countdown at first: the last \boxed{...}, else <answer>.
+    r"""d1's answer of MATH500 and first candidate of Countdown: the last \boxed{...}, else <answer>.
 
-    A text without any \boxed counts as the answer itself, so that its <answer> block is ignored; that block
-    is read only where the last \boxed is empty or is not closed.
+    A text without \boxed is itself the answer; its <answer> block is read only if the last \boxed is empty or open.
     """
     start = text.rfind(BOXED)
     if start < 0:
@@ -86,7 +85,7 @@ def d1_box(text: str) -> str | None:
     return content if content else first_answer(text) or content
 
 
-DIGITS = "[0-9]{1,40}"  # longer numbers are no answer to a word problem
+DIGITS = "[0-9]{1,40}"  # longer numbers do not answer a word problem
 GROUPS = "[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9]{1,3}(?:[ _][0-9]{3}){1,12}"
 NUMBER = re.compile(
     rf"""(?<![0-9.])(?<![0-9][,_]) (?P<sign>[-+$]{{0,2}}) (?:
@@ -98,7 +97,7 @@ NUMBER = re.compile(
     ) (?![0-9]|[.,_][0-9])""",
     re.VERBOSE,
 )
-# What makes the number after it, or before it, a part of an expression, which is not evaluated here.
+# If this precedes or follows a number, the number is part of an expression, which is not evaluated here.
 BEFORE = re.compile(r"(?:[*/^_×·÷+]|\\(?:times|cdot|div)|[0-9)}%]\s?[-:(]|[A-Za-z}]\{|[0-9]\s.*\s-)\s?$")
 BEHIND = re.compile(r"\s?(?:[*/^×·÷+]\s?[0-9({\\]|\\(?:times|cdot|div|frac|sqrt)|\()|\s-\s?[0-9]")
 ASIDE = re.compile(r"(?<=\s)\([^()]*\)")
@@ -111,8 +110,8 @@ LONGEST_NUMBER = 40  # digits of a power
 def last_number(text: str) -> Fraction | None:
     r"""The number that an answer ends with, exact: 1,234.50, 1 000, $-3$, −7, 1{,}000, 3\frac12, 3/4, 2^{10}, 1e3.
 
-    It is searched after the last equals sign, where words may stand around it; what is in brackets after it does
-    not count. None for a number that is part of an expression: 16-7, 9 \times 2, \sqrt{16}, 1/0.
+    The search is after the last equals sign; words around the number and brackets after it are ignored. None for a
+    number that is part of an expression: 16-7, 9 \times 2, \sqrt{16}, 1/0.
     """
     for old, new in (("{,}", ","), ("−", "-"), ("\\!", ""), ("\\,", "")):
         text = text.replace(old, new)
@@ -132,7 +131,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def _value(part: dict[str, str]) -> Fraction | None:
-    """The value of a number by the parts of its pattern."""
+    """The value of a number from the groups of its pattern."""
     top, bottom = part["top"] or part["digit"] or part["upper"], part["bottom"] or part["under"] or part["lower"]
     if bottom:
         return int(part["ones"] or part["whole"] or 0) + Fraction(int(top), int(bottom)) if int(bottom) else None

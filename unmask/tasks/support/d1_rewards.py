@@ -1,18 +1,18 @@
-r"""The rewards that d1 (dllm-reasoning/d1, arXiv:2504.12216) trains with, slips included: `gsm8k.rewards=d1`.
+r"""The rewards that d1 (dllm-reasoning/d1, arXiv:2504.12216) trains with, errors included: `gsm8k.rewards=d1`.
 
-They are parts with weights, as every reward here, so that `gsm8k.weights={integer: 0}` leaves one out; a part that d1
-pays 2 or 0.5 for is 0 or 1 with that weight. The slips, all of them kept:
+They are parts with weights, so `gsm8k.weights={integer: 0}` drops one; a part for which d1 pays 2 or 0.5 is 0 or 1 with
+that weight. The errors, all kept:
 
-    gsm8k     xml_count takes off 0.001 a character after the answer, twice, and of the whole text where the last tag
-              has no line's end behind it; a text that ends with the last tag earns 0.001 too much. In soft_format and
-              strict_format a dot matches no line's end: only reasoning of one line counts, and no text earns both.
-              integer is Python's isdigit: "-5" is none, "²" is one. A text without tags is itself the answer.
-    math500   the test for \boxed is never true, by a wrong escape: the format is worth 0.75 with <answer> in the text
-              and 0.25 without, for any text whatever
+    gsm8k     xml_count subtracts 0.001 for each character after the answer, twice, and for the whole text if no newline
+              follows the last tag; a text that ends with the last tag earns 0.001 too much. In soft_format and
+              strict_format a dot does not match a newline: only reasoning of one line counts, and no text earns both.
+              integer is Python's isdigit: false for "-5", true for "²". A text without tags is itself the answer.
+    math500   the test for \boxed is never true, because of a wrong escape: the format earns 0.75 with <answer> in the
+              text and 0.25 without
     countdown any <answer> earns 0.1
-    sudoku    cells are compared with the one solution that is listed; digits before the grid shift it
+    sudoku    cells are compared with the one listed solution; digits before the grid shift it
 
-The published runs are of this form; a later version of d1's code lets the dot match a line's end.
+The published runs used this form; a later version of d1's code lets the dot match a newline.
 """
 
 import re
@@ -25,16 +25,16 @@ TRAILING = 0.001  # a character
 SOFT = re.compile(r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>")
 STRICT = re.compile(r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$")
 CELLS = 16
-LONGEST_EXPRESSION = 200  # characters; longer ones have other numbers than the given
+LONGEST_EXPRESSION = 200  # characters; a longer one has other numbers than the given
 
 
 def plain_text(text: str) -> str:
-    """What d1's rewards see: no special tokens; bounded."""
+    """The text that d1's rewards see: without special tokens, bounded."""
     return ENDS.sub("", text[:LONGEST])
 
 
 def xml_count(text: str) -> float:
-    """An eighth for each of four tags that stands exactly once, less what trails."""
+    """An eighth for each of the four tags that occurs exactly once, minus the penalty for trailing text."""
     count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
     if text.count("\n<answer>\n") == 1:
         count += 0.125 - TRAILING * len(text.rpartition("\n</answer>\n")[2])
@@ -44,12 +44,12 @@ def xml_count(text: str) -> float:
 
 
 def answer_text(text: str) -> str:
-    """What is between the last <answer> and the next </answer>; without them, as far as the text goes."""
+    """The text between the last <answer> and the next </answer>; a missing tag is the text's begin or end."""
     return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
 def last_block(text: str) -> str | None:
-    """What is in the last <answer> block that is closed, blocks being searched from the left."""
+    """The content of the last closed <answer> block, searched from the left."""
     block, place = None, text.find("<answer>")
     while place >= 0 and (end := text.find("</answer>", place)) >= 0:
         block, place = text[place + len("<answer>") : end].strip(), text.find("<answer>", end)
@@ -57,14 +57,14 @@ def last_block(text: str) -> str | None:
 
 
 def box(text: str) -> str:
-    r"""What is in the last \boxed{...}; the whole text where that is not closed, or is none."""
+    r"""The content of the last \boxed{...}; the whole text if it is open or missing."""
     place = text.rfind(BOXED)
     end = closing_braces(text).get(place + len(BOXED)) if place >= 0 else None
     return text if end is None else text[place + len(BOXED) + 1 : end]
 
 
 def expression_score(text: str, numbers: list[int], target: int, value: Callable[[str], float | None]) -> float:
-    """0 without an <answer>, 1 for one that has the numbers and the target's value, else 0.1."""
+    """0 without an <answer>, 1 for one with the given numbers and the target's value, else 0.1."""
     block = last_block(text)
     if block is None:
         return 0.0
@@ -75,7 +75,7 @@ def expression_score(text: str, numbers: list[int], target: int, value: Callable
 
 
 def cells_right(text: str, puzzle: str, solution: str) -> float:
-    """The share of empty cells that are as in the solution, by the digits of the last <answer>."""
+    """The share of empty cells that equal the solution's, by the digits of the last <answer>."""
     digits = "".join(character for character in last_block(text) or "" if character.isdigit())
     empty = [cell for cell, given in enumerate(puzzle) if given == "0"]
     if not digits or not empty:
@@ -100,7 +100,7 @@ SUDOKU = {"cells": part(lambda row, text: cells_right(text, row["puzzle"], row["
 
 
 def math_parts(normal: Callable[[str], str]) -> dict[str, RewardPart]:
-    """Of MATH; `normal` is the form in which two answers are compared."""
+    """`normal` is the form in which two answers are compared."""
     return {
         "correctness": part(lambda row, text: normal(box(text)) == normal(row["answer"]), 2.0),
         "format": part(lambda row, text: 0.75 if "<answer>" in text else 0.25, 1.0, 0.25, 0.75),
@@ -108,5 +108,5 @@ def math_parts(normal: Callable[[str], str]) -> dict[str, RewardPart]:
 
 
 def countdown_parts(value: Callable[[str], float | None]) -> dict[str, RewardPart]:
-    """Of Countdown; `value` is that of an expression in Python's arithmetic."""
+    """`value` evaluates an expression in Python's arithmetic."""
     return {"answer": part(lambda row, text: expression_score(text, row["numbers"], row["target"], value), 1.0)}

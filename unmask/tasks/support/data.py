@@ -1,4 +1,4 @@
-"""Rows of a data set: from JSONL files (gzip or not), or from the Hugging Face hub."""
+"""Rows of a data set, from JSONL files (gzip or not) or from the Hugging Face hub."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ FieldType = type | tuple[type, ...]
 def read_rows(
     path: str | Path, fields: Mapping[str, FieldType], parse: Callable[[Row], Row] = lambda row: row
 ) -> list[Row]:
-    """The parsed objects of a JSONL file; ValueError with file and line for one without these fields."""
+    """The parsed objects of a JSONL file; ValueError with file and line for an object without these fields."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no data file {path}")
@@ -30,16 +30,16 @@ def read_rows(
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}") from None
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from None
     if not rows:
-        raise ValueError(f"{path} holds no rows")
+        raise ValueError(f"{path} has no rows")
     return rows
 
 
 def _parse_line(line: str, fields: Mapping[str, FieldType], parse: Callable[[Row], Row], where: str) -> Row:
     try:
         row = json.loads(line)
-        if "\\ud" in line.lower():  # half a surrogate pair, which no tokenizer reads and no terminal shows
+        if "\\ud" in line.lower():  # half a surrogate pair cannot be encoded
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
@@ -58,12 +58,12 @@ def _parse_line(line: str, fields: Mapping[str, FieldType], parse: Callable[[Row
 
 @cache
 def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
-    """The rows of a data set on the hub, through the `datasets` package."""
+    """The rows of a data set on the hub, read by the package `datasets`."""
     try:
         from datasets import load_dataset
     except ImportError:
         raise ValueError(
-            f"the data set {name} is read from the hub by the package datasets: pip install 'unmask[data]', "
+            f"reading the data set {name} from the hub needs the package datasets: pip install 'unmask[data]', "
             "or give a file with --data FILE.jsonl"
         ) from None
     try:
@@ -75,19 +75,19 @@ def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
 class DataTask(Task):
     """A task whose rows come from files, or from `published_rows` for a split without a file.
 
-    `data` alone serves both splits. Training rows that share a key with a test row are left out, also where the rows of
-    a file name their split themselves.
+    `data` alone is for both splits. Training rows that share a key with a test row are left out, also if rows name
+    their split.
     """
 
     fixed = True
     row_fields: Mapping[str, FieldType] = {}
     """The fields that a row of a file must have, with their types."""
     names_split: bool = False
-    """Whether a row may name its split itself."""
+    """Whether a row may name its split."""
     section: str = ""
     """The section of the task's options in a configuration, if not its name."""
     place: str = "the hub"
-    """What `published_rows` reads."""
+    """The source of `published_rows`."""
 
     def __init__(self, data: str = "", test_data: str = "") -> None:
         for path in (data, test_data):
@@ -97,19 +97,19 @@ class DataTask(Task):
         self._split_rows: dict[str, list[Row]] = {}
 
     def parse_row(self, row: Row) -> Row:
-        """A row as the task uses it; ValueError for a bad one."""
+        """The row in the form that the task uses; ValueError for a bad one."""
         return row
 
     def key(self, row: Row) -> str:
-        """What a training row must not share with a test row."""
+        """A training row must not share this with a test row."""
         raise NotImplementedError
 
     def keys(self, row: Row) -> set[str]:
-        """All keys of a row, where it may have several."""
+        """All keys of a row, if it may have several."""
         return {self.key(row)}
 
     def split_of(self, row: Row) -> str | None:
-        """The split of a row in a file that serves both; None: neither."""
+        """The split of a row in a file for both; None: neither."""
         return (self.names_split and row.get("split")) or hashed_split(self.key(row))
 
     def published_rows(self, split: str) -> Sequence[Row]:
@@ -120,7 +120,7 @@ class DataTask(Task):
         return self.parse_row(line)
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        """The first n test rows in their order; n training rows shuffled by the seed, repeated where they are few."""
+        """The first n test rows in order; n training rows shuffled by the seed, repeated if there are too few."""
         rng, order = split_rng(self.name, split, seed), list[int]()
         rows = self.split_rows(split)
         if not rows:
@@ -137,10 +137,10 @@ class DataTask(Task):
     def split_rows(self, split: str) -> list[Row]:
         """All rows of a split, read once."""
         if split not in self._split_rows:
-            if self.data and not self.test_data:
-                rows = [row for row in self._read(self.data) if self.split_of(row) == split]
-            elif path := self.test_data if split == "test" else self.data:
-                rows = self._read(path)
+            if path := self.data if split == "train" else self.test_data or self.data:
+                rows = read_rows(path, self.row_fields, self.parse_row)
+                if not self.test_data:
+                    rows = [row for row in rows if self.split_of(row) == split]
             else:
                 rows = [self.parse_row(row) for row in self.published_rows(split)]
             self._split_rows[split] = self.without_test_keys(rows) if split == "train" else rows
@@ -149,6 +149,3 @@ class DataTask(Task):
     def without_test_keys(self, rows: Iterable[Row]) -> list[Row]:
         held_out = {key for row in self.split_rows("test") for key in self.keys(row)}
         return [row for row in rows if held_out.isdisjoint(self.keys(row))]
-
-    def _read(self, path: str) -> list[Row]:
-        return read_rows(path, self.row_fields, self.parse_row)

@@ -1,9 +1,9 @@
-"""A process that compares answers with math-verify: unmask/tasks/support/verifier.py starts and kills it.
+"""A process that compares answers with math-verify; unmask/tasks/support/verifier.py starts and kills it.
 
-It is run as a file, so that it imports neither unmask nor torch, and it bounds its own memory. One line of JSON in,
-[gold, answer, seconds]; one line out, true or false. A comparison that takes more seconds of CPU time ends the whole
-process: math-verify's own time limit raises an exception, which some computations swallow. So a child compares the
-answers, and its parent, which has everything imported, replies false for it and forks another at once.
+It runs as a file, so it imports neither unmask nor torch, and it bounds its memory. One line of JSON in:
+[gold, answer, seconds]. One line out: true or false. A comparison that takes more seconds of CPU time ends the process,
+because math-verify's own time limit raises an exception that some computations catch. So a child compares the answers;
+if it ends, its parent, which has everything imported, replies false and forks another.
 """
 
 import json
@@ -30,7 +30,7 @@ def serve(replies: TextIO) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # without a handler, its signal ends the process
         try:
             verdict = equal(gold, answer)
-        except Exception:  # of any kind: an answer that cannot be compared is not right
+        except Exception:  # of any kind: an answer that cannot be compared is wrong
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=replies, flush=True)
@@ -39,13 +39,13 @@ def serve(replies: TextIO) -> None:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable(logging.CRITICAL)  # it logs what it cannot parse, which is most of what a model writes
+    logging.disable(logging.CRITICAL)  # it logs every text that it cannot parse
     replies = sys.stdout
-    sys.stdout = sys.stderr  # whatever sympy prints is no verdict
+    sys.stdout = sys.stderr  # sympy's output is not a verdict
     equal("1", "1")  # imports and builds the parser
     print("true", file=replies, flush=True)
     while child := os.fork():
-        if os.waitpid(child, 0)[1] == 0:  # there are no more requests
+        if os.waitpid(child, 0)[1] == 0:  # no more requests
             return
         print("false", file=replies, flush=True)
     serve(replies)

@@ -1,7 +1,7 @@
-"""Other people's code in a process that can be killed: one line of JSON in, one line of JSON out.
+"""Untrusted code in a process that can be killed: one line of JSON in, one line of JSON out.
 
-A process is the only limit that holds for everything Python can do: a loop, a sleep, or a regular expression, which
-runs in C and ignores signals. It has a session of its own, so that its children are killed with it.
+Only killing a process ends everything that Python can do: a loop, a sleep, or a regular expression, which runs in C and
+ignores signals. The process has its own session, so its children are killed with it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 from unmask.util.signals import block_signals
 
@@ -21,18 +21,18 @@ NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", 
 
 
 class ProcessEnded(Exception):
-    """The process has not answered, and is gone. The message continues a sentence that begins with its name."""
+    """The process ended without an answer. The message continues a sentence that begins with its name."""
 
 
 class ProcessNotStarted(ProcessEnded):
-    """The process has ended before its first answer."""
+    """The process ended before its first answer."""
 
 
 class Process:
     """Started at the first request, and again after it has ended.
 
-    Its first line must be `true`, within `starting` seconds; then it answers every line by one line. A `bare` process
-    prints nothing on the terminal, and its environment has only what Python needs: no keys of the user.
+    Its first line must be `true`, within `starting` seconds; then it answers every line with one line. A `bare` process
+    prints nothing on the terminal, and its environment has only what Python needs: none of the user's keys.
     """
 
     def __init__(self, command: Sequence[str], starting: float, bare: bool = False) -> None:
@@ -42,7 +42,7 @@ class Process:
         self.lock = threading.Lock()
 
     def ask(self, request: Any, seconds: float) -> Any:
-        """Its answer; ProcessEnded where there is none within so many seconds of wall time."""
+        """The answer; ProcessEnded if there is none within `seconds` of wall time."""
         with self.lock:
             if self.running is None or self.running.poll() is not None:
                 self.end()
@@ -71,18 +71,17 @@ class Process:
             raise ProcessNotStarted(f"does not start: {reply}")
 
     def _reply(self, line: str | None, seconds: float) -> Any:
-        assert self.running is not None
+        assert self.running is not None and self.running.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, which reading its output shows too
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which reading its output also shows
                 if line is not None:
-                    print(line, file=_pipe(self.running.stdin), flush=True)
-            replies = _pipe(self.running.stdout)
-            if not select.select([replies], [], [], seconds)[0]:
-                raise ProcessEnded(f"took more than {seconds:g} seconds and was ended")
-            if not (reply := replies.readline()):
+                    print(line, file=self.running.stdin, flush=True)
+            if not select.select([self.running.stdout], [], [], seconds)[0]:
+                raise ProcessEnded(f"took more than {seconds:g} seconds and was killed")
+            if not (reply := self.running.stdout.readline()):
                 raise ProcessEnded(_exit_message(self.running))
             return json.loads(reply)
-        except BaseException:  # also when interrupted: a late answer would look like that to the next request
+        except BaseException:  # also when interrupted: the next request must not read a late answer
             self.end()
             raise
 
@@ -92,18 +91,12 @@ class Process:
         self.running = self.killed = None
 
 
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe
-
-
 def _exit_message(running: subprocess.Popen[str]) -> str:
     try:
         code = running.wait(1)
     except subprocess.TimeoutExpired:
-        return "closed its pipe, and was ended"
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"ended its process with {how}"
+        return "closed its pipe and was killed"
+    return f"ended its process with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
 
 def _kill(running: subprocess.Popen[str]) -> None:

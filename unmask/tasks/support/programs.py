@@ -1,7 +1,4 @@
-"""What the tasks whose answers are programs share: the program in a completion, and its verdicts.
-
-A completion is text from a model. The program in it is executed in the sandbox and nowhere else.
-"""
+"""Tasks whose answers are programs: the program in a completion, which runs in the sandbox only, and its verdicts."""
 
 import ast
 import re
@@ -17,26 +14,19 @@ from unmask.tasks.support.protocol import TextTask, protocol_named
 from unmask.tasks.task import FIELD_DECODING, Grade, ProtocolDecoding, Row, Weights
 
 LONGEST = 20_000  # characters of a completion that are read
-MEMORY = 8192  # programs whose verdicts are remembered: reward, solved and grade need the same
+MEMORY = 8192  # programs whose verdicts are cached for reward, solved and grade
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 CODE_LINE = re.compile(r"^(?:def|class|import|from|async def|@\w)\b", re.MULTILINE)
-# HumanEval's own rule for where the continuation of a function ends, and the marks of a chat around it
+# HumanEval's rule for the end of a function's continuation, and the end marks of a chat turn
 STOP = re.compile(r"\n(?=class\b|def\b|#|if\b|print\b|```)")
 TURN_END = re.compile(r"<\|[a-z_]{1,40}\|>|\[DONE\]")
 
 
 def fenced_block(text: str, name: str) -> str | None:
-    """The first block between fences that defines `name`, or else the first; None without any."""
+    """The first fenced block that defines `name`, else the first block; None without any."""
     blocks = FENCED.findall(text)
     return next((block for block in blocks if defines(block, name)), blocks[0] if blocks else None)
-
-
-def one_block(completion: str) -> bool:
-    """Whether there is one block between fences, closed and with something in it, and no other."""
-    text = first_turn(completion)
-    block = FENCED.search(text)
-    return text.count("```") == 2 and block is not None and bool(block[1].strip())
 
 
 def defines(text: str, name: str) -> bool:
@@ -44,37 +34,31 @@ def defines(text: str, name: str) -> bool:
 
 
 def first_turn(completion: str) -> str:
-    """The part of a completion that is read: one turn, of bounded length."""
+    """The first turn of a completion, of bounded length: the part that is read."""
     return TURN_END.split(completion[:LONGEST], maxsplit=1)[0]
 
 
 def program_of(completion: str, name: str) -> str:
-    """The program in an answer: a fenced block, or the text from its first line of code on; empty where neither is."""
+    """The program in an answer: a fenced block, or the text from its first line of code; empty if there is neither."""
     text = first_turn(completion)
-    block = fenced_block(text, name)
-    if block is not None:
+    if (block := fenced_block(text, name)) is not None:
         return block
     start = CODE_LINE.search(text)
     return text[start.start() :] if start else ""
 
 
-def continuation(text: str) -> str:
-    """The body of a function after its header, up to where something else begins."""
-    return STOP.split(text, maxsplit=1)[0]
-
-
 def require_sandbox(task: str) -> None:
-    """Raise where programs cannot be run, before anything is trained or sampled."""
+    """Raise if programs cannot be run, before anything is trained or sampled."""
     if problem := sandbox.problem():
         raise sandbox.SandboxUnavailable(f"{task}: {problem}")
 
 
 @cache
 def interface(code: str, setup: str, tests: tuple[str, ...]) -> tuple[dict[str, str], str]:
-    """(names, set-up): what these tests take from a program such as the reference `code`, and what they need besides.
+    """(names, set-up): the names that the tests take from a program such as the reference `code`, and their set-up.
 
-    The reference decides which names are the program's, also where one is called `sum`; a program cannot bring another
-    `abs` or `math` into its tests. Modules that the reference imports and the tests use are imported for the tests.
+    The reference decides which names are the program's, even `sum`; a program cannot replace `abs` or `math` in its
+    tests. Modules that the reference imports and the tests use are imported for the tests.
     """
     used = names_in(setup, *tests)
     defined: set[str] = set()
@@ -96,12 +80,12 @@ def interface(code: str, setup: str, tests: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def with_seed(setup: str, tests: Iterable[str]) -> str:
-    """The set-up with a fixed random seed where tests draw random numbers: the same program gets the same verdict."""
+    """The set-up, with a fixed seed if tests draw random numbers, so a program always gets the same verdict."""
     return f"import random\nrandom.seed(0)\n{setup}" if any("random" in text for text in (setup, *tests)) else setup
 
 
 class ProgramRunner:
-    """Runs the programs in completions, many at a time, and remembers the verdicts."""
+    """Runs the programs in completions in parallel and caches the verdicts."""
 
     def __init__(self, job: Callable[[Row, str], ProgramJob]) -> None:
         self.job = job
@@ -119,7 +103,7 @@ class ProgramRunner:
         return verdicts
 
     def passed(self, row: Row, completion: str) -> tuple[int, int]:
-        """The number of tests that pass, and of all; none passes where there is no program."""
+        """The number of tests that pass, and of all tests; none passes without a program."""
         job = self.job(row, completion)
         if not job.program.strip():
             return 0, len(job.tests)
@@ -127,7 +111,7 @@ class ProgramRunner:
         return sum(verdict.passed for verdict in verdicts), len(verdicts)
 
     def summary(self, row: Row, completion: str) -> str:
-        """How many tests pass, and why the first that does not fails."""
+        """The number of tests that pass, and the reason of the first failure."""
         passed, total = self.passed(row, completion)
         if not self.job(row, completion).program.strip():
             return "no program was found"
@@ -146,7 +130,7 @@ class ProgramProtocol:
 
 
 class ProgramTask(TextTask):
-    """A task whose answers are programs: solved if all tests pass; `partial` rewards the share of tests that pass."""
+    """A task whose answers are programs: solved if all tests pass; `partial` rewards the share of passed tests."""
 
     protocols: ClassVar[Mapping[str, ProgramProtocol]]
 
@@ -185,7 +169,10 @@ class ProgramTask(TextTask):
         return passed / total if self.partial and total else 0.0
 
     def in_form(self, completion: str) -> bool:
-        return one_block(completion)
+        """Whether there is exactly one fenced block, closed and not empty."""
+        text = first_turn(completion)
+        block = FENCED.search(text)
+        return text.count("```") == 2 and block is not None and bool(block[1].strip())
 
     def grade(self, row: Row, completion: str) -> Grade:
         return Grade(float(self.solved(row, completion)), 1.0, self.rules.program(row, completion))

@@ -1,15 +1,15 @@
-"""Tasks in natural language, and protocols: a prompt, how answers begin, a grader, and a decoding, under one name.
+"""Tasks in natural language, and protocols: a prompt, a prefill, a grader and a decoding under one name.
 
-Numbers of this field compare only inside one protocol, so a protocol is an object and never a mixture of switches.
+Scores compare only inside one protocol, so a protocol is one object and not a set of switches.
 
 The reward of a task in natural language has parts, each with a weight: `gsm8k.weights={correctness: 1, format: 0.2}`.
 
     correctness  1 for a solution, else the task's partial credit
-    format       1 where the completion has the form that the prompt asks for
-    length       1 - characters / budget, at least 0, of a completion that solves the task, and 0 of any other
+    format       1 if the completion has the form that the prompt asks for
+    length       max(0, 1 - characters / budget) for a solution, 0 for any other completion
 
-Only a solution is rewarded for being short: else the best answer to a hard problem would be an empty one. Characters
-and not tokens, because a reward sees text; the budget is four for each token of the task's usual length.
+Only a solution is rewarded for being short; else an empty answer would be best for a hard problem. The unit is
+characters because a reward sees text; the budget is four for each token of the task's usual length.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +22,14 @@ from unmask.tasks.task import FIELD_DECODING, Grade, ProtocolDecoding, RewardPar
 
 PREFILL = "<reasoning>"
 SKELETON = "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>"
-HELD_OUT = 256  # generated test puzzles, where a protocol has its own training puzzles
-CHARACTERS = 4  # of a token, in English and in code about
+HELD_OUT = 256  # generated test puzzles, if a protocol has its own training puzzles
+CHARACTERS = 4  # of a token, about, in English and in code
 
 D1_DECODING = ProtocolDecoding(batch=lambda length: 4 if length >= 512 else 8, attend_padding=True, stops=False)
 JUSTGRPO_DECODING = ProtocolDecoding(steps=lambda length: length, batch=lambda length: 1)
 
 Rewards = Literal["unmask", "d1"]
-"""Whose parts the reward has: correctness, format and length, or those of unmask.tasks.support.d1_rewards."""
+"""The parts of the reward: correctness, format and length, or those of unmask.tasks.support.d1_rewards."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Protocol:
     """The tag around the reasoning."""
     decoding: ProtocolDecoding = FIELD_DECODING
     sets: Mapping[str, Callable[[], Sequence[Row]]] = field(default_factory=dict)
-    """The rows of a split, where the protocol has its own."""
+    """The rows of a split, if the protocol has its own."""
 
     def completion(self, text: str) -> str:
-        """What `tagged_completion` wrote, with this protocol's tag and without its prefill."""
+        """A `tagged_completion` with this protocol's tag and without its prefill."""
         return (PREFILL + text).replace("reasoning>", f"{self.tag}>").removeprefix(self.prefill)
 
 
@@ -54,7 +54,7 @@ AnyProtocol = TypeVar("AnyProtocol")
 
 def protocol_named(protocols: Mapping[str, AnyProtocol], name: str) -> AnyProtocol:
     if name not in protocols:
-        raise ValueError(f"there is no protocol {name!r}; known: {', '.join(protocols)}")
+        raise ValueError(f"unknown protocol {name!r}; known: {', '.join(protocols)}")
     return protocols[name]
 
 
@@ -75,22 +75,22 @@ def think_protocol(
     answer: str,
     sets: Mapping[str, Callable[[], Sequence[Row]]] | None = None,
 ) -> Protocol:
-    """A protocol such as AGRPO's: the instruction is a system turn, and reasoning stands in <think>. The wording and
-    the grader are ours: AGRPO's own are not known here."""
+    """A protocol like AGRPO's: the instruction is a system turn, and reasoning is in <think>. The wording and the
+    grader are ours: AGRPO's are not known here."""
     form = answer_form(answer).replace("reasoning>", "think>")
     system = f"{instruction} Write your answer in exactly this form:\n{form}"
     return Protocol(prompt, grade, prefill="", system=system, tag="think", sets=sets or {})
 
 
 def boxed_prompt(problem: str, content: str) -> str:
-    r"""Ours for GSM8K and MATH500; `content` is what the \boxed{...} is to hold."""
+    r"""Our prompt for GSM8K and MATH500; `content` describes what the \boxed{...} must contain."""
     form = answer_form(f"\\boxed{{{content}}}")
     return f"{problem}\n\nSolve this problem. Write your answer in exactly this form:\n{form}"
 
 
 def d1_boxed_prompt(problem: str, stray: str = "") -> str:
-    """Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. `stray` is what stands
-    behind the sentence about the box."""
+    """Reconstructed from a description of d1's prompt, not copied: its hash differs from d1's. `stray` follows the
+    sentence about the box."""
     return (
         "You are a math expert. You will be given a question to solve. Solve it step by step. "
         f"Wrap the final answer in a \\boxed{{}}.{stray} \nRespond in the following format:\n"
@@ -100,12 +100,12 @@ def d1_boxed_prompt(problem: str, stray: str = "") -> str:
 
 
 def brevity(completion: str, budget: int) -> float:
-    """1 for an empty completion, 0 from `budget` characters on, counted up to the first end token."""
+    """1 for an empty completion, 0 from `budget` characters, counted up to the first end token."""
     return max(0.0, 1 - len(text_before_end(completion).strip()) / budget)
 
 
 class TextTask(DataTask):
-    """A task in natural language: solved where the grader gives all points."""
+    """A task in natural language: solved if the grader gives all points."""
 
     text = True
     length = 256
@@ -115,7 +115,7 @@ class TextTask(DataTask):
         return 0 < grade.out_of == grade.points
 
     def credit(self, row: Row, completion: str) -> float:
-        """What a completion that is not right earns."""
+        """The partial credit of a wrong completion."""
         return 0.0
 
     def in_form(self, completion: str) -> bool:
@@ -139,11 +139,11 @@ class TextTask(DataTask):
 
 
 class ProtocolTask(TextTask):
-    """A task in natural language with protocols, whose answers stand in tags."""
+    """A task in natural language with protocols and tagged answers."""
 
     protocols: ClassVar[Mapping[str, Protocol]]
     d1_parts: ClassVar[Mapping[str, RewardPart]]
-    """The parts of d1's reward. They see how the answer begins too."""
+    """The parts of d1's reward; they read the prefill too."""
 
     def __init__(
         self,
@@ -156,17 +156,18 @@ class ProtocolTask(TextTask):
         self.protocol, self.rules = protocol, protocol_named(self.protocols, protocol)
         if rewards == "d1" and "d1_train" in self.protocols and protocol != "d1_train":
             raise ValueError(
-                f"{self.name}.rewards=d1 pays for an answer without a box, for which {self.name}.protocol=d1_train "
-                f"alone asks; set that, or {self.name}.rewards=unmask"
+                f"{self.name}.rewards=d1 rewards an answer without a box, and only {self.name}.protocol=d1_train "
+                f"asks for one; set that, or {self.name}.rewards=unmask"
             )
         super().__init__(data, test_data)
         self.prefill, self.system, self.decoding = self.rules.prefill, self.rules.system, self.rules.decoding
         self.rewards = rewards
-        d1_parts = {name: self._with_prefill(part) for name, part in self.d1_parts.items()}
-        self.set_reward_parts(d1_parts if rewards == "d1" else self.standard_parts(), weights)
 
-    def _with_prefill(self, part: RewardPart) -> RewardPart:
-        return part._replace(value=lambda row, completion: part.value(row, self.prefill + completion))
+        def with_prefill(part: RewardPart) -> RewardPart:
+            return part._replace(value=lambda row, completion: part.value(row, self.prefill + completion))
+
+        d1_parts = {name: with_prefill(part) for name, part in self.d1_parts.items()}
+        self.set_reward_parts(d1_parts if rewards == "d1" else self.standard_parts(), weights)
 
     def prompt(self, row: Row) -> str:
         return self.rules.prompt(row)
@@ -178,7 +179,7 @@ class ProtocolTask(TextTask):
         return self.rules.completion(self.tagged_solution(row))
 
     def tagged_solution(self, row: Row) -> str:
-        """A `tagged_completion` with the solution of a row."""
+        """The solution of a row as a `tagged_completion`."""
         raise NotImplementedError
 
     def in_form(self, completion: str) -> bool:
@@ -188,14 +189,14 @@ class ProtocolTask(TextTask):
         return self.rules.sets[split]() if split in self.rules.sets else self.default_rows(split)
 
     def default_rows(self, split: str) -> Sequence[Row]:
-        """The rows of a split for which neither a file is given nor the protocol has its own."""
+        """The rows of a split without a file or rows of the protocol."""
         raise NotImplementedError
 
 
 class TextPuzzle(ProtocolTask):
     """A puzzle in words: generated, or from files.
 
-    With a test file alone, generated training rows that share a key with one of its rows are left out.
+    With a test file only, generated training rows that share a key with one of its rows are left out.
     """
 
     generator: Task
@@ -205,7 +206,7 @@ class TextPuzzle(ProtocolTask):
     ) -> None:
         self.partial = valid_partial(self.name, partial)
         if partial and rewards == "d1":
-            raise ValueError("partial: d1's rewards have their own credit for a wrong answer; leave it out")
+            raise ValueError("partial: d1's rewards define the credit of a wrong answer; remove partial")
         super().__init__(data, test_data, protocol, rewards, weights)
         self.fixed = bool(data or test_data or self.rules.sets)
 
@@ -228,6 +229,5 @@ class TextPuzzle(ProtocolTask):
             if len(rows) >= n:
                 return rows[:n]
             if count > 64 * max(n, 16):
-                path = self.test_data
-                raise ValueError(f"{path} leaves too few puzzles to train on: give a file with data=FILE.jsonl")
+                raise ValueError(f"{self.test_data} leaves too few puzzles to train on: set data=FILE.jsonl")
             count *= 2
