@@ -27,7 +27,7 @@ BAD = {
     "optimizer.betas.0: input should be less than 1": {"optimizer": {"betas": [2, 3]}},
     "seed: input should be a number, not true or false": {"seed": True},
     "1: keys must be text": {1: 2},
-    "dps: shuffled deals the scores of steps": {"with": ["dps"], "dps": {"variant": "own", "shuffled": True}},
+    "dps: shuffled permutes the scores of steps": {"with": ["dps"], "dps": {"variant": "own", "shuffled": True}},
     "espo: draws=0 must be at least 1": {"method": "espo", "espo": {"draws": 0}},
     "diffu_grpo.kl_kind: there is no 'k4'": {"diffu_grpo": {"kl_kind": "k4"}},
     "rollout: steps=7 must be a multiple of the number of blocks (2)": {"rollout": {"steps": 7, "block": 8}},

@@ -143,7 +143,7 @@ def test_a_threshold_is_counted_as_one_position_a_step_and_says_so() -> None:
     plain = {"task": "sudoku", "device": "cpu", "rollout": {"steps": 16}}
     exact = estimate(parse_config(plain))
     bound = estimate(parse_config({**plain, "rollout": {"threshold": 0.01, "steps": 4}}))
-    assert bound.passes == exact.passes and any("upper bound, as if" in note for note in bound.notes)
+    assert bound.passes == exact.passes and any("upper bound, with one position" in note for note in bound.notes)
     more = estimate(parse_config({**plain, "idle_groups": "resample"}))
     assert any("up to 5 times" in note for note in more.notes)
 

@@ -18,9 +18,9 @@ def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
     return total.index_add(0, index_B, value_B)[index_B]
 
 
-def group_size(group_B: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The size of a trace's group, at every trace."""
-    return group_sum(torch.ones_like(group_B, dtype=dtype), group_B)
+def group_size(group_B: Tensor) -> Tensor:
+    """The size of a trace's group, at every trace, in double."""
+    return group_sum(torch.ones_like(group_B, dtype=torch.float64), group_B)
 
 
 def group_max(value_B: Tensor, group_B: Tensor) -> Tensor:
@@ -30,29 +30,27 @@ def group_max(value_B: Tensor, group_B: Tensor) -> Tensor:
 
 
 def _checked(reward_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards in double and the size of each trace's group; ValueError where they cannot be compared."""
+    """Rewards in double and the size of each trace's group; ValueError if they cannot be compared."""
     if reward_B.shape != group_B.shape:
         rewards = "x".join(map(str, reward_B.shape)) or "one number"
-        raise ValueError(f"{len(group_B)} traces need as many rewards, got {rewards}")
+        raise ValueError(f"{len(group_B)} traces need {len(group_B)} rewards, got {rewards}")
     reward_B = reward_B.double()
     if not reward_B.isfinite().all():
-        raise ValueError("a reward is not a finite number: nothing can be compared with it")
+        raise ValueError("a reward is not a finite number, so no advantage can be computed")
     size_B = group_size(group_B)
     if (size_B < 2).any():
-        raise ValueError(
-            "a group of one trace has nothing to be compared with: use at least 2 per prompt (group_B of sample)"
-        )
+        raise ValueError("a group has one trace and nothing to compare it with: sample at least 2 per prompt (group_B)")
     return reward_B, size_B
 
 
 def _centred(reward_B: Tensor, group_B: Tensor) -> Tensor:
-    """r - mean of the group, in double; exactly zero where all rewards of the group are equal."""
+    """r - mean of the group, in double; exactly zero if all rewards of the group are equal."""
     reward_B, size_B = _checked(reward_B, group_B)
     return (reward_B - group_sum(reward_B, group_B) / size_B).masked_fill(~varied(reward_B, group_B), 0.0)
 
 
 def _cast(advantage_B: Tensor, reward_B: Tensor) -> Tensor:
-    """In the type of the rewards; of rewards that are no floats (right or wrong, points), in double."""
+    """In the type of the rewards; in double if that type is not a float (booleans, integers)."""
     return advantage_B.to(reward_B.dtype) if reward_B.is_floating_point() else advantage_B
 
 
@@ -81,7 +79,7 @@ def batch_z_score(reward_B: Tensor, group_B: Tensor) -> Tensor:
 
 
 def group_mean_batch_std(reward_B: Tensor, group_B: Tensor) -> Tensor:
-    """A = (r - mean of the group) / std over the whole batch of that (REINFORCE++-baseline)."""
+    """A = (r - mean of the group) / std of these differences over the whole batch (REINFORCE++-baseline)."""
     return _cast(batch_z_score(_centred(reward_B, group_B), group_B), reward_B)
 
 

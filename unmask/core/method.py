@@ -1,4 +1,4 @@
-"""Method: the blanks of the one sentence every method here is.
+"""Method: the parts of the one loss that all methods share.
 
     loss = - sum over traces, tokens:  credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )
 
@@ -24,7 +24,7 @@ ProbeSampler = Callable[[Trace, torch.Generator, int], list[Probes]]
 
 
 def check_range(least: float, limit: float, /, **options: float) -> None:
-    """ValueError for an option outside [least, limit), not a number included."""
+    """ValueError for an option outside [least, limit); nan is outside."""
     for name, value in options.items():
         if not least <= value < limit:
             above = f" and below {limit}" if limit < inf else ""
@@ -32,7 +32,7 @@ def check_range(least: float, limit: float, /, **options: float) -> None:
 
 
 def check_functions(**options: object) -> None:
-    """ValueError for an option that names a formula where the formula itself is meant: names are the command line's."""
+    """ValueError for an option that is the name of a formula: only the command line takes names."""
     for name, value in options.items():
         if not callable(value):
             raise ValueError(f"{name}={value!r} must be a function, not its name: docs/python.md lists them")
@@ -60,7 +60,7 @@ class BranchTerm:
     """Multiplied by `weight`, as the objective is."""
     divergence: Divergence
     skip_zero_advantage: bool = False
-    """As of a Method."""
+    """The same as Method.skip_zero_advantage."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Method:
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
     skip_zero_advantage: bool = False
-    """On-policy and without a KL, traces with zero advantage are not asked. Set it only where the objective is zero for
-    such a trace, whatever its log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
+    """On-policy and without a KL, traces with zero advantage are not asked. Set it only if their part of the objective
+    is zero for all log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
     order: Order | None = None
     """The order of rollouts that the likelihood is defined for; None: any."""
 
@@ -100,24 +100,20 @@ class Method:
         check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
 
     def check_order(self, trace: Trace) -> None:
-        """ValueError for rollouts in another order than the one that the likelihood is defined for."""
+        """ValueError for rollouts in an order that the likelihood is not defined for."""
         if self.order is None:
             return
-        wanted = order_name(self.order)
+        scores, wanted = f"{self.name} scores the choice of", order_name(self.order)
         if trace.order not in ("", wanted):
-            raise ValueError(
-                f"{self.name} scores the choice of positions of {wanted}, and the rollouts were made in the order "
-                f"{trace.order}: sample with Decoding(order={wanted})"
-            )
+            made = f"the rollouts were made in the order {trace.order}: sample with Decoding(order={wanted})"
+            raise ValueError(f"{scores} positions of {wanted}, and {made}")
         if trace.threshold is not None:
-            raise ValueError(
-                f"{self.name} scores the choice of a fixed number of positions a step, and the rollouts were made "
-                f"with threshold={trace.threshold}: sample without one"
-            )
+            made = f"the rollouts were made with threshold={trace.threshold}: sample without one"
+            raise ValueError(f"{scores} a fixed number of positions a step, and {made}")
 
     @property
     def request(self) -> RolloutRequest:
-        """What `sample` does on this method's behalf: sample(..., request=method.request)."""
+        """What this method needs of the sampler: sample(..., request=method.request)."""
         return RolloutRequest(self.counted, self.record, None if self.branch is None else self.branch.branch)
 
     @property

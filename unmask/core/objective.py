@@ -3,7 +3,7 @@
     loss = - sum over units, tokens:  weight_M * scale_ML * surrogate(logp, old, advantage * credit)
 
 Log-likelihood first, ratio second: rows of a unit are added up (probes.unit_likelihood), then there is one
-ratio, one clip and one KL for each token (or sequence, or step, as the objective says).
+ratio, one clip and one KL for each token, sequence or step, depending on the objective.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from unmask.core.shapes import GIVEN, Metrics
 Objective = Callable[[Tensor, Tensor, Probes, Tensor, Tensor], tuple[Tensor, Metrics]]
 """(logp_NL, old_NL, probes, advantage_B, credit_BL) -> loss, metrics.
 
-The loss is a sum over traces: what it says of one may depend on all its answers, and on no other trace's.
+The loss is a sum over traces: the part of one trace may depend on all answers about it, and on no other trace's.
 """
 
 Divergence = Callable[[Tensor, Tensor, Probes], Tensor]
@@ -27,7 +27,7 @@ Normaliser = Callable[[Tensor, Probes], Tensor]
 """(counted_ML, probes) -> the weight of every token in the loss, (M, L), zero where not counted."""
 
 
-# Normalisers (H5): the choice weighs tokens as much as any credit does; it is named, never implied.
+# Normalisers: the choice changes the weight of a token as much as credit does, so every method names its own.
 
 
 def token_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
@@ -36,7 +36,7 @@ def token_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
 
 
 def sequence_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
-    """Every trace weighs the same, its tokens share it: 1 / (B * tokens of the trace)."""
+    """Every trace weighs the same, divided among its tokens: 1 / (B * tokens of the trace)."""
     tokens_B = torch.zeros(len(probes.trace), dtype=torch.float64, device=counted_ML.device)
     tokens_B = tokens_B.index_add(0, probes.trace_M, counted_ML.sum(-1).double()).clamp(min=1)
     return counted_ML / tokens_B[probes.trace_M, None] / len(probes.trace)
@@ -54,7 +54,7 @@ def trace_sum(counted_ML: Tensor, probes: Probes) -> Tensor:
 
 
 def step_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
-    """Every unit of a trace weighs the same, its tokens share it (TraceRL, CJ-GRPO)."""
+    """Every unit of a trace weighs the same, divided among its tokens (TraceRL, CJ-GRPO)."""
     units_B = torch.zeros(len(probes.trace), dtype=torch.float64, device=counted_ML.device)
     units_B = units_B.index_add(0, probes.trace_M, counted_ML.any(-1).double()).clamp(min=1)
     share_ML = counted_ML.double() / counted_ML.sum(-1, keepdim=True).clamp(min=1)
@@ -76,7 +76,7 @@ def counted_units(probes: Probes) -> Tensor:
 
 
 def ratio_of(gain: Tensor) -> Tensor:
-    """exp of a log-ratio, held below e^20: what rank swaps or a vanished token make larger must not become inf."""
+    """exp of a log-ratio, at most e^20: a rank swap or a token that became impossible must not make it inf."""
     return gain.clamp(max=20.0).exp()
 
 
@@ -163,7 +163,7 @@ def sequence_clip(
 ) -> tuple[Tensor, Metrics]:
     """One ratio a unit: rho = exp((1 / |o|) sum_i w_i (l_i - l_i_old)); traces averaged, units added by weight.
 
-    |o| is the number of tokens of the unit that count. Credit sits in the exponent (ours; no paper says where).
+    |o| is the number of tokens of the unit that count. Credit is in the exponent: our choice, no paper defines it.
     """
     counted_ML = counted_units(probes)
     length_M = counted_ML.sum(-1).clamp(min=1)

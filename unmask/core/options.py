@@ -1,4 +1,4 @@
-"""Options that rooms below the configuration take as an object. Importing them costs no torch."""
+"""Options that rooms below the configuration take as an object. Importing them does not import torch."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class LoraOptions(Strict):
 
 class RewardConfig(Strict):
     on_error: Literal["stop", "zero"] = "stop"
-    """What a reward that fails does: stop the run, which keeps its checkpoints; or score 0 and be recorded."""
+    """What happens when a reward fails: the run stops and keeps its checkpoints; or it scores 0 and is recorded."""
     timeout: float | None = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds for a completion of a task of your own, whose process is killed after them; null: in the process of the
-    run, without a limit."""
+    """Seconds to score a completion of your own task, in a process that is killed after them; null: in the process of
+    the run, without a limit."""

@@ -1,4 +1,4 @@
-"""Which masked positions a step commits: orders score them, the largest first, ties to the left."""
+"""Which masked positions a step commits: an order scores them; the largest come first, ties to the left."""
 
 import math
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from torch import Tensor
 
 
 class StepLogits(NamedTuple):
-    """What an order sees of a step: the policy's distributions at Q masked positions, of several rows."""
+    """What an order sees at a step: the policy's distributions at Q masked positions of several rows."""
 
     plain_QV: Tensor
     """Log-probabilities at temperature 1."""
     logq_QV: Tensor
-    """Log-probabilities tempered and truncated: what the tokens are drawn from, or would be were they not greedy."""
+    """Log-probabilities tempered and truncated: what the tokens are drawn from; greedy: those at temperature 1."""
     token_Q: Tensor
     """A token drawn at every position."""
     noise_Q: Tensor
     """A uniform for every position, independent of the draws."""
     column_Q: Tensor
-    """Where on the canvas."""
+    """The column on the canvas."""
 
 
 Order = Callable[[StepLogits], Tensor]
@@ -27,7 +27,7 @@ Order = Callable[[StepLogits], Tensor]
 
 
 def random(logits: StepLogits) -> Tensor:
-    """Positions in uniformly random order, whatever the policy says."""
+    """Positions in uniformly random order, independent of the policy."""
     return logits.noise_Q
 
 
@@ -37,7 +37,7 @@ def left_to_right(logits: StepLogits) -> Tensor:
 
 
 def surest_position(logits: StepLogits) -> Tensor:
-    """Positions of largest maximal probability first; what is drawn there does not matter."""
+    """Positions of largest maximal probability first, independent of the draws."""
     return logits.plain_QV.max(-1).values
 
 
@@ -78,7 +78,7 @@ ORDERS: dict[str, Order] = {
 
 
 def order_name(order: Order) -> str:
-    """The name of an order of ORDERS; "custom" for a function of one's own."""
+    """The name of an order of ORDERS; "custom" for your own function."""
     return next((name for name, known in ORDERS.items() if known is order), "custom")
 
 
@@ -92,13 +92,13 @@ _LEVELS: dict[Order, Callable[[float], float]] = {
 
 
 def score_threshold(order: Order, threshold: float) -> float:
-    """Where a threshold lies on the scale of an order's score.
+    """A threshold on the scale of an order's score.
 
     It is a probability for the orders by probability, a difference of probabilities for margin, and minus an entropy in
     nats for negative_entropy.
     """
     if order not in _LEVELS:
-        raise ValueError(f"threshold decoding needs an order by confidence, and {order.__name__} is none")
+        raise ValueError(f"threshold decoding needs an order by confidence, and {order.__name__} is not one")
     low, high = (-math.inf, 0.0) if order is negative_entropy else (0.0, 1.0)
     if not low < threshold <= high:
         raise ValueError(f"threshold={threshold} must lie above {low:g} and be at most {high:g} for {order.__name__}")

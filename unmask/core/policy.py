@@ -1,7 +1,7 @@
-"""What the library asks of a model, and nothing more."""
+"""The interface of a model: all that the library needs of it."""
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,19 +13,19 @@ PIECE = 2**27
 
 class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
-        """The text as it stands."""
+        """The text alone, without a conversation format."""
 
     def prompt(self, text: str, system: str = "") -> list[int]:
-        """The text as a user's turn, after a system's if there is one, in the model's own conversation format."""
+        """The text as a user turn, after a system turn if there is one, in the model's own conversation format."""
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first end token."""
 
     def raw(self, ids: list[int]) -> str:
-        """All of it, special tokens written out."""
+        """The whole text, special tokens written out."""
 
     def show(self, ids: list[int]) -> str:
-        """A canvas as it stands, masks and end tokens visible."""
+        """A canvas with masks and end tokens visible."""
 
 
 @runtime_checkable
@@ -33,13 +33,13 @@ class Policy(Protocol):
     """A masked diffusion model: the distribution of every token given the whole canvas. A trunk and a head.
 
     tokens_SL   (S, L) long: canvases, MASK where unknown
-    attended_SL (S, L) bool: False at padding, which is never attended to and never changes a row's result; None where
+    attended_SL (S, L) bool: False at padding, which is never attended to and never changes a row's result; None if
                 nothing is padded
     at_Q        (Q,) long: positions of the flattened canvases, row * L + position
-    hidden      (Q, D): what the head reads to say the token at position at_Q[q] itself, also for models whose own
+    hidden      (Q, D): what the head needs to predict the token at position at_Q[q] itself, also for models whose own
                 convention is shifted by one
     head        (Q, V) logits, fp32 or better
-    call        head(hidden(...)), for those who have the memory
+    call        head(hidden(...)), if there is memory for all logits at once
     """
 
     @property
@@ -77,22 +77,17 @@ class Memory:
     attended_SL: Tensor | None
 
     def rows(self, index: Tensor) -> "Memory":
-        return replace(
-            self,
-            keys=[key[index] for key in self.keys],
-            values=[value[index] for value in self.values],
-            attended_SL=None if self.attended_SL is None else self.attended_SL[index],
-        )
+        attended_SL = None if self.attended_SL is None else self.attended_SL[index]
+        return Memory([key[index] for key in self.keys], [value[index] for value in self.values], attended_SL)
 
     def beside(self, others: list["Memory"], order: Tensor) -> "Memory":
-        """The rows of this memory and then of the others, put in order."""
+        """The rows of this memory and then of the others, sorted by `order`."""
         every = [self, *others]
-        seen = [memory.attended_SL for memory in every if memory.attended_SL is not None]
-        return replace(
-            self,
+        attended = [memory.attended_SL for memory in every if memory.attended_SL is not None]
+        return Memory(
             keys=[torch.cat(layer)[order] for layer in zip(*(memory.keys for memory in every), strict=True)],
             values=[torch.cat(layer)[order] for layer in zip(*(memory.values for memory in every), strict=True)],
-            attended_SL=torch.cat(seen)[order] if seen else None,
+            attended_SL=torch.cat(attended)[order] if attended else None,
         )
 
 
@@ -100,18 +95,18 @@ class Memory:
 class CachingPolicy(Policy, Protocol):
     """A policy that can recompute some columns of a canvas and take the rest from memory.
 
-    Where attention is block-causal (`causal_block` is its block length) what a memory says of finished blocks is exact;
-    where it is bidirectional (None) it is what those columns were when they were last computed.
+    If attention is block-causal (`causal_block` is its block length), the memory of finished blocks is exact. If it is
+    bidirectional (None), a column's memory is from the last time it was computed.
     """
 
     @property
     def causal_block(self) -> int | None: ...
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Under it passes without gradient may be quicker ones that round differently."""
+        """Inside it, passes without gradient may use faster kernels that round differently."""
 
     def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
         """`hidden`, and the memory of the pass."""
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
-        """`hidden` at positions in columns first..last - 1, which alone are computed, and written to the memory."""
+        """`hidden` at positions in columns first..last - 1; only these are computed, and written to the memory."""

@@ -7,7 +7,7 @@ same Probes, so they are asked the same question by construction.
               rows that ask about it (unit_likelihood); then there is one ratio, one clip, one KL.
     question  a row: a state, the tokens asked there, and the share each answer has in its unit.
 
-The estimators of one paper live in that paper's file; here are those that several need.
+The estimators of one paper are in that paper's file; here are those that several papers use.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempere
 from unmask.core.trace import Trace, state_before
 
 FLOOR = -1e4
-"""The least log-probability: of a token, or a choice of positions, that the asked policy could not make at all. It has
-no gradient, the ratio of two such is 1, and nothing becomes NaN."""
+"""The least log-probability: that of a token, or a choice of positions, which is impossible under the asked policy. It
+has no gradient, the ratio of two of them is 1, and nothing becomes NaN."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Probes:
     states_SL: Tensor
     attended_SL: Tensor
     state_N: Tensor
-    """The state each question is put at."""
+    """The state each question is asked at."""
     unit_N: Tensor
     asked_NL: Tensor
     share_NL: Tensor
@@ -74,20 +74,19 @@ def views(trace: Trace, masked_KBL: Tensor, asked_KBL: Tensor, share_KBL: Tensor
 
 
 def at_states(probes: Probes, state_index: Tensor) -> Probes:
-    """The questions put at some of the states (booleans or positions, in ascending order)."""
-    count = len(probes.states_SL)
-    picked_S = torch.zeros(count, dtype=torch.bool, device=probes.state_N.device)
+    """The questions asked at some of the states (booleans or positions, in ascending order)."""
+    picked_S = torch.zeros(len(probes.states_SL), dtype=torch.bool, device=probes.state_N.device)
     picked_S[state_index] = True
     number_S = picked_S.long().cumsum(0) - 1
     row_N = picked_S[probes.state_N]
-    rows: dict[str, Any] = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
-    rows["state_N"] = number_S[probes.state_N]
-    return replace(
-        probes,
-        states_SL=probes.states_SL[picked_S],
-        attended_SL=probes.attended_SL[picked_S],
-        **{name: value[row_N] for name, value in rows.items() if value is not None},
-    )
+    rows = {name: value[row_N] for name, value in _rows(probes).items()} | {"state_N": number_S[probes.state_N][row_N]}
+    return replace(probes, states_SL=probes.states_SL[picked_S], attended_SL=probes.attended_SL[picked_S], **rows)
+
+
+def _rows(probes: Probes) -> dict[str, Any]:
+    """The tensors with one row for each question, by name."""
+    rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def chunks(probes: Probes, size: int, states: range | None = None) -> Iterator[tuple[Tensor, Probes]]:
@@ -102,9 +101,9 @@ def chunks(probes: Probes, size: int, states: range | None = None) -> Iterator[t
 def microbatches(
     probes: Probes, most: int, share: Callable[[int], range] = range, live_N: Tensor | None = None
 ) -> list[Tensor]:
-    """States in micro-batches of at most `most`, those of one trace together (alone in one where they are more).
+    """States in micro-batches of at most `most`, those of one trace together (in one of their own if they are more).
 
-    Traces of which no question is live are left out; `share` says which of so many others are wanted.
+    Traces without a live question are left out; share(count) is the range of the others that are wanted.
     """
     count, device = len(probes.states_SL), probes.state_N.device
     pairs = torch.stack([probes.state_N, probes.trace_N]).unique(dim=1)
@@ -130,24 +129,21 @@ def microbatches(
 
 
 def empty(probes: Probes) -> Probes:
-    """One state and no questions: a pass that takes part and says nothing."""
-    rows = {f.name: getattr(probes, f.name) for f in fields(probes) if f.name.endswith(("_N", "_NL"))}
-    nothing: dict[str, Any] = {name: value[:0] for name, value in rows.items() if value is not None}
+    """One state and no questions: a pass without effect, for a process that has nothing to ask while others do."""
+    nothing = {name: value[:0] for name, value in _rows(probes).items()}
     return replace(probes, states_SL=probes.states_SL[:1], attended_SL=probes.attended_SL[:1], **nothing)
 
 
 def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tensor:
     """Log-probability of every asked token, (N, L), zero elsewhere: by the distribution it was sampled from.
 
-    At `passed` positions the answer is log F, the probability that a draw there ranks below every draw that was
+    At `passed` positions the answer is log F, with F the probability that a draw there ranks below every draw that was
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together.
 
-    Answers are at least FLOOR: a state of an estimator need not be one the sampler visited, and a policy with logits of
-    -inf may be asked there for a token it cannot write.
-
-    `micro_batch` bounds the states in one pass.
+    Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
+    -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
     """
     if probes.trace.sampling.guidance:
         raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
@@ -168,9 +164,8 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
 
 def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     """One pass through the trunk; then the head, piece by piece, so that logits never exist for all positions."""
-    asked_Q, passed_Q = probes.asked_NL.nonzero(as_tuple=True), None
-    if probes.passed_NL is not None:
-        passed_Q = probes.passed_NL.nonzero(as_tuple=True)
+    asked_Q = probes.asked_NL.nonzero(as_tuple=True)
+    passed_Q = None if probes.passed_NL is None else probes.passed_NL.nonzero(as_tuple=True)
     row, column = asked_Q if passed_Q is None else map(torch.cat, zip(asked_Q, passed_Q, strict=True))
     at_Q = probes.state_N[row] * probes.asked_NL.shape[1] + column
     attended_SL = None if probes.attended_SL.all() else probes.attended_SL
@@ -187,8 +182,10 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     if passed_Q is None:
         return answer_NL
 
+    # The lexicographic minimum of (score, -position) in each row: ties go to the rightmost position.
     score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
-    least_N, place_N = _least_kept(score_NL)
+    least_N, place_L = score_NL.min(-1).values, torch.arange(score_NL.shape[1], device=score_NL.device)
+    place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
     row, column = passed_Q
     log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
     return answer_NL.index_put(passed_Q, log_f)
@@ -232,16 +229,8 @@ def _token_logprobs(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: T
     return logp_Q.clamp(min=FLOOR), plain_Q
 
 
-def _least_kept(score_NL: Tensor) -> tuple[Tensor, Tensor]:
-    """The lexicographic minimum of (score, -position) in each row: ties go to the rightmost position."""
-    least_N = score_NL.min(-1).values
-    place_L = torch.arange(score_NL.shape[1], device=score_NL.device)
-    place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
-    return least_N, place_N
-
-
 def _log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """log F_j(c): the mass of the draws that rank below c; and which have any."""
+    """log F_j(c): the mass of the draws that rank below c; and at which positions it is above zero."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
     if trace.sampling.truncated:
@@ -273,18 +262,16 @@ def fully_masked(trace: Trace, rng: torch.Generator, prompt_masking: float = 0.0
 
     `prompt_masking` hides each prompt token with that probability.
     """
-    hidden_BL = ~trace.canvas_BL & trace.attended_BL
+    masked_BL = trace.canvas_BL
     if prompt_masking:
-        hidden_BL = hidden_BL & (uniform(rng, trace.canvas_BL) < prompt_masking)
-    else:
-        hidden_BL = torch.zeros_like(hidden_BL)
-    return views(trace, (trace.canvas_BL | hidden_BL)[None], trace.canvas_BL[None])
+        masked_BL = masked_BL | (trace.attended_BL & (uniform(rng, trace.canvas_BL) < prompt_masking))
+    return views(trace, masked_BL[None], trace.canvas_BL[None])
 
 
 def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
     """Visited states merged: the tokens of a segment of steps are asked at the segment's first state
-    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it asks what every_step asks (which alone knows
-    what a top_k or top_p cut); with one it is mean field."""
+    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it asks what every_step asks, but does not apply the
+    cuts of top_k and top_p; with one it is mean field."""
     if not 1 <= segments <= trace.steps:
         raise ValueError(f"segments={segments} must lie between 1 and the {trace.steps} denoising steps")
     edge_K = torch.arange(segments + 1, device=trace.step_BL.device) * trace.steps // segments
@@ -293,10 +280,9 @@ def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
 
 
 def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:
-    """Each token asked with itself and everything right of it masked (JustGRPO, 2601.15165).
+    """Each token asked with itself and everything right of it masked (JustGRPO, 2601.15165), one forward a position.
 
-    Exact when the rollout went left to right, one token a step, with nothing cut by top_k or top_p. One
-    forward for every position.
+    Exact when the rollout went left to right, one token a step, with nothing cut by top_k or top_p.
     """
     place_L = torch.arange(trace.tokens_BL.shape[1], device=trace.tokens_BL.device)
     at_K = place_L[trace.canvas_BL.any(0)]
@@ -305,31 +291,26 @@ def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:
 
 
 def visited(trace: Trace, step_BK: Tensor, weight_BK: Tensor, choice: bool = False) -> Probes:
-    """The states really visited, before each of `step_BK`, asked about the tokens committed there.
+    """The states that the rollout visited before each of `step_BK`, asked about the tokens committed there.
 
-    Every sampled step is a unit of its own with its weight. `choice` adds the positions that a low-confidence
-    step looked at and passed over, so that a row's sum is the exact log-probability of the step under that
-    order; without it the sum is exact for orders that do not depend on the draws.
+    Every sampled step is a unit with its own weight. `choice` adds the positions that a low-confidence step looked at
+    and did not commit, so that a row's sum is the exact log-probability of the step under that order; without it the
+    sum is exact for orders that do not depend on the draws.
     """
     batch, draws = step_BK.shape
-    step_N, trace_N = step_BK.flatten(), torch.arange(batch, device=step_BK.device).repeat_interleave(draws)
-    row_trace = {
-        "tokens": trace.tokens_BL[trace_N],
-        "step": trace.step_BL[trace_N],
-        "block": trace.block_BL[trace_N],
-    }
-    asked_NL = row_trace["step"] == step_N[:, None]
-    passed_NL = None
+    step_N1, number_N = step_BK.reshape(-1, 1), torch.arange(batch * draws, device=step_BK.device)
+    trace_N = number_N // draws
+    step_NL, block_NL = trace.step_BL[trace_N], trace.block_BL[trace_N]
+    asked_NL, passed_NL = step_NL == step_N1, None
     if choice:
-        now_N = torch.where(asked_NL, row_trace["block"], GIVEN).max(-1).values
-        passed_NL = (row_trace["block"] == now_N[:, None]) & (row_trace["step"] > step_N[:, None])
-        passed_NL &= asked_NL.any(-1, keepdim=True)
+        block_N1 = torch.where(asked_NL, block_NL, GIVEN).max(-1, keepdim=True).values
+        passed_NL = (block_NL == block_N1) & (step_NL > step_N1) & asked_NL.any(-1, keepdim=True)
     probes = Probes(
         trace=trace,
-        states_SL=row_trace["tokens"].masked_fill(row_trace["step"] >= step_N[:, None], trace.mask_id),
+        states_SL=trace.tokens_BL[trace_N].masked_fill(step_NL >= step_N1, trace.mask_id),
         attended_SL=trace.attended_BL[trace_N],
-        state_N=torch.arange(batch * draws, device=step_BK.device),
-        unit_N=torch.arange(batch * draws, device=step_BK.device),
+        state_N=number_N,
+        unit_N=number_N,
         asked_NL=asked_NL,
         share_NL=torch.ones_like(asked_NL, dtype=torch.float64),
         trace_M=trace_N,
@@ -349,10 +330,8 @@ def every_step(trace: Trace, rng: torch.Generator, choice: bool = False) -> Prob
 def one_shot(branches: Trace) -> Probes:
     """The state each branch started at, asked about what the branch filled in; siblings share the state."""
     group_S, state_N = branches.group_B.unique(return_inverse=True)
-    first_S = torch.zeros_like(group_S).scatter_reduce(
-        0, state_N, torch.arange(len(branches), device=state_N.device), "amin", include_self=False
-    )
     number_N = torch.arange(len(branches), device=state_N.device)
+    first_S = torch.zeros_like(group_S).scatter_reduce(0, state_N, number_N, "amin", include_self=False)
     return Probes(
         trace=branches,
         states_SL=state_before(branches, 0)[first_S],
@@ -368,7 +347,7 @@ def one_shot(branches: Trace) -> Probes:
 
 
 def uniform(rng: torch.Generator, like_BL: Tensor) -> Tensor:
-    """Uniforms in [0, 1) of the shape of `like_BL`, drawn where the generator lives."""
+    """Uniforms in [0, 1) of the shape of `like_BL`, drawn on the generator's device."""
     return torch.rand(like_BL.shape, generator=rng, dtype=torch.float64, device=rng.device).to(like_BL.device)
 
 

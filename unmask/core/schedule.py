@@ -1,4 +1,4 @@
-"""How many positions each step commits, block by block, for every row alike."""
+"""How many positions each step commits, block by block, the same for every row."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Schedule = Callable[[int, int, int], CommitCounts]
 
 
 def even(length: int, steps: int, block: int) -> CommitCounts:
-    """As many at every step; the first steps of a block take the remainder (LLaDA)."""
+    """The same number at every step; the first steps of a block take the remainder (LLaDA)."""
     blocks = _blocks(length, block)
     if steps % blocks or not blocks <= steps <= length:
         raise ValueError(
@@ -24,20 +24,19 @@ def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> CommitCo
     """Dream's: time falls linearly from 1 to eps, and a step from t to s commits the share 1 - s/t of what is masked,
     rounded down; the last step commits the rest. A step may commit nothing."""
     if block != length:
-        raise ValueError(f"the timestep schedule knows no blocks: leave block={block} out")
+        raise ValueError(f"the timestep schedule has no blocks: leave block={block} out")
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     time_T = torch.linspace(1, eps, steps + 1)
     left, sizes = length, []
-    for step in range(steps):
-        last = step == steps - 1
-        sizes.append(left if last else int(left * (1 - time_T[step + 1] / time_T[step])))
+    for step in range(steps - 1):
+        sizes.append(int(left * (1 - time_T[step + 1] / time_T[step])))
         left -= sizes[-1]
-    return [sizes]
+    return [[*sizes, left]]
 
 
 def one_by_one(length: int, steps: int, block: int) -> CommitCounts:
-    """At least one at every step, for decoding that commits more where it is sure."""
+    """At least one at every step, for decoding by a threshold, which can commit more."""
     return [[1] * block for _ in range(_blocks(length, block))]
 
 

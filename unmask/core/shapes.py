@@ -12,12 +12,12 @@ A name ends in its shape, one letter a dimension:
 from torch import Tensor
 
 GIVEN = -1
-"""The step of a position that was never masked: prompt, padding, or what a branch started from."""
+"""The step of a position that was never masked: prompt, padding, or filled before a branch began."""
 
 NEVER = 2**31 - 1
-"""The step of a position that its row, retired by an end token, never filled: MASK in every state."""
+"""The step of a position that was never filled, because an end token retired its row: MASK in every state."""
 
 NO_TOKEN = -1
-"""The end token of a trace that nothing ends."""
+"""The end token of a trace that no token ends."""
 
 Metrics = dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""What a method asks of the sampler beside tokens, steps and log-probabilities: what to record, where to branch."""
+"""What a method asks of the sampler in addition to tokens, steps and log-probabilities."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from unmask.core.trace import TokenRule, all_tokens
 
 @dataclass(frozen=True)
 class Record:
-    """What a method wants remembered beside tokens, steps and their log-probabilities.
+    """What to record in addition to tokens, steps and their log-probabilities.
 
     `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
-    position of the block looked at; id -1, log-probability 0 where it was not masked or the row had ended.
+    position of the current block; id -1, log-probability 0 where it was not masked or the row had ended.
     `entropy`: (B, C) entropy of the distribution each token was drawn from.
     """
 

@@ -33,7 +33,7 @@ class TokenSampling:
             raise ValueError(f"guidance must be 0 (none) or more, got {self.guidance}")
 
     def untempered_if_greedy(self) -> "TokenSampling":
-        """The same at temperature 1 where it is greedy: what the likeliest token is taken of."""
+        """The same, with temperature 1 if it is greedy."""
         return self if self.temperature else replace(self, temperature=1.0)
 
     @property
@@ -42,7 +42,7 @@ class TokenSampling:
 
     @property
     def most_kept(self) -> int:
-        """How many tokens a truncation keeps at most; 0 where that depends on the probabilities."""
+        """How many tokens a truncation keeps at most; 0 if that depends on the probabilities."""
         return self.top_k if self.top_p == 1 else 0
 
 
@@ -69,18 +69,18 @@ def kept_tokens(logq_QV: Tensor, sampling: TokenSampling) -> Tensor:
     before_QV = sorted_QV.exp().cumsum(-1) - sorted_QV.exp()
     kept_QV = before_QV < (sampling.top_p if sampling.top_p < 1 else torch.inf)  # rounding can bring `before` to 1
     if sampling.top_k:
-        kept_QV[..., sampling.top_k :].fill_(False)  # assigned, it would wait for the device
+        kept_QV[..., sampling.top_k :].fill_(False)  # an assignment would wait for the device
     kept_QV &= sorted_QV > -torch.inf
     return torch.zeros_like(kept_QV).scatter(-1, order_QV, kept_QV)
 
 
 def restricted_logprobs(logq_QV: Tensor, kept_QV: Tensor) -> Tensor:
-    """Log-probabilities given that the token is one of the kept."""
+    """Log-probabilities given that the token is one of those kept."""
     return logq_QV.masked_fill(~kept_QV, -torch.inf).log_softmax(-1)
 
 
 def sampling_logprobs(plain_QV: Tensor, sampling: TokenSampling) -> tuple[Tensor, Tensor | None]:
-    """The log-probabilities drawn from, and which tokens a truncation kept (None where nothing is cut)."""
+    """The log-probabilities to draw from, and which tokens a truncation kept (None if nothing is cut)."""
     logq_QV = tempered_logprobs(plain_QV, sampling.temperature)
     if not sampling.truncated:
         return logq_QV, None
@@ -89,17 +89,15 @@ def sampling_logprobs(plain_QV: Tensor, sampling: TokenSampling) -> tuple[Tensor
 
 
 def kept_ids(kept_QV: Tensor, most: int = 0) -> Tensor:
-    """The kept tokens as ids, (Q, K) with -1 where a row keeps fewer than K: the largest number kept in a row.
-
-    Where `most` is given it is K, and the device need not be asked.
-    """
+    """The kept tokens as ids, (Q, K), filled up with -1. K is the largest number kept in a row, or `most` if it is
+    given, which saves waiting for the device."""
     widest = min(most, kept_QV.shape[-1]) or (int(kept_QV.sum(-1).max()) if kept_QV.numel() else 0)
     kept_QK, id_QK = kept_QV.to(torch.uint8).topk(widest)
     return id_QK.masked_fill(kept_QK == 0, -1)
 
 
 def pad_ids(id_QK: Tensor, width: int) -> Tensor:
-    """Kept ids of several steps side by side: the last dimension filled up with -1. Leaves vectors alone."""
+    """The last dimension filled up with -1 to `width`, so that kept ids of several steps fit together; vectors stay."""
     return F.pad(id_QK, (0, width - id_QK.shape[-1]), value=-1) if id_QK.dim() > 1 else id_QK
 
 
@@ -114,7 +112,7 @@ def draw_tokens(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
     cumulative_QV = probability_QV.cumsum(-1)
     level_Q1 = uniform_Q.to(cumulative_QV.dtype)[..., None] * cumulative_QV[..., -1:]
     token_Q = torch.searchsorted(cumulative_QV, level_Q1, right=True).squeeze(-1)
-    # Rounding can lift the level to the total; the likeliest token stands in for the empty tail.
+    # Rounding can lift the level to the total; then take the likeliest token.
     return torch.where(token_Q < logq_QV.shape[-1], token_Q, probability_QV.argmax(-1))
 
 
@@ -122,10 +120,7 @@ _GOLDEN, _MIX_1, _MIX_2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE
 
 
 def splitmix64(x: Tensor) -> Tensor:
-    """splitmix64: a scrambling bijection of 64-bit integers.
-
-    int64 arithmetic wraps as it must; a logical shift is an arithmetic one, masked.
-    """
+    """splitmix64, a scrambling bijection of 64-bit integers. int64 wraps as needed; masks make the shifts logical."""
     x = x + _GOLDEN
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
     x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
@@ -133,10 +128,10 @@ def splitmix64(x: Tensor) -> Tensor:
 
 
 def uniforms(seed: Tensor, *counters: Tensor | int) -> Tensor:
-    """Uniforms in [0, 1) that are a pure function of a row's seed and counters (step, position, ...).
+    """Uniforms in [0, 1) that are a pure function of a row's seed and counters (step, position, ...), broadcast.
 
-    Broadcasts its arguments. No generator state: a row's noise cannot depend on its batch or rank. 24 bits,
-    so that fp32 holds every value and none rounds to 1.
+    There is no generator state, so a row's noise cannot depend on its batch or rank. They have 24 bits: fp32
+    represents every value, and none rounds to 1.
     """
     key = splitmix64(seed)
     for counter in counters:

@@ -34,19 +34,19 @@ class Trace:
     logp_BL: Tensor
     """The sampler's own log-probability of each token, by the distribution it was drawn from; 0 elsewhere."""
     group_B: Tensor
-    """Traces are compared within a group: of one prompt, or for branches of one state."""
+    """Traces are compared within a group: of one prompt or, for branches, of one state."""
     mask_id: int
     eos_id: int
     steps: int
     """T, the denoising steps of the schedule."""
     sampling: TokenSampling = TokenSampling()
     order: str = ""
-    """The order in which the sampler committed positions: a name of ORDERS, or custom; empty where it is not known."""
+    """The order in which the sampler committed positions: a name of ORDERS, or custom; empty if it is not known."""
     threshold: float | None = None
     """The threshold that decided how many positions a step committed; None: a schedule did."""
     seen: dict[str, Tensor] = field(default_factory=dict)
-    """What was recorded (specs.Record), over the completion's columns only; a name that starts with
-    `step_` has one slice for each step and the traces in its second dimension."""
+    """What was recorded (specs.Record), over the completion's columns only. If a name starts with `step_`, the first
+    dimension is the step and the second the trace."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -84,7 +84,7 @@ def until_eos(trace: Trace) -> Tensor:
 
 
 def select_traces(trace: Trace, index: Tensor) -> Trace:
-    """The traces at `index` (booleans or positions), everything that was recorded about them included."""
+    """The traces at `index` (booleans or positions), with everything that was recorded about them."""
     chosen = {f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name.endswith(("_B", "_BL"))}
     seen = {name: value[:, index] if name.startswith("step_") else value[index] for name, value in trace.seen.items()}
     return replace(trace, **chosen, seen=seen)
@@ -93,24 +93,23 @@ def select_traces(trace: Trace, index: Tensor) -> Trace:
 def pad_traces(trace: Trace, width: int) -> Trace:
     """The traces with padding on the left, to `width` columns."""
     fill = {"tokens_BL": trace.mask_id, "step_BL": GIVEN, "block_BL": GIVEN}
-    more = width - trace.tokens_BL.shape[1]
+    more = (width - trace.tokens_BL.shape[1], 0)
     names = [f.name for f in fields(trace) if f.name.endswith("_BL")]
-    wide: dict[str, Any] = {name: F.pad(getattr(trace, name), (more, 0), value=fill.get(name, 0)) for name in names}
+    wide: dict[str, Any] = {name: F.pad(getattr(trace, name), more, value=fill.get(name, 0)) for name in names}
     return replace(trace, **wide)
 
 
 def concat_traces(traces: list[Trace]) -> Trace:
-    """Several batches as one, padded on the left to the widest; number their groups apart first."""
-    width = max(t.tokens_BL.shape[1] for t in traces)
-    traces = [pad_traces(t, width) for t in traces]
-    first = traces[0]
+    """Several batches as one, padded on the left to the widest; give their groups different numbers first."""
     if len({(t.order, t.threshold) for t in traces}) > 1:
         raise ValueError("traces of different orders or thresholds cannot be one batch")
-    names = [f.name for f in fields(first) if f.name.endswith(("_B", "_BL"))]
+    width = max(t.tokens_BL.shape[1] for t in traces)
+    traces = [pad_traces(t, width) for t in traces]
+    names = [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]
     merged: dict[str, Any] = {name: torch.cat([getattr(t, name) for t in traces]) for name in names}
 
-    def noted(name: str) -> Tensor:
+    def recorded(name: str) -> Tensor:
         widest = max(t.seen[name].shape[-1] for t in traces)
         return torch.cat([pad_ids(t.seen[name], widest) for t in traces], dim=int(name.startswith("step_")))
 
-    return replace(first, **merged, seen={name: noted(name) for name in first.seen})
+    return replace(traces[0], **merged, seen={name: recorded(name) for name in traces[0].seen})

@@ -1,6 +1,6 @@
-"""The methods, one file per paper: bases (`BASES`) and plug-ins (`PLUGINS`), functions that make a Method. The
-estimators and objectives of one paper live in its file; what several need is in core. Imports rollout and what is
-below it.
+"""The methods, one file per paper: bases (`BASES`) and plug-ins (`PLUGINS`), functions that return a Method. The
+estimators and objectives of one paper are in its file; those that several use are in core. Imports rollout and the
+rooms below it.
 """
 
 from collections.abc import Callable

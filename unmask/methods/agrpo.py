@@ -4,20 +4,21 @@
     t_j ~ P_g(t),   v_{g,j} = (1/m_g) / P_g(t_j),   A_g = r_g - mean,   m_g = T
 
 Its expectation is (G - 1) / (G T) grad J: a mean over steps, a sum over the tokens of a step. A step at which a row
-wrote nothing (it had ended, or a threshold let it skip the step) adds zero to that and is never drawn.
+wrote nothing (it had ended, or a threshold let it skip the step) adds zero to this and is never drawn.
 
     uniform_steps  P(t) = 1/n_g over the n_g steps at which the row wrote something
-    entropy_steps  P(t) in proportion to the entropy of what was drawn at t
+    entropy_steps  P(t) in proportion to the entropy of the distributions drawn from at t
     spread = True  t_j from u_j = (j + rand) / k, fresh for every row and j: stratified within each row. (The
-                   authors' code stratifies over the batch, which buys almost nothing once rows differ in advantage.)
+                   authors' code stratifies over the batch, which gains almost nothing once rows differ in advantage.)
                    A row with n_g < T steps to draw from and n_g <= k draws is asked at each of them once.
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
-                   then have weight 0. This is the gradient of no objective: m_g depends on the future.
+                   then have weight 0. The result is not the gradient of an objective: m_g depends on the future.
     choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
-                   only, since no other order chose so. We know of no other code that scores this choice exactly.
+                   only, since other orders choose differently. Mask-Aware Policy Gradients (arXiv 2607.15200) and
+                   DCoLT (2505.10446) score positions too, by Plackett-Luce; log F is exact for low_confidence.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
-not depend on the draws; its dependence on the weights is a jump); under low_confidence only with choice = True.
+not depend on the draws and is piecewise constant in the weights); under low_confidence only with choice = True.
 Not exact with truncate. Reduces to all steps, each of weight 1/T, with k = T spread uniform draws (TraceRL and
 CJ-GRPO take the mean over a step's tokens, not the sum).
 """
@@ -42,7 +43,7 @@ StepLaw = Callable[[Trace], Tensor]
 
 
 def uniform_steps(trace: Trace) -> Tensor:
-    """All steps alike at which a row wrote something."""
+    """The same probability for every step at which a row wrote something."""
     mass_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=trace.step_BL.device)
     return mass_BT.scatter_reduce(1, trace.step_BL * trace.filled_BL, trace.filled_BL.double(), "amax")
 
@@ -52,8 +53,7 @@ def entropy_steps(trace: Trace) -> Tensor:
     if "entropy" not in trace.seen:
         raise ValueError("entropy_steps reads the entropies of the rollout: sample with request=method.request")
     entropy_BC = trace.seen["entropy"].double()
-    step_BC = trace.step_BL[:, -entropy_BC.shape[1] :]
-    filled_BC = trace.filled_BL[:, -entropy_BC.shape[1] :]
+    step_BC, filled_BC = (value_BL[:, -entropy_BC.shape[1] :] for value_BL in (trace.step_BL, trace.filled_BL))
     mass_BT = torch.zeros(len(trace), trace.steps, dtype=torch.float64, device=entropy_BC.device)
     return mass_BT.scatter_add(1, step_BC * filled_BC, (entropy_BC + 1e-8) * filled_BC)
 
@@ -68,7 +68,7 @@ def last_word(trace: Trace) -> Tensor:
 
 
 def steps_at(level_BK: Tensor, mass_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse CDF: the step at each level in [0, 1), and the probability it had. Without mass every step is alike."""
+    """Inverse CDF: the step at each level in [0, 1), and its probability. A row without mass has uniform steps."""
     mass_BT = torch.where(mass_BT.sum(-1, keepdim=True) > 0, mass_BT, 1.0)
     probability_BT = mass_BT / mass_BT.sum(-1, keepdim=True)
     edge_BT = probability_BT.cumsum(-1).contiguous()
@@ -99,8 +99,8 @@ def weighted_steps(
 ) -> tuple[Tensor, Tensor]:
     """The steps at the levels of each row and their weights (1/m) / (k P(t)).
 
-    With `spread` the levels are first put one into each of K parts of [0, 1). A row that has left steps empty and has
-    no more than K others then gets these, each once with weight 1/m, and beyond them step T, which asks nothing.
+    With `spread` the levels are first put one into each of K parts of [0, 1). A row with empty steps and at most K
+    others then gets each of these once, with weight 1/m, and for the remaining draws step T, which asks nothing.
     """
     mass_BT, draws = steps(trace), level_BK.shape[1]
     if truncate:

@@ -5,11 +5,11 @@
                                                 { log p(o_i | o without M') / (1 - t)  for i in M'
     loss = - token mean of Clip(exp(l_i - l_i_old), A_g) + kl * k3_i,      A_g = r_g - mean of the others
 
-Three views, as in the authors' code (the paper describes the complementary pair). The 1/t weights make l_i no
-probability, and the ratio exponentiates it.
+Three views, as in the authors' code (the paper describes the complementary pair). With the 1/t weights l_i is not a
+log-probability, and the ratio exponentiates it.
 
-Exact when never, not even for independent tokens: then l_i is log p_i times a random factor of mean 3/2. Reduces
-to SML with the strata M, M' and anchor 1/2 where t = 1/2 and the factor 2 of 1/t is dropped.
+Exact when: never, not even for independent tokens: then l_i is log p_i times a random factor of mean 3/2. Reduces
+to SML with the strata M, M' and anchor 1/2 if t = 1/2 and the factor 2 of 1/t is dropped.
 """
 
 from functools import partial

@@ -1,15 +1,15 @@
 """DACA-GRPO (arXiv 2605.16342): Stratified Masking Likelihood and Denoising Progress Scores, for any base.
 
-Only the abstract is public to us, and no code. What it says: SML "partitions token positions into strata so that
-each token is predicted with most of the sequence as context"; DPS "extract per-token importance weights from
-intermediate predictions at no additional forward cost". The formulas below are this project's reading of that.
+We have only the abstract, and no code. It says: SML "partitions token positions into strata so that each token is
+predicted with most of the sequence as context"; DPS "extract per-token importance weights from intermediate
+predictions at no additional forward cost". The formulas below are this project's reading of that.
 
-SML, in place of the base's likelihood estimator:
+SML replaces the base's likelihood estimator:
 
     the canvas is partitioned into K strata S_1 .. S_K
     l_i = anchor * log p(o_i | q, all of o masked) + (1 - anchor) * log p(o_i | q, o without S_k),   i in S_k
 
-DPS, in place of the base's uniform credit, from what the rollout's own forwards predicted:
+DPS replaces the base's uniform credit, with what the rollout's own forwards predicted:
 
     delta_t = mean over the still masked i of [ b_{t+1}(i) - b_t(i) ]      progress made by step t
               likelihood  b_t(i) = log p(o_i | s_t)        agreement   b_t(i) = 1{argmax p(. | s_t, i) = o_i}
@@ -17,20 +17,20 @@ DPS, in place of the base's uniform credit, from what the rollout's own forwards
     z_t = (delta_t - mean) / std over the scope;  0 where undefined: the last step of a block
     w_i = clip(1 + strength * z_{step of i}, 0.2, 5), then mean one over the counted tokens of the trace
 
-On a sequence-level base the weight sits in the exponent, on wd1 and SPG inside the likelihood: ours. On AGRPO SML
-would replace what AGRPO is, so `daca` means DPS only there and `sml` refuses.
+On a sequence-level base the weight is in the exponent, on wd1 and SPG inside the likelihood: our choice. AGRPO is
+defined by the states it asks at, which SML would replace: on it `daca` means DPS only and `sml` is an error.
 
-Why the defaults are what they are: with three quarters of the sequence visible nearly every token is certain, so
-negative advantages push on near-certain tokens at states the sampler never visits, and plain SML collapses
-(docs/methods/daca.md shows it). KL to the reference (at least 0.05) holds it; the anchor, half the weight on the state
-every rollout starts from, was the better of the stable settings. The KL is taken on the same mixed likelihood.
+The defaults: with three quarters of the sequence visible nearly every token is certain, so negative advantages push on
+near-certain tokens at states the sampler never visits, and plain SML collapses (docs/methods/daca.md shows it). KL to
+the reference (at least 0.05) prevents that; the anchor, half the weight on the state every rollout starts from, was the
+better of the stable settings. The KL is taken on the same mixed likelihood.
 
 SML is exact when the tokens are independent given the prompt. If the policy's conditionals come from one joint
-distribution, it overestimates log-likelihoods on average where mean field underestimates them: sum_i H(x_i | x_-i) <=
+distribution, it overestimates log-likelihoods on average and mean field underestimates them: sum_i H(x_i | x_-i) <=
 H(x) <= sum_i H(x_i); if they do not agree, either may be the more biased (tests/test_bias.py has both cases). One
 stratum with anchor 0 reduces to diffu_grpo without prompt masking, L strata to the pseudo-likelihood (leave one out),
-strength 0 to the base, all bit for bit. DPS depends on what was drawn, so it is a shaped credit and the gradient of no
-objective.
+strength 0 to the base, all bit for bit. DPS depends on what was drawn: it is a shaped credit, and the update is not the
+gradient of an objective.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ Layout = Callable[[Trace, torch.Generator], Tensor]
 
 
 def random_strata(trace: Trace, rng: torch.Generator) -> Tensor:
-    """Positions dealt in random order."""
+    """Positions assigned in random order."""
     return random_rank(trace, rng)
 
 
@@ -67,7 +67,7 @@ def strided_strata(trace: Trace, rng: torch.Generator) -> Tensor:
 
 
 def decode_order_strata(trace: Trace, rng: torch.Generator) -> Tensor:
-    """Dealt in the order of decoding, so that every stratum spans early and late tokens."""
+    """Positions assigned in the order of decoding, so that every stratum has early and late tokens."""
     return rank(trace.step_BL.masked_fill(trace.step_BL == GIVEN, 2**31))
 
 
@@ -79,7 +79,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def strata_views(trace: Trace, stratum_BL: Tensor, strata: int, anchor: float = 0.0) -> Probes:
-    """One view a stratum, masked and asked there; with `anchor`, one fully masked view that shares every token."""
+    """One view a stratum, masked and asked there; with `anchor`, also a fully masked view that asks every token."""
     number_K = torch.arange(strata, device=stratum_BL.device)[:, None, None]
     masked_KBL = trace.canvas_BL & (stratum_BL == number_K)
     share_K = torch.full((strata,), 1.0 - anchor, dtype=torch.float64, device=stratum_BL.device)
@@ -90,7 +90,8 @@ def strata_views(trace: Trace, stratum_BL: Tensor, strata: int, anchor: float = 
 
 
 STRATA = 3
-"""The fewest that show a token most of the sequence: at equal passes fewer strata solve more (docs/results.md)."""
+"""The fewest with which a token sees most of the sequence: at equal passes fewer strata score higher
+(docs/results.md)."""
 
 
 def stratified(
@@ -102,7 +103,7 @@ def stratified(
 ) -> Probes:
     """SML: every token asked once, with the other strata visible."""
     if not 0 <= anchor < 1:
-        raise ValueError(f"anchor={anchor} must lie in [0, 1): it is the fully masked view's share")
+        raise ValueError(f"anchor={anchor} must lie in [0, 1): it is the share of the fully masked view")
     positions = int(trace.canvas_BL.sum(-1).min())
     if not 1 <= strata <= positions:
         raise ValueError(f"strata={strata} must lie between 1 and the {positions} positions of the completion")
@@ -116,9 +117,9 @@ class Beliefs(NamedTuple):
     """What the rollout predicted at each step for the W positions of the block it was filling."""
 
     final_TBW: Tensor
-    """Log-probability of the token finally written; the k-th recorded probability where it was not in the top k."""
+    """Log-probability of the token finally written; that of the k-th recorded token if it was not in the top k."""
     agreed_TBW: Tensor
-    """1 where the likeliest token is the one finally written."""
+    """1 if the likeliest token is the one finally written."""
     top_TBW: Tensor
     """The largest probability."""
     masked_TBW: Tensor
@@ -139,11 +140,11 @@ def beliefs(trace: Trace) -> Beliefs:
     column_TW = column_TW + torch.arange(width, device=id_TBWK.device)
     token_TBW = trace.tokens_BL[:, column_TW].transpose(0, 1)
     filled_TBW = trace.filled_BL[:, column_TW].transpose(0, 1)
-    found_TBWK = id_TBWK == token_TBW[..., None]
-    found_logp_TBW = logp_TBWK.masked_fill(~found_TBWK, -torch.inf).max(-1).values
+    written_TBWK = id_TBWK == token_TBW[..., None]
+    logp_TBW = logp_TBWK.masked_fill(~written_TBWK, -torch.inf).max(-1).values
     return Beliefs(
-        final_TBW=torch.where(found_TBWK.any(-1), found_logp_TBW, logp_TBWK[..., -1]),
-        agreed_TBW=found_TBWK[..., 0].to(logp_TBWK.dtype),
+        final_TBW=torch.where(written_TBWK.any(-1), logp_TBW, logp_TBWK[..., -1]),
+        agreed_TBW=written_TBWK[..., 0].to(logp_TBWK.dtype),
         top_TBW=logp_TBWK[..., 0].exp(),
         masked_TBW=(id_TBWK[..., 0] >= 0) & filled_TBW,
         column_TW=column_TW,
@@ -151,7 +152,7 @@ def beliefs(trace: Trace) -> Beliefs:
 
 
 class StepProgress(NamedTuple):
-    """A score for every canvas position, (B, L), and where it is defined."""
+    """A score for every canvas position, (B, L), and at which positions it is defined."""
 
     score_BL: Tensor
     defined_BL: Tensor
@@ -161,7 +162,7 @@ Variant = Callable[[Trace], StepProgress]
 
 
 def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> StepProgress:
-    """delta of the step that filled each position."""
+    """delta_t of the step that filled each position."""
     same_T1 = (seen.column_TW[1:, :1] == seen.column_TW[:-1, :1])[:, None]
     rest_TBW = seen.masked_TBW[1:] & seen.masked_TBW[:-1] & same_T1
     count_TB = rest_TBW.sum(-1)
@@ -175,25 +176,25 @@ def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> StepProgr
 
 
 def likelihood_progress(trace: Trace) -> StepProgress:
-    """How much a step raised the belief in the rest of what will be written (the default)."""
+    """How much a step raised the log-probability of what will be written at the remaining positions (the default)."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.final_TBW, seen)
 
 
 def agreement_progress(trace: Trace) -> StepProgress:
-    """How many more of the remaining positions a step made predict what will be written."""
+    """How much a step raised the share of the remaining positions that predict what will be written."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.agreed_TBW, seen)
 
 
 def confidence_progress(trace: Trace) -> StepProgress:
-    """How much surer a step made the policy of the remaining positions, right or wrong."""
+    """How much a step raised the largest probability at the remaining positions, right or wrong."""
     seen = beliefs(trace)
     return _step_progress(trace, seen.top_TBW, seen)
 
 
 def own_progress(trace: Trace) -> StepProgress:
-    """How much likelier a token was when written than when its block was first looked at."""
+    """How much likelier a token was when written than at the first step of its block."""
     seen = beliefs(trace)
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
     first_BL = torch.where(trace.filled_BL, trace.block_BL, 0) * (trace.steps // (int(trace.block_BL.max()) + 1))
@@ -234,16 +235,16 @@ SCOPES: dict[str, Scope] = {"rollout": rollout_scope, "group": group_scope, "bat
 
 
 def standardised(progress: StepProgress, trace: Trace, scope: Scope) -> Tensor:
-    """z of each position's score; each distinct (trace, step) has one voice, undefined ones none."""
+    """z of each position's score; every (trace, step) with a defined score has weight one."""
     score_BL, defined_BL = progress
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
     size_BT = _step_sums(torch.ones_like(trace.logp_BL), trace)
-    voice_BL = defined_BL / size_BT.gather(1, step_BL).clamp(min=1)
+    weight_BL = defined_BL / size_BT.gather(1, step_BL).clamp(min=1)
     scope_B = scope(trace)
-    count_B = group_sum(voice_BL.sum(-1), scope_B).clamp(min=1e-12)
-    mean_B = group_sum((voice_BL * score_BL).sum(-1), scope_B) / count_B
+    count_B = group_sum(weight_BL.sum(-1), scope_B).clamp(min=1e-12)
+    mean_B = group_sum((weight_BL * score_BL).sum(-1), scope_B) / count_B
     centred_BL = (score_BL - mean_B[:, None]) * defined_BL
-    variance_B = group_sum((voice_BL * centred_BL**2).sum(-1), scope_B) / count_B
+    variance_B = group_sum((weight_BL * centred_BL**2).sum(-1), scope_B) / count_B
     return centred_BL / (variance_B.sqrt() + EPSILON)[:, None]
 
 
@@ -254,9 +255,9 @@ def _step_sums(value_BL: Tensor, trace: Trace) -> Tensor:
 
 
 def shuffled_steps(z_BL: Tensor, trace: Trace) -> Tensor:
-    """The control: the scores of the steps that wrote something, dealt anew among those steps of the same trace.
+    """The control: the scores of the steps that wrote something, shuffled among those steps of the same trace.
 
-    A gain that this keeps is no credit to DPS. The permutation is a function of what the trace wrote.
+    A gain that remains with shuffled scores is not due to DPS. The permutation is a function of what the trace wrote.
     """
     place_L = torch.arange(trace.tokens_BL.shape[1], 0, -1, device=z_BL.device)
     seed_B = (trace.tokens_BL * place_L * trace.filled_BL).sum(-1)
@@ -305,7 +306,7 @@ def sml(
     check_functions(layout=layout)
     if base.trajectory:
         raise ValueError(
-            f"{base.name} is defined by the states it asks at, and SML would replace them: "
+            f"{base.name} is defined by the states it asks at, which SML would replace: "
             f"use --with dps (or daca, which means DPS alone on {base.name})"
         )
     estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
@@ -322,14 +323,14 @@ def dps(
     shuffled: bool = False,
     top: int = 32,
 ) -> Method:
-    """Weigh tokens by the progress their step made, from the rollout's own predictions."""
+    """Weight tokens by the progress of their step, from the rollout's own predictions."""
     check_range(0, inf, strength=strength, largest=largest)
     check_range(0, 1, smallest=smallest)
     check_functions(variant=variant, scope=scope)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:
-        raise ValueError("shuffled deals the scores of steps, and own progress has one for each token")
+        raise ValueError("shuffled permutes the scores of steps, and variant=own has one for each token")
     credit = partial(
         progress_credit,
         strength=strength,

@@ -5,9 +5,9 @@
 
 One forward scores every token: a mean-field likelihood.
 
-Exact when the tokens are independent given the prompt and prompt_masking = 0; otherwise biased (the bias is frozen in
-tests/test_bias.py), and then the expected update may even point downhill (tests/test_direction.py): it asks at the
-first state about tokens that were drawn at later ones, and what is good late may be bad first. Reduces to one stratum
+Exact when the tokens are independent given the prompt and prompt_masking = 0; otherwise biased (tests/test_bias.py has
+the numbers), and the expected update may even lower the expected reward (tests/test_direction.py): it asks at the first
+state about tokens that were drawn at later ones, and a token that is good late may be bad first. Reduces to one stratum
 of SML (methods/daca.py) with prompt_masking = 0.
 """
 

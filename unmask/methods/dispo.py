@@ -5,14 +5,15 @@
     L_step = - 1/(states * Z * L) sum over states, z, newly filled i of Clip(p(a_zi | s_t) / p_old(...), R_z - mean R)
     loss   = L_base + weight * (L_step + kl * KL of the branches to the reference)
 
-The base sees the rollouts only; branches have their own groups, credit one, and one question at the shared state.
-The fillings are drawn after the rollout, from one whole pass of the rows at their states, cache or not. The paper has a
-sequence ratio and builds on code that clips token by token; so do we. The exact form of its late bias is not printed;
-this one is ours. A branch step after its row has retired is dropped: the mean is over the states that remain.
+The base uses the rollouts only; branches have their own groups, credit one, and one question at the shared state. The
+fillings are drawn after the rollout, from one full pass over the rows at their states, with or without a cache. The
+paper writes a sequence ratio and builds on code that clips token by token; we clip token by token. It does not print
+the exact form of its late bias; this one is ours. If a row has retired before its branch step, the branch is dropped:
+the mean is over the states that remain.
 
 Exact when on-policy, for its own objective: the expectation is (Z - 1) / (Z L) grad J_step, with J_step the value of
-filling a visited state in one shot; with advantage = leave_one_out the factor (Z - 1) / Z is gone. It is not the
-gradient of the sampler's own return. Reduces to the base with weight 0, and where all fillings score alike.
+filling a visited state in one shot; with advantage = leave_one_out there is no factor (Z - 1) / Z. It is not the
+gradient of the sampler's own return. Reduces to the base with weight 0, and if all fillings have the same reward.
 """
 
 from dataclasses import replace
@@ -37,7 +38,7 @@ def dispo(
 ) -> Method:
     """Branch at a visited state, score the fillings, update only what they filled."""
     if branches < 2:
-        raise ValueError(f"branches={branches} must be at least 2: siblings are compared with each other")
+        raise ValueError(f"branches={branches} must be at least 2: the fillings of a state are compared")
     check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
     check_range(-1000, 1000, lateness=lateness)
     check_functions(advantage=advantage)

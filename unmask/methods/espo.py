@@ -8,8 +8,8 @@
            ratio is their number; a retired row's unwritten tail is MASK in every state)
 
 Each half is unbiased for the ELBO, E_x [(L+1)/x ...] = sum_x 1/x E[...] (tested by enumeration). The authors
-stratify x over the batch; here it is stratified over the draws of each row, which is what lowers the variance of
-a row's own ratio.
+stratify x over the batch; here it is stratified over the draws of each row, which lowers the variance of the row's
+ratio.
 
 Exact when the ELBO is tight (independent tokens, or a model whose conditionals agree in every order), and then in
 expectation over the draws. The ratio is a biased function of B. When every draw masks everything, B is (L + 1) / 2L

@@ -3,7 +3,7 @@
     s_g  = exp( 1/|o_g| sum_i (l_i - l_i_old) ),      l_i = log p(o_i | q', all of o masked)
     loss = - mean_g Clip(s_g, A_g),      A z-scored, clip range 3e-4 below and 4e-4 above
 
-The paper is about autoregressive models; the likelihood under it is diffu-GRPO's.
+The paper is about autoregressive models; here the likelihood is diffu-GRPO's.
 
 Exact when the tokens are independent given the prompt and prompt_masking = 0. Reduces to diffu_grpo on-policy with
 sequence_mean and the same advantage (the gradients are equal at ratio 1).

@@ -1,10 +1,10 @@
-"""A method of one's own: a function in a Python file, `--method my_method.py:halves`, `--with my_method.py:louder`.
+"""Your own method: a function in a Python file, `--method my_method.py:halves`, `--with my_method.py:louder`.
 
     def halves(normaliser: Normaliser = token_mean, kl: float = 0.0) -> Method: ...      # a base
     def louder(base: Method, strength: float = 0.3) -> Method: ...                       # a plug-in
 
-Its arguments are options, `halves.kl=0.1`, checked as those of the shelf are: by their types, formulas by their names.
-The file is the user's own program and is run as such (unmask/util/user_file.py).
+Its arguments are options, `halves.kl=0.1`, checked like those of the built-in methods: by type, formulas by name. The
+file is a program that the user trusts, and it is run (unmask/util/user_file.py).
 """
 
 import inspect
@@ -23,27 +23,27 @@ PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")
 
 
 def section_of(word: Any) -> Any:
-    """What the options of a method are called: its name; of one in a file the function's."""
+    """The section of a method's options: its name, or for a method in a file the name of the function."""
     match = WORD.fullmatch(word) if isinstance(word, str) else None
     return match["name"] if match is not None and match["name"] else word
 
 
 def piece_of(text: str) -> tuple[str, list[str]]:
-    """A word and its options: `agrpo` and `draws=2` of `agrpo:draws=2`. What stands after a file's first colon is the
+    """A word and its options: `agrpo` and `draws=2` of `agrpo:draws=2`. The text after a file's first colon is the
     function's name, unless it has an equals sign; the path itself has neither sign."""
     match = PIECE.fullmatch(text)
-    assert match is not None  # the second kind of word takes any text
+    assert match is not None  # the second kind of word matches any text
     return match["word"], match["options"].split(":")[1:]
 
 
 def label_of(text: str) -> str:
-    """A word with its options as tables have it: without the file."""
+    """A word with its options as tables show it: without the file."""
     word, options = piece_of(text)
     return ":".join([section_of(word), *options])
 
 
 def file_of(word: str) -> str | None:
-    """The file that a word names, if it names a function in one."""
+    """The file of a word that names a function in a file."""
     match = WORD.fullmatch(word)
     return None if match is None else match["file"]
 
@@ -53,7 +53,7 @@ def is_own(word: str) -> bool:
 
 
 def takes_base(word: str) -> bool:
-    """Whether a function in a file is a plug-in; False for what is not there."""
+    """Whether a word names a plug-in in a file; False if there is no file or function of this name."""
     match = WORD.fullmatch(word)
     if match is None or not match["name"] or not Path(match["file"]).is_file():
         return False
@@ -62,8 +62,8 @@ def takes_base(word: str) -> bool:
 
 
 def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -> Callable[..., Method] | None:
-    """The function that a word names, if it names one in a file. `key` is where the word stands, `method` or `with`;
-    `formulas` are the options that name a formula, with the formulas by name."""
+    """The function in a file that a word names, None for another word. `key` is `method` or `with`; `formulas` has the
+    options that take a formula, with the formulas by name."""
     match = WORD.fullmatch(word)
     if match is None:
         return None
@@ -72,9 +72,9 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
         raise ValueError(f"{key}: {file}: name the function too, as {file}:NAME")
     if not Path(file).is_file():
         raise ValueError(f"{key}: there is no file {file}")
-    function = getattr(run_file(Path(file)).module, name, None)
+    module = run_file(Path(file)).module
+    function = getattr(module, name, None)
     if not inspect.isfunction(function):
-        module = run_file(Path(file)).module
         names = [each for each, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         hint = f"; {suggestion(name, names)}" if names else ""
         raise ValueError(f"{key}: {file}: there is no function {name} in it{hint}")
@@ -86,34 +86,34 @@ def own_method(key: str, word: str, formulas: Mapping[str, Mapping[str, Any]]) -
     _check_options(where, signature, key == "with", formulas)
 
     @wraps(function)
-    def made(*base: Method, **options: Any) -> Method:
+    def build(*base: Method, **options: Any) -> Method:
         try:
-            built = function(*base, **options)
+            method = function(*base, **options)
         except ValueError:
             raise
         except Exception as error:
             raise ValueError(f"{file}: it raised {type(error).__name__}: {error}") from error
-        if not isinstance(built, Method):
-            raise ValueError(f"{file}: it returned {built!r}, not a Method")
-        return built
+        if not isinstance(method, Method):
+            raise ValueError(f"{file}: it returned {method!r}, not a Method")
+        return method
 
-    made.__signature__ = signature  # type: ignore[attr-defined]
-    return made
+    build.__signature__ = signature  # type: ignore[attr-defined]
+    return build
 
 
 def _check_options(
     where: str, signature: inspect.Signature, plugin: bool, formulas: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """ValueError unless a configuration can hold what the function takes, and a run folder write it down."""
+    """ValueError unless a configuration and a run folder can record all that the function takes."""
     takes_base = next(iter(signature.parameters), "") == "base"
     if plugin != takes_base:
         problem = "a plug-in takes a `base` first" if plugin else "it takes a `base`, so it is a plug-in: use --with"
         raise ValueError(f"{where}: {problem}")
     for name, option in list(signature.parameters.items())[plugin:]:
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
-            raise ValueError(f"{where}: {name} cannot be set by name; give every option a name of its own")
+            raise ValueError(f"{where}: {name} cannot be set by name; declare every option as name: type = default")
         if option.default is option.empty or option.annotation is option.empty:
-            raise ValueError(f"{where}: the option {name} needs a type and a default, such as {name}: float = 1.0")
+            raise ValueError(f"{where}: the option {name} needs a type and a default, for example {name}: float = 1.0")
         if name in formulas and option.default not in formulas[name].values():
             raise ValueError(f"{where}: the option {name} must default to one of {', '.join(formulas[name])}")
         if name not in formulas and not isinstance(option.default, bool | int | float | str | tuple | None):

@@ -3,9 +3,9 @@
     A_g  = (R_g - mean R) / std R over the whole batch,   R_g = r_g - kl * sum_i (l_i_old - l_i_ref)
     loss = - token mean of Clip(exp(l_i - l_i_old), A_g),      l_i = log p(o_i | q', all of o masked)
 
-`baseline` is the paper's second variant: the group mean is taken off first, the standard deviation is the
-batch's, and the KL is a k2 term of the loss instead of a price on the reward. The paper's price is summed from
-each token to the end of the sequence; a canvas has no such order, so here all of it is on the whole trace.
+`baseline` is the paper's second variant: the group mean is subtracted first, the standard deviation is the batch's,
+and the KL is a k2 term of the loss instead of a penalty on the reward. The paper sums the penalty from each token to
+the end of the sequence; a canvas is not written in that order, so here the whole trace gets all of it.
 
 Exact when the tokens are independent given the prompt and prompt_masking = 0. Reduces to diffu_grpo with a batch
 baseline.

@@ -5,16 +5,16 @@
     A <= 0:  B = mix * EUBO + (1 - mix) * ELBO
              EUBO = 1/beta * mean_i log( mean over draws of 1{i masked} p_i^beta / t ),  t = the draw's masked share
 
-Draws (`block_random`): a random block; before it everything clean but for a hidden share (15 %, the prompt too);
-in it a uniform number of masked tokens; after it, and after the first end token, everything masked. As in the
-authors' code the mean runs over all masked completion tokens, later blocks too, without 1/t. Tokens that no draw
-masked are left out of the upper bound. Credit (DPS) multiplies each token inside both bounds; this is ours.
+Draws (`block_random`): a random block; before it a share of the tokens is hidden (15 %, the prompt too) and the rest is
+clean; in it a uniform number of tokens is masked; after it, and after the first end token, everything is masked. As in
+the authors' code the mean runs over all masked completion tokens, later blocks too, without 1/t. Tokens that no draw
+masked are left out of the upper bound. Credit (DPS) multiplies each token inside both bounds: our choice.
 
 No ratio, no clip, no KL. Exact when the tokens are independent given the prompt and the draws hide nothing else; as
 coded, without 1/t, the two are not bounds of the sequence likelihood, and their gap can be negative. Reduces to a
 weighted mean-field likelihood when every draw masks everything; on strata (SML, anchor 0) with equally many counted
-tokens each token is masked once and the two bounds coincide. Shares have no place here: with an anchor the fully
-masked view is one more draw, whatever its share.
+tokens each token is masked once and the two bounds coincide. Shares have no effect here: with an anchor the fully
+masked view is one more draw.
 """
 
 from functools import partial
@@ -88,7 +88,7 @@ def sandwich(
 
 
 def _unit_logsumexp(value_NL: Tensor, probes: Probes, counted_ML: Tensor) -> Tensor:
-    """log of the sum of exp(value) over the questions of each unit, (M, L), however small; 0 where none is counted."""
+    """log of the sum of exp(value) over the questions of each unit, (M, L), without underflow; 0 if none is counted."""
     index_NL, floor_ML = probes.unit_N[:, None].expand_as(value_NL), torch.full(counted_ML.shape, -torch.inf)
     largest_ML = floor_ML.to(value_NL).scatter_reduce(0, index_NL, value_NL.detach(), "amax")
     largest_ML = largest_ML.masked_fill(~counted_ML, 0.0)

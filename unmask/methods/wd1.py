@@ -3,18 +3,17 @@
     w_g  = softmax over the group of psi * A_g  -  softmax over the group of -psi * A_g,      A_g = r_g - mean
     loss = - mean over groups of sum_g w_g sum_i l_i,      l_i = log p(o_i | q', all of o masked)
 
-No ratio, no old policy, no KL: a weighted log-likelihood. The weight of a trace, times the group size, is an
-advantage here, so that the mean over traces is the mean over groups (each weighed by its size, where they differ).
+No ratio, no old policy, no KL: a weighted log-likelihood. The weight of a trace, times the group size, is its advantage
+here, so that the mean over traces is the mean over groups (weighted by their sizes, if these differ).
 
 The likelihood is exact when the tokens are independent given the prompt and prompt_masking = 0; the weights depend on
-the group that was drawn, so the update is the gradient of no objective. Reduces to diffu_grpo's on-policy gradient
-(with tokens added up) times 2 psi as the rewards of a group draw together.
+the group that was drawn, so the update is not the gradient of an objective. Reduces to diffu_grpo's on-policy gradient
+(with tokens added up) times 2 psi as the differences between a group's rewards go to 0.
 """
 
 from functools import partial
 from math import inf
 
-import torch
 from torch import Tensor
 
 from unmask.core.advantage import group_max, group_mean, group_size, group_sum
@@ -33,7 +32,7 @@ def preference_weight(reward_B: Tensor, group_B: Tensor, psi: float = 1.0) -> Te
     """G * (softmax(psi A) - softmax(-psi A)) within each group."""
     advantage_B = psi * group_mean(reward_B, group_B)
     weight_B = group_softmax(advantage_B, group_B) - group_softmax(-advantage_B, group_B)
-    return group_size(group_B, torch.float64).to(weight_B.dtype) * weight_B
+    return group_size(group_B).to(weight_B.dtype) * weight_B
 
 
 def wd1(

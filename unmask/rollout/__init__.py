@@ -1,3 +1,3 @@
 """From prompts to traces: the sampler, its passes through the model, caches, branches and decoding settings. Imports
-models and what is below it.
+models and the rooms below it.
 """

@@ -12,11 +12,11 @@ from unmask.core.trace import Trace, select_traces
 from unmask.rollout.engine import Engine
 
 STREAM = 2
-"""The stream of a row's noise that branches draw from; the sampler has 0 and 1."""
+"""The stream of a row's noise that branches draw from; the sampler uses 0 and 1."""
 
 
 def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
-    """The step before which each row branches, drawn before the rollout begins."""
+    """The step before which each row branches, drawn before the rollout; -1 without branches."""
     if branch is None:
         return torch.full_like(seed_B, -1)
     edges_T = branch.step_probabilities(steps).cumsum(0).to(seed_B.device)
@@ -25,9 +25,9 @@ def branch_steps(branch: Branch | None, steps: int, seed_B: Tensor) -> Tensor:
 
 
 def fill_states(engine: Engine, seed_B: Tensor, state_BL: Tensor, ended_B: Tensor, count: int) -> Trace:
-    """`count` one-step traces from each row's state, which fill all that it has masked; all rows in one whole pass.
+    """`count` one-step traces from each row's state, which fill all its masked positions; one full pass for all rows.
 
-    Rows that had ended by then are left out. A branch's group is the row of the engine's trace that it left.
+    Rows that had ended by then are left out. A branch's group is the row of the engine's trace that it started from.
     """
     row_R, start, width = (~ended_B).nonzero().squeeze(1), engine.start, state_BL.shape[1]
     rows = torch.arange(len(seed_B), device=row_R.device)
@@ -67,11 +67,8 @@ def _drawn(engine: Engine, seed_R: Tensor, at_Q: Tensor, count: int) -> tuple[Te
     for piece in engine.pieces(len(at_Q)):
         plain_QV = token_logprobs(engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
         logq_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling)
-        tokens.append(
-            torch.stack(
-                [draw_tokens(logq_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)]
-            )
-        )
+        draws = [draw_tokens(logq_QV, uniforms(seed_Q[piece], STREAM, 1 + z, away_Q[piece])) for z in range(count)]
+        tokens.append(torch.stack(draws))
         logps.append(logq_QV.gather(-1, tokens[-1].T).T)
         if kept_QV is not None:
             kept.append(kept_ids(kept_QV, trace.sampling.most_kept))

@@ -1,18 +1,18 @@
-"""What a rollout remembers of the model's passes between the steps of a block."""
+"""The setting of a rollout's KV cache."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What is remembered between the steps of a block: everything but the block (dual), or only what comes before it.
+    """What is kept between the steps of a block: all columns outside the block (dual), or only those before it.
 
-    A full pass renews the memory at the start of every `refresh`-th block. In between, a new block begins with the
-    columns of the finished one recomputed.
+    A full pass renews the cache at the start of every `refresh`-th block. In between, a new block begins by
+    recomputing the columns of the finished one.
     """
 
     suffix: bool = True
-    """Columns after the block are remembered too (dual); otherwise they are recomputed (prefix)."""
+    """Columns after the block are kept too (dual); otherwise they are recomputed (prefix)."""
     refresh: int = 1
 
     def __post_init__(self) -> None:

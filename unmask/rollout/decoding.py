@@ -1,4 +1,4 @@
-"""How completions are made: the settings of a rollout, for training and evaluation alike."""
+"""How completions are made: the settings of a rollout, in training and evaluation."""
 
 from dataclasses import dataclass, replace
 
@@ -10,16 +10,16 @@ from unmask.rollout.cache import Cache
 
 @dataclass(frozen=True)
 class Decoding:
-    """The settings of `sample`. Only the length is needed: by default a step commits one position, in one block.
+    """The settings of `sample`. Only the length is required: by default a step commits one position, in one block.
 
-    With a `threshold` a step commits every position whose score reaches it, and at least one; `steps` and `schedule`
-    then have no effect, and a trace has `length` steps of which a row skips those it does not need.
+    With a `threshold` a step commits every position whose score reaches it, and at least one. Then `steps` and
+    `schedule` have no effect, and a trace has `length` steps, of which a row skips those it does not need.
     """
 
     length: int
     """Positions to denoise after the prompt."""
     steps: int = -1
-    """Denoising steps; -1: as many as positions."""
+    """Denoising steps; -1: one for each position."""
     block: int = -1
     """Positions of a semi-autoregressive block; -1: one block."""
     sampling: TokenSampling = TokenSampling()
@@ -28,8 +28,7 @@ class Decoding:
     threshold: float | None = None
     cache: Cache | None = None
     attend_padding: bool = False
-    """The model attends to padding as to a prompt, so that a row depends on its batch: d1's evaluation, not for
-    training."""
+    """The model attends to padding, so a row depends on its batch: for d1's evaluation, not for training."""
     stops: bool = True
     """An end token with nothing masked before it ends a row. False, as in d1's evaluation: every position is filled."""
 
@@ -47,5 +46,5 @@ class Decoding:
         return schedule(self.length, self.steps, self.block)
 
     def sure_score(self) -> float | None:
-        """The score in the order from which a position is committed at once; None without a threshold."""
+        """The score of the order from which on a position is committed at once; None without a threshold."""
         return None if self.threshold is None else score_threshold(self.order, self.threshold)

@@ -1,6 +1,6 @@
-"""The sampler's passes through the model: whole canvases, or the columns that matter against a memory.
+"""The sampler's passes through the model: whole canvases, or some columns with the others from a cache.
 
-For a bidirectional model a memory is an approximation (`mismatch.py` measures it); for a block-causal one it is exact.
+For a bidirectional model a cache is an approximation (`mismatch.py` measures it); for a block-causal one it is exact.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from unmask.rollout.cache import Cache
 
 
 def aligned(policy: Policy, prompt_lengths: list[int], block: int) -> bool:
-    """Whether the sampler's blocks are made of whole blocks of a block-causal model, in every row."""
+    """Whether the sampler's blocks consist of whole blocks of a block-causal model, in every row."""
     size = getattr(policy, "causal_block", None)
     return size is None or (block % size == 0 and all(length % size == 0 for length in prompt_lengths))
 
 
 @dataclass
 class Engine:
-    """Hidden states for live rows of a trace, by full passes or against a memory; two streams if guided."""
+    """Hidden states for live rows of a trace, by full passes or with a memory; two streams if guided."""
 
     policy: Policy
     trace: Trace
@@ -42,47 +42,49 @@ class Engine:
             raise ValueError("this model cannot be rolled out with a cache: choose cache none")
 
     def begin(self, number: int) -> None:
-        """A block begins. If it does so with a full pass, forget before that one is made: two would not fit."""
+        """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
         if self.cache is not None and number % self.cache.refresh == 0:
             assert isinstance(self.policy, CachingPolicy)
             if self.policy.causal_block is None:
                 self.memories, self.waiting = {}, []
 
     def keep(self, index_R: Tensor) -> None:
-        """Forget the rows that are not in `index_R`."""
+        """Drop the memory of rows that are not in `index_R`."""
         self.memories = {name: memory.rows(index_R) for name, memory in self.memories.items()}
 
     def set_aside(self, index_R: Tensor) -> None:
-        """Remember what is known of these rows until they `rejoin`; `keep` the others then.
+        """Keep the memory of these rows, which have finished the block, until they `rejoin`; then `keep` the others.
 
-        They have finished a block, whose columns are computed once more where the next begins: until then it does not
-        matter that these stay as they are.
+        Their memory of this block may be out of date: its columns are computed again when the next block begins.
         """
         self.waiting.append({name: memory.rows(index_R) for name, memory in self.memories.items()})
 
     def rejoin(self, order_R: Tensor) -> None:
-        """Put the rows that were set aside after the live ones, and all of them in order."""
+        """Append the rows that were set aside to the live ones, and sort all by `order_R`."""
         waiting, self.waiting = self.waiting, []
         self.memories = {
-            name: memory.beside([those[name] for those in waiting], order_R) for name, memory in self.memories.items()
+            name: memory.beside([rows[name] for rows in waiting], order_R) for name, memory in self.memories.items()
         }
 
     def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> list[Tensor]:
-        """(Q, D) at positions of the flattened live canvases in block `number`; with guidance also the prompt hidden.
+        """(Q, D) at positions of the flattened live canvases in block `number`, for each stream.
 
-        `started`: an earlier step of the block has been here.
+        `started`: an earlier step of this block has been done.
         """
-        streams = (False, True) if self.trace.sampling.guidance else (False,)
-        return [self._stream(unprompted, live_R, at_Q, number, started) for unprompted in streams]
+        return [self._stream(unprompted, live_R, at_Q, number, started) for unprompted in self._streams]
 
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
-        """The same for some rows with no memory, at any positions."""
-        streams = (False, True) if self.trace.sampling.guidance else (False,)
-        canvases = [self._canvas(unprompted, row_R) for unprompted in streams]
+        """The same for some rows without a memory, at any positions."""
+        canvases = [self._canvas(unprompted, row_R) for unprompted in self._streams]
         return [self.policy.hidden(tokens_RL, attended_RL, at_Q) for tokens_RL, attended_RL in canvases]
 
+    @property
+    def _streams(self) -> tuple[bool, ...]:
+        """Whether the prompt is hidden: False, and with guidance also True."""
+        return (False, True) if self.trace.sampling.guidance else (False,)
+
     def logits(self, hidden: list[Tensor]) -> Tensor:
-        """(Q, V), guided where a second stream is there: uncond + (w + 1) (cond - uncond)."""
+        """(Q, V), with two streams guided: uncond + (w + 1) (cond - uncond)."""
         if len(hidden) == 1:
             return self.policy.head(hidden[0])
         prompted_QV, unprompted_QV = (self.policy.head(stream) for stream in hidden)
@@ -111,13 +113,13 @@ class Engine:
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
     def _window(self, number: int, started: bool) -> tuple[int, int]:
-        """The columns to recompute: the block, at its first step also the one before it, which has been finished."""
+        """The columns to recompute: the block, and at its first step also the block before it, which was finished."""
         assert self.cache is not None and isinstance(self.policy, CachingPolicy)
         width, causal = self.trace.tokens_BL.shape[1], self.policy.causal_block
         first, last = self.start + number * self.block, self.start + (number + 1) * self.block
         if not started:
             first -= self.block
-        if causal is not None and not self.aligned:  # the model's blocks reach over the edges of the sampler's
+        if causal is not None and not self.aligned:  # the model's blocks cross the edges of the sampler's
             first, last = first - causal + 1, last + causal - 1
         elif causal is None and not self.cache.suffix:
             last = width

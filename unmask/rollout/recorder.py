@@ -1,4 +1,4 @@
-"""What a sampler remembers beside tokens, steps and their log-probabilities."""
+"""What a sampler records in addition to tokens, steps and their log-probabilities."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
 
 
 class StepPositions(NamedTuple):
-    """What a step looked at: R rows, of each at most M positions."""
+    """The positions of a step: R rows, at most M positions each."""
 
     step: int
     live_R: Tensor
@@ -25,7 +25,7 @@ class StepPositions(NamedTuple):
 
 
 class RolloutRecorder:
-    """Keeps what a Record asks for while a rollout runs."""
+    """Collects what a Record asks for while a rollout runs."""
 
     def __init__(
         self, record: Record, commits: CommitCounts, batch: int, length: int, sampling: TokenSampling, adaptive: bool
@@ -38,20 +38,17 @@ class RolloutRecorder:
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
 
     def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
-        """What is recorded of a piece."""
         piece = {}
         if self.record.entropy:
             piece["entropy"] = entropy(logits.logq_QV)
         if kept_QV is not None:
             piece["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
         if self.record.top:
-            piece["top_logp"], piece["top_id"] = logits.plain_QV.topk(
-                min(self.record.top, logits.plain_QV.shape[-1] - 1)
-            )
+            count = min(self.record.top, logits.plain_QV.shape[-1] - 1)
+            piece["top_logp"], piece["top_id"] = logits.plain_QV.topk(count)
         return piece
 
     def record_step(self, drawn: dict[str, Tensor], positions: StepPositions, block: int) -> None:
-        """Record what is wanted of a step."""
         step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
         for name in self.single:
             if name in drawn:
@@ -69,7 +66,7 @@ class RolloutRecorder:
     def _of_chosen(
         self, row_R1: Tensor, column_RM: Tensor, chosen_RM: Tensor, value_RM: Tensor, step: int
     ) -> tuple[Tensor, ...]:
-        """What was noted of the positions a step committed; of all it saw, where it may commit any number."""
+        """The values at the positions that a step committed; at all positions if it may commit any number."""
         size = self.size_T[step]
         if chosen_RM.shape[1] > size and not self.adaptive:
             first_Rk = chosen_RM.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :size]
@@ -89,7 +86,7 @@ class RolloutRecorder:
                     chosen = chosen_RM.view(*chosen_RM.shape, *(1 for _ in tail))
                     full[row_R1, column_RM] = torch.where(chosen, value_RM, full[row_R1, column_RM])
                 seen[name] = full
-        if "kept" in seen:  # what was passed over may have kept more
+        if "kept" in seen:  # positions that were not committed may have kept more
             seen["kept"] = seen["kept"][..., : int((seen["kept"] >= 0).sum(-1).max())]
         if self.top:
             ids, logps = zip(*map(self._recorded_top, range(len(self.block_T))), strict=True)
@@ -98,7 +95,7 @@ class RolloutRecorder:
         return seen
 
     def _recorded_top(self, step: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of a step. One that committed nothing left the canvas as the next step sees it."""
+        """The likeliest tokens of a step; of the next one in the block if it committed nothing (same canvas)."""
         for later in range(step, len(self.block_T)):
             if self.block_T[later] != self.block_T[step]:
                 break

@@ -1,14 +1,14 @@
-"""sample: prompts -> Trace. Semi-autoregressive blocks; a schedule says how many positions a step commits.
+"""sample: prompts -> Trace. Semi-autoregressive blocks; a schedule gives the number of positions a step commits.
 
 Each step looks at the masked positions of the current block, draws a token at each of them by inverse CDF,
 ranks the positions by `order`, and commits the first k. All noise is a function of (row seed, step, position),
 so a row's result does not depend on the batch it is in.
 
-Inside a step nothing waits for the device: how many positions are masked follows from the schedule, a row that has
-ended is marked and commits nothing, and the batch is compacted where a block begins and every 16 steps. (On the CPU,
-where nothing is gained by that, at every step. Cuts by top_p ask the device how many they have kept.)
+Inside a step nothing waits for the device: the schedule gives the number of masked positions, a row that has ended is
+marked and commits nothing, and the batch is compacted when a block begins and every 16 steps. (On the CPU waiting costs
+nothing, so there at every step. Cuts by top_p wait for the device to learn how many tokens they kept.)
 
-Decoding by threshold asks the device before each step how many positions every row has left. A row that has finished
+Decoding by threshold waits before each step to learn how many positions every row has left. A row that has finished
 the block is set aside until the next begins, so that it passes through the model only to write something.
 """
 
@@ -54,8 +54,8 @@ def canvas(
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
         raise ValueError(
-            f"the longest prompt has {width} tokens; with {length} more the model's limit of "
-            f"{policy.max_length} is passed: shorten the prompt or the completion"
+            f"the longest prompt has {width} tokens; with a completion of {length} this is more than the model's limit "
+            f"of {policy.max_length}: shorten the prompt or the completion"
         )
     padded = [[policy.pad_id] * (width - len(p)) + list(p) + [policy.mask_id] * length for p in prompts]
     real = [[False] * (width - len(p)) + [True] * (len(p) + length) for p in prompts]
@@ -63,14 +63,14 @@ def canvas(
 
 
 def row_seeds(seed: int, rows: int) -> Tensor:
-    """Seeds for the `rows` rollouts of one batch; every later use of a row's noise follows from its seed."""
+    """Seeds for the `rows` rollouts of one batch; all noise of a row is a function of its seed."""
     return splitmix64(torch.tensor(seed)) + torch.arange(rows)
 
 
 class Rollouts(NamedTuple):
     trace: Trace
     branches: Trace | None
-    """One-step traces that start at a visited state; group = the row of `trace` they left."""
+    """One-step traces that start at a visited state; group = the row of `trace` they started from."""
 
 
 @torch.no_grad()
@@ -86,11 +86,11 @@ def sample(
 ) -> Rollouts:
     """Denoise `decoding.length` positions after every prompt, at most `micro_batch` prompts at a time.
 
-    A row retires once an end token stands with nothing masked before it; what it never filled stays MASK. `request` is
-    what a method needs of the rollouts (`method.request`). Groups are one a prompt where `group_B` is not given.
+    A row retires once it has an end token with nothing masked before it; what it never filled stays MASK. `request` is
+    what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group.
     """
     if len(seed_B) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts need as many row seeds, got {len(seed_B)}")
+        raise ValueError(f"{len(prompts)} prompts need {len(prompts)} row seeds, got {len(seed_B)}")
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
     if micro_batch is None:
         return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
@@ -106,14 +106,10 @@ def sample(
             branches = replace(branches, group_B=branches.group_B + start)
         done.append(Rollouts(trace, branches))
         start += len(trace)
-    return done[0] if len(done) == 1 else _concat(done)
-
-
-def _concat(parts: list[Rollouts]) -> Rollouts:
-    branches = [branches for _, branches in parts if branches is not None and len(branches)]
-    return Rollouts(
-        concat_traces([trace for trace, _ in parts]), concat_traces(branches) if branches else parts[0].branches
-    )
+    if len(done) == 1:
+        return done[0]
+    some = [branches for _, branches in done if branches is not None and len(branches)]
+    return Rollouts(concat_traces([trace for trace, _ in done]), concat_traces(some) if some else done[0].branches)
 
 
 def sample_in_turn(
@@ -123,7 +119,7 @@ def sample_in_turn(
     decoding: Decoding,
     micro_batch: MicroBatch | None = None,
 ) -> Iterator[Trace]:
-    """Traces of every prompt in order, at most `micro_batch` at a time: none waits for the others."""
+    """The traces of all prompts in order, yielded in batches of at most `micro_batch`."""
     micro_batch, start = micro_batch or MicroBatch(512), 0
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
@@ -132,7 +128,7 @@ def sample_in_turn(
 
 
 def completions(policy: Policy, trace: Trace, length: int) -> list[str]:
-    """The text that each trace wrote: up to its end token, or all of it where nothing ends a row."""
+    """The text that each trace wrote: up to its end token, or all of it if no token ends a row."""
     read = policy.tokenizer.raw if trace.eos_id == NO_TOKEN else policy.tokenizer.decode
     return [read(ids) for ids in trace.tokens_BL[:, -length:].tolist()]
 
@@ -200,7 +196,7 @@ def _blank(
     group_B: Tensor,
     device: torch.device,
 ) -> Trace:
-    """A trace of which nothing is filled yet; `sample` writes into its tensors."""
+    """A trace with nothing filled yet; `sample` writes into its tensors."""
     tokens_BL, attended_BL = canvas(prompts, decoding.length, policy, device)
     column_L = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length)
     return Trace(
@@ -221,7 +217,7 @@ def _blank(
 
 
 class _Denoiser:
-    """A trace on its way from masks to text. Rows that have ended stay marked until the batch is compacted."""
+    """A trace while it is denoised. Rows that have ended are marked, and dropped when the batch is compacted."""
 
     def __init__(
         self, engine: Engine, seed_B: Tensor, order: Order, sure_score: float | None, recorder: RolloutRecorder
@@ -236,7 +232,7 @@ class _Denoiser:
         """The block whose first step has been taken."""
 
     def begin(self, number: int) -> None:
-        """All rows come to a new block but those that have ended."""
+        """Begin a block with all rows that have not ended."""
         self.engine.begin(number)
         if self.waiting:
             self.live_R, order_R = torch.cat([self.live_R, *self.waiting]).sort()
@@ -245,11 +241,11 @@ class _Denoiser:
         self.compact()
 
     def compact(self) -> None:
-        """Leave out the rows that have ended."""
+        """Drop the rows that have ended."""
         self._keep((~self.ended_B[self.live_R]).nonzero().squeeze(1))
 
     def open_positions(self, number: int, left: int) -> int:
-        """The most positions of this block that a row has masked, by the schedule `left`; 0: nothing is to be done."""
+        """The most masked positions of this block in a row (`left`, by the schedule); 0: there is nothing to do."""
         if number and self.sure_score is not None:
             return self._narrow()
         if number and (self.seed_B.device.type == "cpu" or number % COMPACTED == 0):
@@ -257,9 +253,9 @@ class _Denoiser:
         return left if len(self.live_R) else 0
 
     def _narrow(self) -> int:
-        """Set aside rows that have finished the block, leave out those that have ended; `open_positions` of the rest.
+        """Set aside rows that have finished the block, drop those that have ended; `open_positions` of the rest.
 
-        The device is asked once.
+        Waits for the device once.
         """
         if not len(self.live_R):
             return 0
@@ -280,7 +276,7 @@ class _Denoiser:
             self.engine.keep(going_R)
 
     def step(self, number: int, step: int, size: int, left: int) -> None:
-        """Look at the masked positions of the block, at most `left` a row, draw, rank and commit."""
+        """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
         trace, live_R = self.trace, self.live_R
         column_W = self._block_columns(number)
         masked_RW = self._masked(column_W)
@@ -317,7 +313,7 @@ class _Denoiser:
         return chosen_RM if self.sure_score is None else chosen_RM | (score_RM >= self.sure_score)
 
     def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
-        """A token at every position, with its log-probability and score; piece by piece: logits are vocabulary-wide."""
+        """A token at every position, with its log-probability and score; in pieces, since logits are large."""
         trace, width = self.trace, self.trace.tokens_BL.shape[1]
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.
         seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
@@ -334,15 +330,15 @@ class _Denoiser:
                 token_Q = plain_QV.argmax(-1)
                 logp_Q = torch.zeros_like(plain_QV[:, 0])
             logits = StepLogits(plain_QV, logq_QV, token_Q, noise_Q[piece], column_Q[piece])
-            noted = self.recorder.of_piece(logits, kept_QV)
-            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **noted})
-        widest = max(piece["kept"].shape[-1] for piece in pieces) if "kept" in pieces[0] else 0
+            recorded = self.recorder.of_piece(logits, kept_QV)
+            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **recorded})
         if "kept" in pieces[0]:
+            widest = max(piece["kept"].shape[-1] for piece in pieces)
             pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _ended(completion_RC: Tensor, trace: Trace) -> Tensor:
-    """Rows in which an end token stands with nothing masked before it, or nothing is masked at all."""
+    """Rows that have an end token with nothing masked before it, or nothing masked at all."""
     open_RC = (completion_RC == trace.mask_id).cumsum(-1) == 0
     return ((completion_RC == trace.eos_id) & open_RC).any(-1) | open_RC.all(-1)

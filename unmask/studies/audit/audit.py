@@ -1,16 +1,16 @@
-"""How good is each likelihood estimator on a given model? Its value against the exact one, its gradient against the
-exact policy gradient, on rollouts of the model itself.
+"""How good is each likelihood estimator on a given model? Its value is compared with the exact one, its gradient with
+the exact policy gradient, on rollouts of the model itself.
 
     value       the method's estimate of the log-likelihood of a completion (`likelihoods`), draw by draw, against
                 log pi(o | q) summed over all orders (exact.py), or the log-probability of the trajectory
     gradient    d loss / d parameters of the method's own surrogate at ratio one, draw by draw, against
                 sum over traces of advantage * d log P(trajectory): the exact policy gradient of these rollouts. It has
-                the noise of the orders they took. With d log pi(o | q) in its place that noise is averaged out, and
-                both have the same expectation; so the second is measured against the first as the estimators are.
+                the noise of the orders they took. With d log pi(o | q) instead, that noise is averaged out, and both
+                have the same expectation; so the second is measured against the first like an estimator.
 
 Every number is stored per problem (figures.py), since problems are the independent units; report.py makes tables and a
-conclusion from them. A gradient is one vector over all trained weights. Memory holds one vector for each problem (the
-reference's, on the host) and two for the current problem.
+conclusion from them. A gradient is one vector over all trained weights. Host memory has one vector for each problem
+(the reference) and two for the current problem.
 """
 
 import math
@@ -38,7 +38,7 @@ from unmask.training.update import LossTerm, accumulate, logprobs
 from unmask.util.micro_batch import MicroBatch
 
 OnProgress = Callable[[str, float], None]
-"""(stage, the share of it that is done); called with 0 when a stage begins."""
+"""(stage, its finished share); called with 0 when a stage begins."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class ExactValues(NamedTuple):
 
 
 def scores_choice(decoding: Decoding) -> bool:
-    """Whether the choice of positions depends on the policy's draws in the way that `probes.ask` can score."""
+    """Whether `probes.ask` can score the choice of positions."""
     return decoding.order is low_confidence and decoding.threshold is None
 
 
 def exact_values(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues:
-    """log pi(o | q), where that takes no more than `states` passes; else the log-probability of each trajectory."""
+    """log pi(o | q) if that takes at most `states` passes; otherwise the log-probability of each trajectory."""
     if can_sum_orders(settings.decoding) and (sums := _sums_over_orders(policy, trace, settings)) is not None:
         return sums
     choice = scores_choice(settings.decoding)
@@ -84,8 +84,8 @@ def exact_values(policy: Policy, trace: Trace, settings: AuditSettings) -> Exact
 
 @torch.no_grad()
 def _sums_over_orders(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues | None:
-    """The sum over orders, group by group; None where it takes too many states, or where rounding has swapped two ranks
-    of the rollout, so that the order a trace took has probability zero."""
+    """The sum over orders, group by group; None if it takes too many states, or if rounding has swapped two ranks of
+    the rollout, so that the order a trace took has probability zero."""
     groups = trace.group_B.unique()
     logp_B, slack = torch.zeros(len(trace), dtype=torch.float64, device=trace.group_B.device), 0.0
     for number, group in enumerate(groups):
@@ -106,13 +106,13 @@ def _sums_over_orders(policy: Policy, trace: Trace, settings: AuditSettings) -> 
 
 
 def likelihoods(method: Method, probes: Probes, logp_NL: Tensor) -> dict[str, Tensor]:
-    """The method's estimate of the log-likelihood of each trace, (B,), nan where it asked nothing; all sampled tokens
+    """The method's estimate of the log-likelihood of each trace, (B,), nan if it asked nothing; all sampled tokens
     count.
 
     With a ratio: the sum over units of weight times unit_likelihood, from which the ratio is computed. A trajectory
-    method's units are a mean over steps, so T times that. Where some tokens were not asked, their mean stands for the
-    rest. Without a ratio the objective is linear in a log-likelihood, which `_advantage_slope` reads off; there are two
-    where bad traces have another one than good traces.
+    method's units are a mean over steps, so T times that. For tokens that were not asked, the mean of the others is
+    used. Without a ratio the objective is linear in a log-likelihood, which `_advantage_slope` computes; there are two
+    if traces with a negative advantage have a different one.
     """
     probes = replace(probes, trace=replace(probes.trace, counted_BL=all_tokens(probes.trace)))
     logp_NL, tokens_B = logp_NL.double(), probes.trace.counted_BL.sum(-1).double()
@@ -144,7 +144,7 @@ def _advantage_slope(method: Method, probes: Probes, logp_NL: Tensor, sign: floa
 
 
 def value_figures(estimate_DB: Tensor, exact_B: Tensor, tokens: float) -> ValueFigures:
-    """Statistics of draws (rows) against exact values; nan where a draw has no estimate for a completion."""
+    """Statistics of draws (rows) against exact values; an estimate is nan if a draw has none for a completion."""
     count_B = (~estimate_DB.isnan()).sum(0)
     estimated_B = count_B > 0
     mean_B = estimate_DB[:, estimated_B].nanmean(0)
@@ -169,7 +169,7 @@ def value_figures(estimate_DB: Tensor, exact_B: Tensor, tokens: float) -> ValueF
 def _correlation(
     estimate_B: Tensor, exact_B: Tensor, scale: Callable[[Tensor], Tensor] = lambda x_B: x_B
 ) -> float | None:
-    """Pearson's r where both are defined; None where either does not vary (up to rounding)."""
+    """Pearson's r over the defined estimates; None if either does not vary (up to rounding)."""
     defined_B = ~estimate_B.isnan()
     if int(defined_B.sum()) < 2:
         return None
@@ -180,7 +180,7 @@ def _correlation(
 
 
 def _ranks(x_B: Tensor) -> Tensor:
-    """Places in ascending order, those of equal values (up to rounding) averaged: Spearman's."""
+    """Ranks in ascending order, averaged over equal values (up to rounding): Spearman's."""
     near_BB = (x_B[:, None] - x_B).abs() < 1e-9
     below_BB = (x_B < x_B[:, None]) & ~near_BB
     return below_BB.sum(-1).double() + (near_BB.sum(-1).double() - 1) / 2
@@ -263,10 +263,10 @@ def audit(
     rng: torch.Generator,
     settings: AuditSettings,
 ) -> Audit:
-    """Measure every method on these rollouts, `draws` times each (once where nothing in it is drawn).
+    """Measure every method on these rollouts, `draws` times each (once if nothing in it is drawn).
 
-    The trace must hold what the methods record. The advantages are r - mean of the group for all methods, so that only
-    the estimator differs.
+    The trace must contain what the methods record. The advantages are r - mean of the group for all methods, so that
+    only the estimator differs.
     """
     exact = exact_values(policy, trace, settings)
     problems = list[_Problem]()
@@ -275,8 +275,10 @@ def audit(
         mine_B = trace.group_B == group
         some = select_traces(trace, mine_B)
         problems.append(_Problem(policy, some, exact.logp_B[mine_B], reward_B[mine_B], exact.summed, settings))
-    figures, cost = [], {name: _state_count(method, problems[0].trace) for name, method in methods.items()}
-    done, total = 0.0, sum(cost.values()) * len(problems)
+    figures, done, cost = [], 0, dict[str, int]()  # masked states of one draw, for the progress
+    for name, method in methods.items():
+        cost[name] = len(method.probe(problems[0].trace, torch.Generator().manual_seed(0), 1)[0].states_SL)
+    total = sum(cost.values()) * len(problems)
     for name, method in methods.items():
         values, gradients, forwards = dict[str, list[ValueFigures]](), list[GradientFigures | None](), list[float]()
         for problem in problems:
@@ -295,15 +297,10 @@ def audit(
 
 
 def _marginal(problems: Sequence["_Problem"]) -> EstimatorFigures | None:
-    """None where no problem has a gradient."""
+    """None if no problem has a gradient."""
     forwards = [problem.marginal.forwards for problem in problems if problem.marginal is not None]
     gradients = [None if problem.marginal is None else problem.marginal.gradient for problem in problems]
     return EstimatorFigures("sum over orders", math.fsum(forwards) / len(forwards), {}, gradients) if forwards else None
-
-
-def _state_count(method: Method, trace: Trace) -> float:
-    """Masked states of one draw, to estimate the time that is left."""
-    return float(len(method.probe(trace, torch.Generator().manual_seed(0), 1)[0].states_SL))
 
 
 class _Measurement(NamedTuple):
@@ -328,18 +325,19 @@ class _Problem:
         self.advantage_B = group_mean(reward_B, trace.group_B)
         self.reference_P: Tensor | None = None
         self.marginal: _Measurement | None = None
+        if not (self.advantage_B.abs() > 1e-9).any():
+            return
         decoding, micro_batch = settings.decoding, settings.micro_batch
-        if bool((self.advantage_B.abs() > 1e-9).any()):
-            term = reference_term(trace, self.advantage_B, scores_choice(decoding))
-            self.reference_P, _ = gradient_of(policy, term, micro_batch)
-        if self.reference_P is not None and summed:
+        term = reference_term(trace, self.advantage_B, scores_choice(decoding))
+        self.reference_P, _ = gradient_of(policy, term, micro_batch)
+        if summed:
             vector_P, forwards = marginal_gradient(policy, trace, self.advantage_B, decoding, micro_batch)
             moments = _RunningMoments()
             moments.add(vector_P)
             self.marginal = _Measurement({}, moments.figures(self.reference_P), forwards)
 
     def measure(self, method: Method, rng: torch.Generator) -> _Measurement:
-        """Values and gradients of so many draws; of one draw where a second would be the same."""
+        """Values and gradients of all draws; of one draw if a second would be the same."""
         trace = replace(self.trace, counted_BL=method.counted(self.trace))
         estimates, moments, states = list[dict[str, Tensor]](), _RunningMoments(), 0
         probes = method.probe(trace, rng, 1)[0]
@@ -365,11 +363,6 @@ class _Problem:
 
 
 def _same(one: Probes, other: Probes) -> bool:
-    """Whether two draws ask the same."""
-    pairs: Sequence[tuple[Tensor, Tensor]] = [
-        (one.states_SL, other.states_SL),
-        (one.asked_NL, other.asked_NL),
-        (one.share_NL, other.share_NL),
-        (one.weight_M, other.weight_M),
-    ]
-    return all(torch.equal(a, b) for a, b in pairs)
+    """Whether two draws ask the same questions."""
+    names = ("states_SL", "asked_NL", "share_NL", "weight_M")
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)

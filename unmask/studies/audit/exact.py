@@ -10,14 +10,15 @@ ranked there, C the masked positions of the block, and c the least (s_i(o_i), -i
 
     P(K | S') = prod over K of q_i(o_i) * prod over C without K of  F_j(c),   F_j(c) = P((s_j(v), -j) < c),  v ~ q_j
 
-for every order that ranks by the policy's output or by place (where the draw does not matter, F is 0 or 1), and
+for every order that ranks by the policy's output or by place (if the draw does not matter, F is 0 or 1), and
 prod over K of q_i(o_i) / C(|C|, |K|) for the random one. Blocks follow one another: the end of one is a single state.
 
 States whose alpha is below `tolerance` times the probability of the order that was actually taken, itself one of the
-terms, are dropped. The loss is bounded by their sum, since what follows has at most probability one: `slack`.
+terms, are dropped. The error is at most the sum of their alphas, since what follows has at most probability one:
+`slack`.
 
-Everything is differentiable where gradients are enabled. A step's passes are recomputed in the backward pass, so memory
-holds the states and no activations.
+Everything is differentiable if gradients are enabled. A step's passes are recomputed in the backward pass, so memory
+has the states and no activations.
 """
 
 from collections.abc import Callable
@@ -58,9 +59,9 @@ class OrderSum(NamedTuple):
     path_B: Tensor
     """The log-probability of the order that was actually taken, choice of positions included."""
     slack: float
-    """The most by which any of the first may be too low, in nats."""
+    """The most by which any `logp_B` may be too low, in nats."""
     states: int
-    """Masked states the policy was asked at."""
+    """Masked states at which the policy was asked."""
 
 
 class TooManyStates(Exception):
@@ -71,8 +72,7 @@ def can_sum_orders(decoding: Decoding) -> bool:
     """Whether the sum is possible: a fixed number of positions per step, and few enough sets of them to list."""
     if decoding.threshold is not None or decoding.block > WIDEST:
         return False
-    commits = decoding.schedule(decoding.length, decoding.steps, decoding.block)
-    for sizes in commits:
+    for sizes in decoding.schedule(decoding.length, decoding.steps, decoding.block):
         left = decoding.block
         for size in sizes:
             if comb(left, size) > MOST_SETS:
@@ -89,7 +89,7 @@ def sum_over_orders(
     most: float = torch.inf,
     tolerance: float = 1e-6,
 ) -> OrderSum:
-    """log pi(o | q) of every trace, asking the policy at no more than `most` states; TooManyStates if it needs more."""
+    """log pi(o | q) of every trace; TooManyStates if the policy would be asked at more than `most` states."""
     path = _OrderWalk(policy, trace, decoding, micro_batch, most)
     with torch.no_grad():
         path_B, _ = path.walk(None)
@@ -106,7 +106,7 @@ def sum_over_orders(
 
 @dataclass(frozen=True)
 class _Front:
-    """States reached after a step, those of all traces together."""
+    """States reached after a step, of all traces."""
 
     trace_F: Tensor
     filled_FW: Tensor
@@ -266,12 +266,12 @@ def _trace_log_sums(fronts: list[_Front], count: int) -> Tensor:
 
 
 def _log(x: Tensor) -> Tensor:
-    """log, with no slope where it is -inf."""
+    """log, with gradient 0 where it is -inf."""
     return torch.where(x > 0, x, 1.0).log().masked_fill(x <= 0, -torch.inf)
 
 
 def _log_sums(logp_H: Tensor, index_H: Tensor, count: int) -> Tensor:
-    """log of the sum of exp over equal indices, (count,); -inf of none."""
+    """log of the sum of exp over equal indices, (count,); -inf for an empty sum."""
     most = torch.full((count,), -torch.inf, dtype=logp_H.dtype, device=logp_H.device)
     most = most.scatter_reduce(0, index_H, logp_H.detach(), "amax")
     level = torch.where(most > -torch.inf, most, 0.0)

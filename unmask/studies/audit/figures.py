@@ -1,21 +1,22 @@
 """The measurements of an audit, problem by problem, and the figures computed from them, with intervals.
 
-Problems are the independent units: every interval is 95 %, by the jackknife over problems with Student's t; what two
-estimators differ by is paired over the problems. At a budget of F forward passes a completion, an estimator that takes
-f of them is drawn F / f times and averaged, which divides its noise by F / f. With every problem's vectors divided by
-the root mean square length of one draw (and the reference by its own), so that problems count alike, a = scalar
-product, s = expected, n = noise, s + n = 1, and P problems:
+Problems are the independent units: every interval is 95 %, by the jackknife over problems with Student's t; differences
+of two estimators are paired over the problems. At a budget of F forward passes a completion, an estimator that takes
+f of them is drawn F / f times and averaged, which divides its noise by F / f. Every problem's vectors are divided by
+the root mean square length of one draw (and the reference by its own), so that problems have equal weight. With
+a = scalar product, s = expected, n = noise, s + n = 1, and P problems:
 
     cosine = sum a / sqrt( P * sum (s + n f / F) )        relative variance v = sum n / sum s
 
-which for one draw (F = f) is the mean over problems of the cosine, for F without end that of the mean draw: a little
-less than the mean of the problems' own where v differs much between them, but steadier. r is the same thing for the
-values of a group's completions, less their mean.
+For one draw (F = f) this is the mean over problems of the cosine, for F to infinity that of the mean draw: a little
+less than the mean of the problems' own if v differs much between them, but less noisy. r is the same for the values of
+a group's completions, minus their mean.
 
-The mean of D draws has a cosine that is too small by the factor 1 / sqrt(1 + v / D), for its length holds the rest of
-the noise. An estimate of that noise is subtracted, which works for a small correction only. So the cosine of the mean
-draw is reported only where v / D is at most 1/8, a correction of 6 %. A budget of more draws than were made, F / f > D,
-subtracts the noise between them, v / D - v f / F of 1 + v f / F, by the same rule; one of fewer subtracts nothing.
+The mean of D draws has a cosine that is too small by the factor 1 / sqrt(1 + v / D), since its length contains the rest
+of the noise. An estimate of that noise is subtracted, which works for a small correction only. So the cosine of the
+mean draw is reported only if v / D is at most 1/8, a correction of 6 %. A budget of more draws than were made,
+F / f > D, subtracts the noise between them, v / D - v f / F of 1 + v f / F, by the same rule; one of fewer subtracts
+nothing.
 """
 
 import math
@@ -28,29 +29,29 @@ from unmask.util.statistics import Interval, t_interval, t_quantile
 TINY = 1e-18
 """Squared lengths that are rounding."""
 STILL = 1e-9
-"""A variance that is rounding, over what it is relative to."""
+"""A relative variance that is rounding."""
 MOST_LEFT = 1 / 8
-"""Noise over signal in the mean of all draws, squared lengths, up to which a cosine of the mean is reported."""
+"""A cosine of the mean is reported up to this noise over signal in the mean of all draws (squared lengths)."""
 
 Statistic = Callable[[Sequence[int]], float | None]
-"""Numbers of problems -> a figure, None where it is not defined."""
+"""Indices of problems -> a figure, None if it is not defined."""
 
 
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
 class ValueFigures(NamedTuple):
-    """An estimator's values on the completions of one problem, against the exact ones. None: not defined there."""
+    """An estimator's values on the completions of one problem, against the exact ones. None: not defined."""
 
     bias: float
-    """Mean of estimate less exact, in nats."""
+    """Mean of estimate minus exact, in nats."""
     noise: float
     """Variance over draws at a fixed completion, mean over completions."""
     pearson: float | None
     """Correlation with the exact value over the completions, one draw, mean over draws."""
     spearman: float | None
     covariance: float
-    """Of the mean over draws with the exact value, over the completions."""
+    """Of the mean draw with the exact value, over the completions."""
     spread: float
     """Variance over completions of the estimator's expectation."""
     exact_spread: float
@@ -73,11 +74,11 @@ class GradientFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class EstimatorFigures:
-    """The measurements of one method; `values` has one reading, or two where the sign of the advantage matters."""
+    """The measurements of one method; `values` has one reading, or two if the sign of the advantage matters."""
 
     name: str
     forwards: float
-    """Masked states for each completion and draw."""
+    """Masked states per completion and draw."""
     values: dict[str, list[ValueFigures]]
     slopes: list[GradientFigures | None]
     """None for a problem whose rewards are identical."""
@@ -93,11 +94,11 @@ class Audit:
     """What the gradients are compared with."""
     estimators: list[EstimatorFigures]
     draws: int
-    """Of every estimator on every completion; one where nothing is drawn."""
+    """Of every estimator on every completion; one if nothing is drawn."""
     slack: float = 0.0
     """The most by which an exact value may be too low, in nats."""
     marginal: EstimatorFigures | None = None
-    """The gradient of log pi(o | q) as an estimator, where the sum over orders is possible."""
+    """The gradient of log pi(o | q) as an estimator, if the sum over orders is possible."""
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,18 @@ def readings(audit: Audit) -> list[Reading]:
 
 
 def jackknife_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
-    """A figure of these problems with its interval: the spread of the figures with one problem left out.
+    """A figure of these problems with its interval, from the spread of the figures with one problem left out.
 
-    None where it is not defined, or depends on a single one of several problems.
+    None if it is not defined, or not without one of several problems.
     """
     whole, count = statistic(problems), len(problems)
     if whole is None or count == 1:
         return None if whole is None else Interval(whole, None, None)
-    known = [value for i in problems if (value := statistic([j for j in problems if j != i])) is not None]
-    if len(known) < count:
+    others = [value for i in problems if (value := statistic([j for j in problems if j != i])) is not None]
+    if len(others) < count:
         return None
-    mean = math.fsum(known) / count
-    error = math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in known))
+    mean = math.fsum(others) / count
+    error = math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in others))
     half = t_quantile(count - 1) * error
     return Interval(whole, whole - half, whole + half)
 
@@ -147,10 +148,7 @@ def jackknife_log_interval(statistic: Statistic, problems: Sequence[int]) -> Int
         value = statistic(some)
         return math.log(value) if value is not None and value > 0 else None
 
-    logs = jackknife_interval(logarithm, problems)
-    if logs is None or logs.low is None or logs.high is None:
-        return None if logs is None else Interval(math.exp(logs.mean), None, None)
-    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high))
+    return _mapped(jackknife_interval(logarithm, problems), math.exp)
 
 
 class ShareEstimates(NamedTuple):
@@ -159,7 +157,7 @@ class ShareEstimates(NamedTuple):
     along: float
     signal: float
     noise: float
-    """With `signal` this makes 1."""
+    """signal + noise = 1."""
 
 
 Shares = Sequence[ShareEstimates | None]
@@ -174,7 +172,7 @@ def slope_shares(slopes: Sequence[GradientFigures | None]) -> list[ShareEstimate
 
 
 def _shares(along: float, other: float, signal: float, noise: float) -> ShareEstimates | None:
-    """None where nothing varies, or there is no gradient."""
+    """None if nothing varies, or there is no gradient."""
     whole = signal + noise
     if min(whole, other) < TINY:
         return None
@@ -211,35 +209,32 @@ def relative_noise(shares: Shares) -> Statistic:
 
 
 def mean_cosine(shares: Shares, draws: int) -> Statistic:
-    """The cosine of the mean draw; None where too much noise is left in it after so many draws."""
-    return _trusted_cosine(shares, 0.0, draws)
+    """The cosine of the mean draw; None if too much noise would have to be subtracted."""
+    return budget_cosine(shares, forwards=0.0, budget=1.0, draws=draws)
 
 
 def budget_cosine(shares: Shares, forwards: float, budget: float, draws: int) -> Statistic:
-    """The cosine at a budget; None for an estimator whose single draw costs more, or whose draws are too few for
-    this budget."""
+    """The cosine at a budget; None if a single draw costs more, or if too much noise would have to be subtracted."""
     if forwards > budget + 1e-9:
         return lambda problems: None
-    return _trusted_cosine(shares, forwards / budget, draws)
-
-
-def _trusted_cosine(shares: Shares, thinned: float, draws: int) -> Statistic:
-    """None where too much of the noise that is left after so many draws would have to be subtracted."""
-    if thinned * draws >= 1:
-        return cosine(shares, thinned)
-    noise = relative_noise(shares)(defined_problems(shares))
-    if noise is None or noise * (1 / draws - thinned) > MOST_LEFT * (1 + noise * thinned):
-        return lambda problems: None
+    thinned = forwards / budget
+    if thinned * draws < 1:
+        noise = relative_noise(shares)(defined_problems(shares))
+        if noise is None or noise * (1 / draws - thinned) > MOST_LEFT * (1 + noise * thinned):
+            return lambda problems: None
     return cosine(shares, thinned)
 
 
 def clipped_interval(interval: Interval | None, most: float = 1.0) -> Interval | None:
-    """The interval of a correlation, which does not reach beyond 1; of the difference of two, 2."""
+    """The interval of a correlation, cut to -1 to 1; of the difference of two, to -2 to 2."""
+    return _mapped(interval, lambda value: max(-most, min(most, value)))
+
+
+def _mapped(interval: Interval | None, function: Callable[[float], float]) -> Interval | None:
     if interval is None:
         return None
-    mean, low, high = (None if value is None else max(-most, min(most, value)) for value in interval)
-    assert mean is not None
-    return Interval(mean, low, high)
+    low, high = (None if value is None else function(value) for value in (interval.low, interval.high))
+    return Interval(function(interval.mean), low, high)
 
 
 def mean_of(values: Sequence[float | None]) -> Interval | None:
@@ -252,13 +247,13 @@ def mean_of(values: Sequence[float | None]) -> Interval | None:
 
 
 class FigureComparison(NamedTuple):
-    """A figure of two estimators on the problems where both have it, and their difference or ratio."""
+    """A figure of two estimators on the problems on which both have it, and their difference or ratio."""
 
     figure: str
     one: float | None
     other: float | None
     change: Interval | None
-    """The first less the second; for variances the first over the second."""
+    """The first minus the second; for variances the first over the second."""
     ratio: bool
 
 
@@ -274,42 +269,40 @@ def estimator_comparison(
     audit: Audit, one: EstimatorFigures, other: EstimatorFigures, budget: float
 ) -> list[FigureComparison]:
     """Every figure of both, the change paired over problems. Estimators with two readings are compared by reading."""
+
+    def at_budget(a: Shares, b: Shares) -> _Pair:
+        first, second = (
+            budget_cosine(shares, each.forwards, budget, audit.draws) for shares, each in ((a, one), (b, other))
+        )
+        return _Pair(first, second, defined_problems(a, b))
+
     rows = list[FigureComparison]()
     for label in (label for label in one.values if label in other.values):
-        ours, theirs = one.values[label], other.values[label]
-        r = _budget_pair(value_shares(ours), value_shares(theirs), (one.forwards, other.forwards), budget, audit.draws)
-        bias = _mean_pair([abs(v.bias) for v in ours], [abs(v.bias) for v in theirs])
+        first, second = one.values[label], other.values[label]
+        bias = _mean_pair([abs(v.bias) for v in first], [abs(v.bias) for v in second])
         rows += [
             _difference_row("|bias|, nats", bias, most=math.inf),
-            _ratio_row("variance", _mean_pair([v.noise for v in ours], [v.noise for v in theirs])),
-            _difference_row("r", _mean_pair([v.pearson for v in ours], [v.pearson for v in theirs])),
-            _difference_row("rank r", _mean_pair([v.spearman for v in ours], [v.spearman for v in theirs])),
-            _difference_row(f"r at {budget:g}", r),
+            _ratio_row("variance", _mean_pair([v.noise for v in first], [v.noise for v in second])),
+            _difference_row("r", _mean_pair([v.pearson for v in first], [v.pearson for v in second])),
+            _difference_row("rank r", _mean_pair([v.spearman for v in first], [v.spearman for v in second])),
+            _difference_row(f"r at {budget:g}", at_budget(value_shares(first), value_shares(second))),
         ]
-    us, them = slope_shares(one.slopes), slope_shares(other.slopes)
-    some = defined_problems(us, them)
-    means = _Pair(mean_cosine(us, audit.draws), mean_cosine(them, audit.draws), some)
-    at_budget = _budget_pair(us, them, (one.forwards, other.forwards), budget, audit.draws)
+    a, b = slope_shares(one.slopes), slope_shares(other.slopes)
+    both = defined_problems(a, b)
     return [
         *rows,
-        _difference_row("cosine", _Pair(cosine(us, 1.0), cosine(them, 1.0), some)),
-        _difference_row("cosine of mean", means),
-        _ratio_row("rel. variance", _Pair(relative_noise(us), relative_noise(them), some)),
-        _difference_row(f"cosine at {budget:g}", at_budget),
+        _difference_row("cosine", _Pair(cosine(a, 1.0), cosine(b, 1.0), both)),
+        _difference_row("cosine of mean", _Pair(mean_cosine(a, audit.draws), mean_cosine(b, audit.draws), both)),
+        _ratio_row("rel. variance", _Pair(relative_noise(a), relative_noise(b), both)),
+        _difference_row(f"cosine at {budget:g}", at_budget(a, b)),
     ]
-
-
-def _budget_pair(us: Shares, them: Shares, forwards: tuple[float, float], budget: float, draws: int) -> _Pair:
-    ours, theirs = forwards
-    pair = budget_cosine(us, ours, budget, draws), budget_cosine(them, theirs, budget, draws)
-    return _Pair(pair[0], pair[1], defined_problems(us, them))
 
 
 def _mean_pair(one: Sequence[float | None], other: Sequence[float | None]) -> _Pair:
     def mean(values: Sequence[float | None]) -> Statistic:
         def figure(problems: Sequence[int]) -> float | None:
-            some = [value for i in problems if (value := values[i]) is not None]
-            return math.fsum(some) / len(some) if some else None
+            defined = [value for i in problems if (value := values[i]) is not None]
+            return math.fsum(defined) / len(defined) if defined else None
 
         return figure
 
@@ -318,8 +311,8 @@ def _mean_pair(one: Sequence[float | None], other: Sequence[float | None]) -> _P
 
 def difference(one: Statistic, other: Statistic) -> Statistic:
     def figure(problems: Sequence[int]) -> float | None:
-        ours, theirs = one(problems), other(problems)
-        return None if ours is None or theirs is None else ours - theirs
+        first, second = one(problems), other(problems)
+        return None if first is None or second is None else first - second
 
     return figure
 
@@ -332,8 +325,8 @@ def _difference_row(name: str, pair: _Pair, most: float = 2.0) -> FigureComparis
 
 def _ratio_row(name: str, pair: _Pair) -> FigureComparison:
     def ratio(some: Sequence[int]) -> float | None:
-        ours, theirs = pair.one(some), pair.other(some)
-        return None if ours is None or theirs is None or theirs < STILL else ours / theirs
+        first, second = pair.one(some), pair.other(some)
+        return None if first is None or second is None or second < STILL else first / second
 
     change = jackknife_log_interval(ratio, pair.problems)
     return FigureComparison(name, pair.one(pair.problems), pair.other(pair.problems), change, True)

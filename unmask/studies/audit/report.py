@@ -36,7 +36,7 @@ from unmask.util.statistics import Interval
 
 
 def audit_data(audit: Audit) -> dict[str, Any]:
-    """The numbers as JSON takes them, a list over the problems for every field."""
+    """The audit as JSON, with a list over the problems for every field."""
 
     def lists(kind: Any, rows: Sequence[ValueFigures | GradientFigures | None]) -> dict[str, list[float | None]]:
         return {field: [None if row is None else _round(getattr(row, field)) for row in rows] for field in kind._fields}
@@ -64,7 +64,7 @@ def _round(value: float | None) -> float | None:
 
 
 def audit_from_data(data: dict[str, Any]) -> Audit:
-    """The audit that `audit_data` gave."""
+    """The inverse of `audit_data`."""
 
     def rows(kind: Any, lists: dict[str, list[Any]]) -> list[Any]:
         tuples = [kind._make(cells) for cells in zip(*(lists[field] for field in kind._fields), strict=True)]
@@ -86,7 +86,7 @@ SLOPE_COLUMNS = ("estimator", "forwards", "cosine", "cosine of mean", "rel. vari
 
 
 def value_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
-    """The likelihood table, one row for every reading."""
+    """The likelihood table, one row per reading."""
     rows = list[tuple[str, ...]]()
     for reading in readings(audit):
         values, forwards = reading.values, reading.forwards
@@ -110,7 +110,7 @@ def value_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
 
 
 def slope_rows(audit: Audit, budget: float) -> list[tuple[str, ...]]:
-    """The gradient table; the sum over orders first, where it was done."""
+    """The gradient table; the sum over orders first, if it was computed."""
     rows = list[tuple[str, ...]]()
     for one in _all(audit):
         shares = slope_shares(one.slopes)
@@ -139,7 +139,7 @@ def _few(value: float) -> str:
 
 
 def _uncut(interval: Interval | None) -> Interval | None:
-    """The same, but for a figure above 1: too much noise was subtracted, which the reader should see."""
+    """Cut to -1 to 1, except a figure above 1: too much noise was subtracted, and the reader should see it."""
     return interval if interval is not None and interval.mean > 1 else clipped_interval(interval)
 
 
@@ -158,11 +158,10 @@ def interval_text(interval: Interval | None, form: str) -> str:
 
 
 def tables(audit: Audit, budget: float) -> tuple[Table, Table]:
-    """Both tables, to print."""
     one, other = ([c.replace("{F}", f"{budget:g}") for c in columns] for columns in (VALUE_COLUMNS, SLOPE_COLUMNS))
     return (
         _table(f"likelihood against {audit.truth}", one, value_rows(audit, budget)),
-        _table(f"gradient against {audit.reference} (below 1 is no proof of bias)", other, slope_rows(audit, budget)),
+        _table(f"gradient against {audit.reference} (below 1 does not prove bias)", other, slope_rows(audit, budget)),
     )
 
 
@@ -176,27 +175,21 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def two_estimators(audit: Audit, names: str) -> tuple[EstimatorFigures, EstimatorFigures]:
-    """Two estimators by their names, with a comma between."""
+    """Two estimators by their names, separated by a comma."""
     known = {one.name: one for one in _all(audit)}
     words = [word.strip() for word in names.split(",")]
-    if wrong := [word for word in words if word not in known]:
-        raise ValueError(f"compare: there is no {wrong[0]!r}; the file has {', '.join(known)}")
+    if unknown := [word for word in words if word not in known]:
+        raise ValueError(f"compare: there is no {unknown[0]!r}; the file has {', '.join(known)}")
     if len(words) != 2:
         raise ValueError("compare: name two estimators, e.g. agrpo:draws=2,agrpo:draws=4")
     return known[words[0]], known[words[1]]
 
 
 def comparison_table(one: EstimatorFigures, other: EstimatorFigures, rows: Sequence[FigureComparison]) -> Table:
-    """Both estimators and their differences, to print."""
-
     def cells(row: FigureComparison) -> list[str]:
         both = ["-" if value is None else _few(value) for value in (row.one, row.other)]
-        return [
-            row.figure,
-            *both,
-            interval_text(row.change, ".2f" if row.ratio else "+.2f"),
-            "ratio" if row.ratio else "",
-        ]
+        form, kind = (".2f", "ratio") if row.ratio else ("+.2f", "")
+        return [row.figure, *both, interval_text(row.change, form), kind]
 
     columns = ["figure", one.name, other.name, "difference", ""]
     return _table("paired over problems", columns, [cells(row) for row in rows])
@@ -205,59 +198,58 @@ def comparison_table(one: EstimatorFigures, other: EstimatorFigures, rows: Seque
 # --- the conclusion ------------------------------------------------------------------------------------------------
 
 
-class BudgetOffer(NamedTuple):
-    """An estimator at the budget."""
+class Candidate(NamedTuple):
+    """The figures of an estimator, by which it can be compared with others at a budget."""
 
     name: str
+    forwards: float
     shares: Shares
-    thinned: float
-    value: float
+
+    def cosine(self, budget: float, draws: int) -> float | None:
+        value = budget_cosine(self.shares, self.forwards, budget, draws)(range(len(self.shares)))
+        return None if value is None else min(1.0, value)
+
+
+def _candidates(audit: Audit) -> tuple[list[Candidate], list[Candidate]]:
+    """The estimators of the likelihood and those of the gradient."""
+    values = [Candidate(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
+    return values, [Candidate(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
 
 
 def conclusion(audit: Audit, budget: float) -> str:
     """One sentence: the best estimator of the likelihood, the best of the gradient, and whether a tie is excluded."""
-    values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
-    slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
+    values, slopes = _candidates(audit)
     return (
         f"At {budget:g} forward passes a completion, "
-        f"for the likelihood {_best(_budget_offers(values, budget, audit.draws), 'r')}; "
-        f"for the gradient {_best(_budget_offers(slopes, budget, audit.draws), 'cosine')}."
+        f"for the likelihood {_best(values, budget, audit.draws, 'r')}; "
+        f"for the gradient {_best(slopes, budget, audit.draws, 'cosine')}."
     )
 
 
-def _budget_offers(offers: Sequence[tuple[str, float, Shares]], budget: float, draws: int) -> list[BudgetOffer]:
-    """The estimators that are affordable and defined."""
-    offered = []
-    for name, forwards, shares in offers:
-        value = budget_cosine(shares, forwards, budget, draws)(range(len(shares)))
-        if value is not None:
-            offered.append(BudgetOffer(name, shares, forwards / budget, min(1.0, value)))
-    return offered
-
-
-def _best(offered: list[BudgetOffer], unit: str) -> str:
-    """The best offer against the next."""
-    if not offered:
+def _best(candidates: Sequence[Candidate], budget: float, draws: int, unit: str) -> str:
+    """The best estimator against the next, of those that are affordable and defined."""
+    values = [(value, one) for one in candidates if (value := one.cosine(budget, draws)) is not None]
+    if not values:
         return "no estimator can be chosen (none is affordable, the draws are too few, or nothing varies in a group)"
-    best, *others = sorted(offered, key=lambda offer: -offer.value)
+    (value, best), *others = sorted(values, key=lambda pair: -pair[0])
     if not others:
-        return f"{best.name} is the only one ({unit} {best.value:.2f})"
-    ours, theirs = (cosine(offer.shares, offer.thinned) for offer in (best, others[0]))
-    lead = clipped_interval(
-        jackknife_interval(difference(ours, theirs), defined_problems(best.shares, others[0].shares)), 2.0
-    )
+        return f"{best.name} is the only one ({unit} {value:.2f})"
+    _, second = others[0]
+    first_cosine, second_cosine = (cosine(one.shares, one.forwards / budget) for one in (best, second))
+    both = defined_problems(best.shares, second.shares)
+    lead = clipped_interval(jackknife_interval(difference(first_cosine, second_cosine), both), 2.0)
     if lead is None or lead.low is None or lead.high is None:
-        return f"{best.name} has the largest {unit} ({best.value:.2f}), with too few problems for an interval"
+        return f"{best.name} has the largest {unit} ({value:.2f}), with too few problems for an interval"
     tie = "which excludes a tie" if lead.excludes_zero else "which does not exclude a tie"
     gap = f"{lead.mean:.2f} [{lead.low:.2f}, {lead.high:.2f}]"
-    return f"{best.name} has the largest {unit} ({best.value:.2f}), {gap} above {others[0].name}, {tie}"
+    return f"{best.name} has the largest {unit} ({value:.2f}), {gap} above {second.name}, {tie}"
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
 def write_audit(folder: Path, data: dict[str, Any]) -> list[Path]:
-    """audit.json, and audit.png where matplotlib is installed."""
+    """Write audit.json, and audit.png if matplotlib is installed; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "audit.json"
     path.write_text(json.dumps(data) + "\n")
@@ -266,7 +258,6 @@ def write_audit(folder: Path, data: dict[str, Any]) -> list[Path]:
 
 
 def read_audit(path: Path) -> dict[str, Any]:
-    """An audit.json."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
@@ -279,22 +270,20 @@ def read_audit(path: Path) -> dict[str, Any]:
 
 
 def draw_audit(audit: Audit, steps: int, path: Path) -> bool:
-    """r and cosine against the forward passes spent; False where matplotlib is not installed."""
+    """r and cosine against the forward passes spent; False if matplotlib is not installed."""
     if (figure := new_figure(15, 6.5)) is None:
         return False
     most = 2 * max([float(steps), *(one.forwards for one in audit.estimators)])
-    values = [(one.name, one.forwards, value_shares(one.values)) for one in readings(audit)]
-    slopes = [(one.name, one.forwards, slope_shares(one.slopes)) for one in audit.estimators]
+    labels = ("r within groups", "cosine with the reference")
     colour = {one.name: number for number, one in enumerate(audit.estimators)}
-    for place, (lines, label) in enumerate(((values, "r within groups"), (slopes, "cosine with the reference"))):
+    for place, (candidates, label) in enumerate(zip(_candidates(audit), labels, strict=True)):
         axes = figure.add_subplot(1, 2, place + 1)
-        for name, forwards, shares in lines:
-            spent = [forwards * (most / forwards) ** (i / 20) for i in range(21)]
-            heights = [budget_cosine(shares, forwards, x, audit.draws)(range(len(shares))) for x in spent]
-            height = [math.nan if y is None else min(1.0, y) for y in heights]
-            number = colour[name.partition(" (")[0]]
+        for one in candidates:
+            spent = [one.forwards * (most / one.forwards) ** (i / 20) for i in range(21)]
+            heights = [math.nan if (y := one.cosine(x, audit.draws)) is None else y for x in spent]
+            number = colour[one.name.partition(" (")[0]]
             look = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
-            axes.plot(spent, height, label=name, marker="o", markevery=[0], **look)  # type: ignore[arg-type]
+            axes.plot(spent, heights, label=one.name, marker="o", markevery=[0], **look)  # type: ignore[arg-type]
         axes.set(xlabel="forward passes a completion", ylabel=label)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")

@@ -1,7 +1,7 @@
 """Forward passes of a run, counted without its model.
 
-A stand-in for the model goes through the real sampler and the real update on a few traces, and counts the passes. So a
-new method is counted without any code here.
+A stand-in for the model goes through the real sampler and the real update on a few traces, and counts the passes. So
+a new method needs no code here.
 """
 
 import re
@@ -30,7 +30,7 @@ from unmask.training.update import update
 from unmask.util.micro_batch import MicroBatch
 
 TEMPLATE = 16
-"""Tokens that a chat template adds to a prompt, about."""
+"""Tokens that a chat template adds to a prompt, approximately."""
 ASSUMED = 200
 """Tokens of a prompt whose row cannot be read, template included."""
 PIECES = re.compile(r"[^\W\d_]+|[^\s]")  # words, digits and signs
@@ -56,7 +56,6 @@ class Tally:
     """The number of passes, by the canvases in them."""
 
     def add(self, states: int, columns: int, positions: int) -> None:
-        """Count one pass."""
         self.states, self.columns = self.states + states, self.columns + states * columns
         self.positions, self.asked = self.positions + positions, max(self.asked, positions)
         self.most, self.sizes[states] = max(self.most, states), self.sizes.get(states, 0) + 1
@@ -67,7 +66,7 @@ class Tally:
         return replace(self, states=states, columns=columns, positions=positions, sizes=sizes)
 
     def together(self, factor: float, most: int) -> "Tally":
-        """The same with `most` canvases in every pass."""
+        """`factor` times as much, with `most` canvases in every pass."""
         total = self.times(factor)
         if not total.states:
             return total
@@ -101,8 +100,6 @@ class StandIn(nn.Module):
 
 
 class CachingStandIn(StandIn):
-    """The same as a CachingPolicy."""
-
     def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
         return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
 
@@ -122,9 +119,9 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     sizes = micro_batch_sizes(config, network.parameters + network.adapter)
     stand_in = StandIn if model.family.encoder else CachingStandIn
     sampler, policy, reference, replayer, evaluated = (stand_in(model) for _ in range(5))
-    if decoding.threshold is not None:  # at worst one position a step
+    if decoding.threshold is not None:  # the upper bound: one position a step
         decoding = replace(decoding, threshold=None, schedule=one_by_one)
-    groups = min(config.prompts, -(sizes.update // -config.group))  # as many as fill a pass
+    groups = min(config.prompts, -(sizes.update // -config.group))  # enough to fill a pass
     count, everything = groups * config.group, config.prompts * config.group
     seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
     rollouts = sample(
@@ -138,7 +135,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     )
 
     rng = torch.Generator().manual_seed(config.seed)
-    reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # no group is idle
+    reward_B = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # all differ
     branches, branch_reward_B = rollouts.branches, None
     if branches is not None:
         branch_reward_B = torch.rand(len(branches), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -156,16 +153,16 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     sample(evaluated, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
-    widest = {"rollout": min(everything, sizes.rollout), "evaluation": min(solved, sizes.rollout)}
+    drawn, evaluations = min(everything, sizes.rollout), min(solved, sizes.rollout)
     return {
-        "rollout, whole": sampler.counts["whole"].together(scale, widest["rollout"]),
-        "rollout, window": sampler.counts["window"].together(scale, widest["rollout"]),
+        "rollout, whole": sampler.counts["whole"].together(scale, drawn),
+        "rollout, window": sampler.counts["window"].together(scale, drawn),
         "cache check": replayer.counts["whole"].together(replays, sizes.rollout),
         "update, no gradient": policy.counts["whole"].times(scale),
         "update, reference": reference.counts["whole"].times(scale),
         "update, gradient": policy.counts["gradient"].times(scale),
-        "evaluation, whole": evaluated.counts["whole"].together(solved, widest["evaluation"]),
-        "evaluation, window": evaluated.counts["window"].together(solved, widest["evaluation"]),
+        "evaluation, whole": evaluated.counts["whole"].together(solved, evaluations),
+        "evaluation, window": evaluated.counts["window"].together(solved, evaluations),
     }
 
 
@@ -181,14 +178,10 @@ def prompt_tokens(config: Config, task: Task, model: Outline) -> tuple[int, list
     except ValueError as error:
         if NO_HUB not in str(error):
             raise
-        note = f"prompts are assumed to have {ASSUMED} tokens; for the true length set {task.name}.data=FILE.jsonl"
+        note = f"prompts are assumed to have {ASSUMED} tokens; for the real length set {task.name}.data=FILE.jsonl"
         return ASSUMED, [f"the rows of {task.name} cannot be read from the hub: {note}"]
     if model.tokenizer is not None:
         return max(len(task.prompt_ids(model.tokenizer, row)) for row in rows), []
-    size, unit = (_pieces, "word, digit or sign") if task.text else (len, "character")
-    longest = max(size(task.system + task.prompt(row) + task.prefill) for row in rows) + TEMPLATE
-    return longest, [f"the tokenizer is not here: prompts are assumed to have a token per {unit} and {TEMPLATE} more"]
-
-
-def _pieces(text: str) -> int:
-    return len(PIECES.findall(text))
+    split, unit = (PIECES.findall, "word, digit or sign") if task.text else (list, "character")
+    longest = max(len(split(task.system + task.prompt(row) + task.prefill)) for row in rows) + TEMPLATE
+    return longest, [f"there is no tokenizer: prompts are assumed to have a token per {unit} and {TEMPLATE} more"]

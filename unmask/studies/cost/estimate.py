@@ -1,7 +1,7 @@
-"""The cost of a run: passes, memory, hours. Nothing is loaded, no GPU is started, no folder is made.
+"""The cost of a run: passes, memory, hours. It loads nothing, starts no GPU and makes no folder.
 
 Passes are counted with a stand-in that goes through the real sampler and the real update (counting.py). Seconds are
-operations over a measured rate; memory is the sum of what is allocated at once. docs/dry_run.md derives them.
+operations over a measured rate; memory is the sum of what is allocated at once. docs/dry_run.md derives both.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ GIB = 2**30
 def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_checkpointing: bool = False) -> float:
     """Floating-point operations of passes whose columns see `seen` columns; a multiplication and an addition are two.
 
-    The backward pass goes through every matrix once, and once more where its weights are trained.
+    The backward pass goes through every matrix once, and once more if its weights are trained.
     """
     linear, low = 2 * tally.columns * network.linear, 2 * tally.columns * network.adapter
     attention = 4 * tally.columns * seen * network.queries * network.layers
@@ -47,7 +47,7 @@ def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_ch
 def seconds(
     network: Network, device: Hardware, kind: str, tally: Tally, seen: int, gradient_checkpointing: bool = False
 ) -> float:
-    """Pass by pass the longest of three: operations over their rate, reading the weights, launching kernels.
+    """For each pass the longest of three: operations over their rate, reading the weights, launching kernels.
 
     A pass with gradient is launched three times: once forward, twice backward.
     """
@@ -66,7 +66,7 @@ def seconds(
 def memory(
     config: Config, network: Network, passes: Mapping[str, Tally], width: int, copied: int = 0
 ) -> dict[str, dict[str, float]]:
-    """GiB at the peak of a rollout and of an update. `copied`: weights that the reference holds itself."""
+    """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has a copy."""
     item, inner, deep = network.item, network.inner, network.width
     wide = max(4, item) * network.trained  # adapters and the optimiser's state are in fp32 at least (training/optim.py)
     fixed = {
@@ -90,8 +90,8 @@ def memory(
         "activations": rows * width * alive,
         "logits": _logits(network, max(tally.asked for tally in drawn)),
     }
-    # Compiled passes without gradient save as many activations as those with gradient, until they end.
-    held = "update" if config.compile else "update, gradient"
+    # A compiled pass without gradient saves the same activations as one with gradient, until it ends.
+    saving = "update" if config.compile else "update, gradient"
     updates = [
         {
             **rollout,
@@ -101,7 +101,7 @@ def memory(
             "logits": _logits(network, tally.asked),
         }
         for kind, tally in passes.items()
-        if kind.startswith(held)
+        if kind.startswith(saving)
     ]
     stages = {"rollout": rollout, "update": max(updates, key=lambda parts: sum(parts.values()))}
     return {name: {part: size / GIB for part, size in parts.items()} for name, parts in stages.items()}
@@ -125,7 +125,7 @@ def _logits(network: Network, positions: float) -> float:
 
 
 def peak(parts: Mapping[str, float], rollout: bool) -> float:
-    """GiB at the peak. A rollout frees its activations before the logits; an update holds both."""
+    """GiB at the peak. A rollout frees its activations before the logits; an update needs both."""
     return sum(parts.values()) - (min(parts["activations"], parts["logits"]) if rollout else 0)
 
 
@@ -164,17 +164,16 @@ class CostEstimate:
     notes: list[str]
 
     def data(self) -> dict[str, Any]:
-        """The estimate as JSON takes it."""
         return asdict(self)
 
 
 def estimate(config: Config, hardware: str | None = None, prompt: int | None = None) -> CostEstimate:
-    """The cost of the configuration on the hardware at hand and on a named one (h200 for all but small models).
+    """The cost of the configuration on this machine and on a named GPU (h200, except for the embedded model).
 
     prompt   tokens of the longest prompt; estimated if not given
     """
     if hardware is not None and hardware not in NAMES:
-        raise ValueError(f"--hardware: {hardware!r} is not known; known: {', '.join(NAMES)}")
+        raise ValueError(f"--hardware: unknown {hardware!r}; choose one of {', '.join(NAMES)}")
     if config.rollout.temperature == 0 or config.rollout.guidance:
         raise ValueError("rollout: training needs a temperature above 0 and guidance 0")
     model, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()
@@ -223,7 +222,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
 
 
 def _copied_weights(config: Config, model: Outline, network: Network) -> int:
-    """Weights that the reference holds itself: none beside a new adapter, or a copy of B where layers are compiled."""
+    """Weights of which the reference has a copy: none with a new adapter, or B if layers are compiled."""
     if not network.adapter or model.adapter is not None:
         return network.trained
     return network.adapter_b if config.compile else 0
@@ -238,7 +237,7 @@ def _time(
     evaluations: int,
     copied: int = 0,
 ) -> TimeEstimate:
-    # A reference with its own weights goes through an adapter too, as the policy does.
+    # A reference with its own weights has an adapter too, like the policy.
     like = {"update, reference": "update, no gradient"} if copied else {}
     spent = {
         kind: seconds(network, device, like.get(kind, kind), tally, width, config.gradient_checkpointing)
@@ -252,15 +251,14 @@ def _time(
 
 
 def _notes(config: Config) -> Iterator[str]:
-    yield "an upper bound where rows end early, or where groups are idle and the method has no KL"
+    yield "an upper bound if rows end early, or if rewards are identical in a group and the method has no KL"
     if config.rollout.threshold is not None:
-        yield "decoding by threshold: an upper bound, as if every step committed one position"
+        yield "decoding by threshold: an upper bound, with one position a step"
     if config.idle_groups == "resample":
-        yield f"idle_groups: resample may roll out up to {1 + RESAMPLES} times as much"
+        yield f"idle_groups=resample may need up to {1 + RESAMPLES} times the rollouts"
 
 
 def lines(cost: CostEstimate, config: Config) -> Iterator[str]:
-    """The estimate as text, line by line."""
     network = cost.network
     bits = {2: "16-bit", 4: "fp32", 8: "fp64"}[network.item]
     trained = f"an adapter of {network.adapter:,} weights (fp32)" if network.adapter else "all weights"

@@ -1,4 +1,4 @@
-"""Rates that hardware reaches, as measured: docs/dry_run.md says which row each number is from.
+"""Measured rates of hardware; docs/dry_run.md names the source of each number.
 
 The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes
 them.
@@ -19,16 +19,16 @@ from unmask.studies.cost.network import Network
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The share of a large matrix product's rate that a pass reaches, and the cost beside the products."""
+    """The share of a large matrix product's rate that a pass reaches, and the cost outside the products."""
 
     whole: float
     window: float
     gradient: float
     vocabulary: float = 354.0
-    """Bytes of memory traffic for each logit that is sampled from; row "early", dual cache, less its passes."""
+    """Bytes of memory traffic for each logit that is sampled from; row "early", dual cache, minus its passes."""
     launch: float = 1.25e-3
-    """Seconds that a layer of a pass takes however little it has to do, with an adapter beside its matrices; row
-    "growth", length 256, less its whole passes and its sampling."""
+    """The least seconds of a layer in a pass, with an adapter; row "growth", length 256, minus its whole passes and its
+    sampling."""
 
 
 EAGER = Efficiency(whole=0.605, window=0.538, gradient=0.481)  # rows "trunk", not compiled; "methods_as_written", wd1
@@ -80,7 +80,7 @@ def cpu(network: Network) -> Hardware:
 
 
 def hardware_of(name: str | None, network: Network, compiled: bool, tiny: bool) -> Hardware | str:
-    """By name; None: what is at hand, the CPU for the embedded model. A note where the rates are not known."""
+    """By name; None: this machine, the CPU for the embedded model. A note if the rates are not known."""
     if name in GPUS:
         return gpu(name, network, compiled)
     at_hand = None if tiny or name == "cpu" else gpu_at_hand()
@@ -93,7 +93,7 @@ def hardware_of(name: str | None, network: Network, compiled: bool, tiny: bool) 
 
 
 def gpu_at_hand() -> tuple[str, float] | None:
-    """The first GPU's name and memory in GiB, from nvidia-smi: asking torch would start CUDA. None without one."""
+    """The first GPU's name and memory in GiB, from nvidia-smi, since torch would start CUDA. None without a GPU."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return None
@@ -119,5 +119,5 @@ def cpu_rate(rows: int, deep: int, wide: int, dtype: str, seconds: float = 0.2) 
 
 
 def cpu_memory() -> float:
-    """GiB of memory that this machine has."""
+    """GiB of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -1,4 +1,4 @@
-"""The sizes of a network, from its outline: nothing is loaded."""
+"""The sizes of a network, from its outline; no weights are loaded."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from unmask.models.tiny import CharacterTokenizer
 
 @dataclass(frozen=True)
 class Network:
-    """The sizes of a model that operations, seconds and bytes are computed from."""
+    """The sizes from which operations, seconds and bytes are computed."""
 
     parameters: int
     item: int
