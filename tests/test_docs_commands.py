@@ -2,8 +2,8 @@
 
 Commands of ours run for real as far as the door where work would begin: options, keys, values and their combination are
 checked by the code that checks a user's. Commands of others name files, targets and extras that exist. Commands that
-need a GPU stand under a comment <!-- gpu -->. The tutorial is run at a small size, and the batch script of slurm.md
-with stand-ins for Slurm.
+need a GPU stand under a comment <!-- gpu -->. The batch script of slurm.md runs with stand-ins for Slurm, and the
+tutorial for real, in test_tutorial.py.
 """
 
 import os
@@ -231,31 +231,6 @@ def test_an_error_is_told_as_the_page_has_it(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip() == command.answer
-
-
-SMALL = {
-    "train": ["updates=2", "prompts=2", "group=2", "eval.prompts=4", "eval.samples=2"],
-    "eval": ["--problems", "4", "--samples", "2"],
-}
-
-
-def test_the_tutorial_runs_to_the_viewer(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """Its first two parts, as written but small; what serves until Ctrl-C is left out."""
-    page = ROOT / "docs" / "tutorial.md"
-    text = page.read_text().splitlines()
-    end = next(number for number, line in enumerate(text, 1) if line.startswith("## 3."))
-    words = [plain(one.text) for one in commands(page) if one.line < end and not one.inline]
-    assert words[0] == ["make", "demo"] and "unmask train" in (ROOT / "Makefile").read_text()
-    run = [["unmask", "train"], *(one for one in words if one[0] == "unmask")]
-    run = [one for one in run if one[1] in SMALL or one[1] in ("sample", "doctor") or "--export" in one]
-    assert [one[1] for one in run] == ["train", "view", "sample", "eval", "doctor"]
-    for one in run:
-        UNMASK.main([*one[1:], *SMALL.get(one[1], [])], prog_name="unmask", standalone_mode=False)
-    shown = (folder / "demo.html").read_text()
-    assert "unmask-data" in shown and "sudoku" in shown
-    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "traces.jsonl", "checkpoint"} <= {
-        path.name for path in (folder / "runs" / "sudoku-diffu_grpo+daca-seed0").iterdir()
-    }
 
 
 STAND_INS = {
