@@ -64,6 +64,7 @@ def test_every_step_runs_as_printed(
     assert after > before + 0.1
     for page in ("demo.html", "both.html"):
         assert "unmask-data" in Path(page).read_text()
+    assert "<svg" in Path("first.svg").read_text()
     assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "traces.jsonl", "checkpoint"} <= {
         path.name for path in Path("runs/first").iterdir()
     }
