@@ -128,6 +128,20 @@ def test_a_log_that_was_cut_and_written_on_is_read_again(folder: Path, more: int
     assert run.data("first")["metrics"] == {}
 
 
+def test_the_clock_counts_the_seconds_of_training(folder: Path) -> None:
+    """Cumulative over all updates, also those that the curves leave out, and without evaluations."""
+    rows = [{"step": n, "time/rollout": 1.5, "time/update": 0.5} for n in range(1, 3 * BINS)]
+    rows[5] |= {"time/rollout": math.nan, "time/update": "?"}
+    rows.insert(9, {"step": 9, "time/evaluation": 100.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = RunReader(folder)
+    assert run.refresh()
+    clock = run.data("first")["clock"]
+    known = {step: 2.0 * (step if step < 6 else step - 1) for step in range(1, 3 * BINS) if step != 6}
+    assert clock["x"][-1] == 3 * BINS - 1 and len(clock["x"]) <= 2 * BINS
+    assert [known[step] for step in clock["x"]] == clock["y"]
+
+
 def test_a_group_is_not_read_where_another_is_now(folder: Path) -> None:
     traces = folder / "traces.jsonl"
     traces.write_text(group("t1-0") + group("t2-0") + group("t3-0"))

@@ -93,6 +93,7 @@ class RunReader:
         names = ("metrics", "traces", "samples", "warnings", "errors")
         self.logs = {name: JsonLines(self.folder / f"{name}.jsonl") for name in names}
         self.series: dict[str, Series] = {}
+        self.clock, self.seconds = Series(), 0.0
         self.done, self.errors = 0, 0
         self.warnings, self.traces = list[TraceLine](), list[TraceLine]()
         self.places: dict[str, tuple[int, int]] = {}
@@ -133,6 +134,7 @@ class RunReader:
             "updates": _number(config.get("updates")),
             "done": self.done,
             "metrics": {key: series.data() for key, series in self.series.items()},
+            "clock": self.clock.data(),
             "warnings": self.warnings,
             "errors": self.errors,
             "traces": self.groups(),
@@ -181,6 +183,9 @@ class RunReader:
         if not isinstance(step, int) or not _is_number(step):
             return
         self.done = max(self.done, step)
+        if times := [seconds for key in ("time/rollout", "time/update") if (seconds := _number(row.get(key)))]:
+            self.seconds += sum(times)
+            self.clock.add(step, self.seconds)
         for key, value in row.items():
             if isinstance(value, float) or (isinstance(value, int) and _is_number(value)):
                 self.series.setdefault(current_name(key), Series()).add(step, value)

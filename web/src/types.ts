@@ -15,6 +15,8 @@ export interface Run {
   updates: number;
   done: number;
   metrics: Record<string, Series>;
+  /** Seconds of training by update, cumulative. */
+  clock?: Series | undefined;
   warnings: Warning[];
   errors: number;
   traces: Entry[];

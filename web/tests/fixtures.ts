@@ -232,15 +232,17 @@ function metricsOf(rng: Rng, updates: number, rise: number): Record<string, Seri
 }
 
 export function runOf(name: string, traces: Trace[], options: Partial<Run> = {}, rise = 0.55): Run {
+  const updates = options.updates ?? 80;
   return {
     name,
     config: { task: "sudoku", method: "diffu_grpo", updates: 80, seed: 0, optimizer: { lr: 3e-4, max_norm: 1 }, eval: { every: 10 } },
     method: "diffu_grpo + daca + dispo",
     task: "sudoku",
     finished: { seconds: 131 },
-    updates: 80,
-    done: 80,
-    metrics: metricsOf(rngOf(name.length), 80, rise),
+    updates,
+    done: updates,
+    metrics: metricsOf(rngOf(name.length), updates, rise),
+    clock: { x: Array.from({ length: updates }, (_, i) => i + 1), y: Array.from({ length: updates }, (_, i) => 1.2 * (i + 1)) },
     warnings: [],
     errors: 0,
     traces: traces.map(entryOf),

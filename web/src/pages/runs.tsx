@@ -1,10 +1,11 @@
 /** The runs: settings, curves, warnings and samples. */
 
-import { useMemo } from "preact/hooks";
+import { useCallback, useMemo } from "preact/hooks";
 import { sectionsOf } from "../curves";
 import { atUpdate, count, number, percent } from "../format";
 import { pairings } from "../match";
 import { Chart } from "../parts/chart";
+import { PlotOptions } from "../parts/options";
 import { Samples } from "../parts/samples";
 import { compareLink } from "../route";
 import type { Run, Series, Warning } from "../types";
@@ -61,14 +62,16 @@ const OPEN: ReadonlySet<string> = new Set(["Learning", "Policy"]);
 
 function Curves({ runs }: { runs: readonly Run[] }) {
   const { sections, still } = useMemo(() => sectionsOf(runs), [runs]);
+  const colourOf = useCallback((run: Run) => runs.indexOf(run), [runs]);
   if (sections.length === 0) return <p class="quiet">Nothing has been measured yet.</p>;
   return (
     <>
+      <PlotOptions runs={runs} />
       {sections.map((section) => (
         <details class="curves" key={section.title} open={OPEN.has(section.title)}>
           <summary><h3>{section.title}</h3></summary>
           <div class="charts">
-            {section.panels.map((panel) => <Chart key={panel.title} panel={panel} runs={runs} />)}
+            {section.panels.map((panel) => <Chart key={panel.title} panel={panel} runs={runs} colourOf={colourOf} />)}
           </div>
         </details>
       ))}
