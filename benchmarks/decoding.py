@@ -24,7 +24,7 @@ from adapt_study import LESSONS
 
 from unmask.config import Config, parse_config
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import Evaluator, mean_proportion
+from unmask.evaluation.evaluate import Evaluator
 from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model, load_model
 from unmask.rollout.cache import Cache
@@ -36,6 +36,7 @@ from unmask.training.mismatch import mismatch_metrics, random_share, replay_logp
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoding_of
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import mean_proportion
 
 SEED = -1
 SHARES = (1, 2, 4)
@@ -98,7 +99,7 @@ def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace
         torch.cuda.synchronize()
     seconds = time.perf_counter() - clock
     solved_B = score(task, rows, completions(policy, trace, how.length), device=given.device).solved_B
-    share = mean_proportion(solved_B.double().view(given.problems, given.samples).mean(-1).cpu())
+    share = mean_proportion(solved_B.double().view(given.problems, given.samples).mean(-1).tolist())
     found = {"solved": share.value, "low": share.low, "high": share.high, "seconds": seconds, "passes": passes(trace)}
     found["positions_per_s"] = len(rows) * how.length / seconds
     if how.cache is not None and how.sampling.temperature:

@@ -16,15 +16,13 @@ from unmask.studies.audit.figures import (
     cosine,
     defined_problems,
     estimator_comparison,
-    jackknife_interval,
-    jackknife_log_interval,
     mean_cosine,
     relative_noise,
     slope_shares,
     value_shares,
 )
 from unmask.studies.audit.report import slope_rows
-from unmask.util.statistics import t_interval
+from unmask.util.statistics import jackknife_interval, jackknife_log_interval, t_interval
 from world import noise
 
 

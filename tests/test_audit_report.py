@@ -16,7 +16,6 @@ from unmask.studies.audit.figures import (
     ValueFigures,
     defined_problems,
     estimator_comparison,
-    jackknife_interval,
     mean_cosine,
     slope_shares,
 )
@@ -29,7 +28,7 @@ from unmask.studies.audit.report import (
     tables,
     value_rows,
 )
-from unmask.util.statistics import t_interval
+from unmask.util.statistics import jackknife_interval, t_interval
 
 
 def found(rs: dict[str, list[float]], forwards: float = 2.0) -> Audit:

@@ -28,7 +28,7 @@ from unmask.evaluation.benchmark import (
     protocol_decoding,
     short_hash,
 )
-from unmask.evaluation.evaluate import Evaluator, wilson_interval
+from unmask.evaluation.evaluate import Evaluator
 from unmask.models import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
@@ -36,6 +36,7 @@ from unmask.tasks.benchmarks import gsm8k
 from unmask.tasks.support.protocol import D1_DECODING, JUSTGRPO_DECODING
 from unmask.tasks.task import FIELD_DECODING, Grade, Task
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import wilson_interval
 
 PROBLEMS = [{"question": f"What is {n}?", "answer": f"It is {n}. #### {n}"} for n in range(40)]
 

@@ -12,7 +12,7 @@ from ranks_cases import toy_model, toy_task
 from helpers import cut_at
 from unmask.config import Config, parse_config
 from unmask.config.sections import EvalConfig
-from unmask.evaluation.evaluate import Evaluation, Evaluator, Proportion
+from unmask.evaluation.evaluate import Evaluation, Evaluator
 from unmask.models import load_model, save
 from unmask.tasks import TASKS
 from unmask.training.loop import resume, train
@@ -20,6 +20,7 @@ from unmask.training.run.folder import RunFolder, read_metrics
 from unmask.training.run.progress import Best, best_of, reason_to_end
 from unmask.training.run.state import newest_state
 from unmask.training.run.training_run import TrainingResult
+from unmask.util.statistics import Proportion
 from wording import mentions
 
 

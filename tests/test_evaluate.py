@@ -1,4 +1,4 @@
-"""Intervals and pass@k against their definitions; evaluation against a task with a known answer."""
+"""pass@k against its definition; evaluation against a task with a known answer."""
 
 import itertools
 import math
@@ -7,21 +7,11 @@ import pytest
 import torch
 from task_variants import task_of
 
-from unmask.evaluation.evaluate import Evaluator, mean_proportion, mixed_at_k, pass_at_k, wilson_interval
+from unmask.evaluation.evaluate import Evaluator, mixed_at_k, pass_at_k
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS, Task
 from unmask.tasks.scoring import score
-
-
-def test_wilson_holds_the_shares_that_a_score_test_does_not_reject() -> None:
-    hits, total, z = 7, 20, 1.959963984540054
-    share = wilson_interval(hits, total)
-    for edge in (share.low, share.high):
-        assert abs(hits / total - edge) == pytest.approx(z * math.sqrt(edge * (1 - edge) / total), rel=1e-9)
-    assert wilson_interval(0, 10).low == pytest.approx(0, abs=1e-12) and wilson_interval(10, 10).high == pytest.approx(
-        1
-    )
 
 
 def test_pass_and_mixed_at_k_are_shares_of_k_subsets() -> None:
@@ -35,26 +25,6 @@ def test_pass_and_mixed_at_k_are_shares_of_k_subsets() -> None:
         assert float(mixed_at_k(k, torch.tensor([hits]), samples)) == pytest.approx(both, abs=1e-12)
     with pytest.raises(ValueError, match="pass@7 needs at least 7 samples"):
         pass_at_k(7, torch.tensor([1]), samples)
-
-
-def test_the_interval_of_a_mean_counts_problems_not_samples() -> None:
-    value_P, z = torch.tensor([0.0, 0.5, 1.0, 0.5, 0.25]), 1.959963984540054
-    share = mean_proportion(value_P)
-    # The normal score test, whose variance at another mean is scaled as that of a share is.
-    scale = float(value_P.var(correction=0)) / (0.45 * 0.55) / 5
-    for edge in share[1:]:
-        assert abs(share.value - edge) == pytest.approx(z * math.sqrt(scale * edge * (1 - edge)), rel=1e-6)
-    flat = mean_proportion(torch.ones(10))
-    assert flat.high == pytest.approx(1) and 0.6 < flat.low < 0.8  # ten of ten does not prove certainty
-
-
-@pytest.mark.parametrize(("hits", "total"), [(0, 1), (1, 1), (1, 2), (1, 50), (7, 20), (19, 20)])
-def test_one_sample_a_problem_has_the_interval_of_a_share(hits: int, total: int) -> None:
-    assert mean_proportion(torch.tensor([1.0] * hits + [0.0] * (total - hits))) == pytest.approx(
-        wilson_interval(hits, total)
-    )
-    alike_P = torch.full((9,), 1 / 3, dtype=torch.float64)  # neither right nor wrong
-    assert mean_proportion(alike_P) == pytest.approx(wilson_interval(3, 9))
 
 
 def _letter_task(letter: str) -> Task:

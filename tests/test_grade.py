@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, run_benchmark
-from unmask.evaluation.evaluate import wilson_interval
 from unmask.evaluation.grade import grade_lines, grade_proportion
 from unmask.models import tiny_policy
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import wilson_interval
 from wording import mentions
 
 LINES = [

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, card, prompt_hash
-from unmask.evaluation.evaluate import Z_95
 from unmask.evaluation.prompt_variants import (
     OWN_PROMPT,
     PromptVariant,
@@ -22,6 +21,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.tasks.task import Grade, Task
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import Z_95
 from wording import mentions
 
 

@@ -20,7 +20,7 @@ import unmask.training.run.state
 from helpers import SMALL, cut_at
 from unmask.config import Config, parse_config
 from unmask.core.options import LoraOptions
-from unmask.evaluation.evaluate import Evaluation, Proportion, evaluation_of
+from unmask.evaluation.evaluate import Evaluation, evaluation_of
 from unmask.models import load_model, tiny_policy
 from unmask.models.lora import add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
@@ -30,6 +30,7 @@ from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import LOGS, RunFolder, read_metrics
 from unmask.training.run.state import newest_state, restore, state_tensors, write_state
 from unmask.util.signals import Paused, block_signals
+from unmask.util.statistics import Proportion
 from wording import mentions, naming
 
 METHODS = {

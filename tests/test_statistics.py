@@ -1,12 +1,24 @@
-"""Intervals: against closed forms, printed tables, brute force, and the coverage they promise."""
+"""Intervals: against closed forms, printed tables, brute force, scipy, and the coverage they promise."""
 
 import itertools
 import math
 import random
+import statistics
 
 import pytest
 
-from unmask.util.statistics import EXACT, Interval, bootstrap, paired_differences, t_interval, t_quantile, t_within
+from unmask.util.statistics import (
+    EXACT,
+    Z_95,
+    Interval,
+    bootstrap,
+    mean_proportion,
+    paired_differences,
+    t_interval,
+    t_quantile,
+    t_within,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize("t", [0.1, 0.7, 1.0, 2.5, 40.0])
@@ -103,3 +115,49 @@ def test_pairs_and_zero() -> None:
         t_interval([])
     assert Interval(1.0, 0.5, 2.0).excludes_zero and Interval(-1.0, -2.0, -0.5).excludes_zero
     assert not Interval(0.5, 0.0, 1.0).excludes_zero and not Interval(0.5, None, None).excludes_zero
+
+
+def test_wilson_contains_the_shares_that_a_score_test_does_not_reject() -> None:
+    hits, total = 7, 20
+    share = wilson_interval(hits, total)
+    for edge in (share.low, share.high):
+        assert abs(hits / total - edge) == pytest.approx(Z_95 * math.sqrt(edge * (1 - edge) / total), rel=1e-9)
+    assert wilson_interval(0, 10).low == pytest.approx(0, abs=1e-12)
+    assert wilson_interval(10, 10).high == pytest.approx(1)
+
+
+def test_the_interval_of_a_mean_counts_problems_not_samples() -> None:
+    values = [0.0, 0.5, 1.0, 0.5, 0.25]
+    share = mean_proportion(values)
+    # The normal score test, whose variance at another mean is scaled like that of a share.
+    scale = statistics.pvariance(values) / (0.45 * 0.55) / 5
+    for edge in share[1:]:
+        assert abs(share.value - edge) == pytest.approx(Z_95 * math.sqrt(scale * edge * (1 - edge)), rel=1e-9)
+    flat = mean_proportion([1.0] * 10)
+    assert flat.high == pytest.approx(1) and 0.6 < flat.low < 0.8  # ten of ten does not prove certainty
+
+
+@pytest.mark.parametrize(("hits", "total"), [(0, 1), (1, 1), (1, 2), (1, 50), (7, 20), (19, 20)])
+def test_one_sample_a_problem_has_the_interval_of_a_share(hits: int, total: int) -> None:
+    assert mean_proportion([1.0] * hits + [0.0] * (total - hits)) == pytest.approx(wilson_interval(hits, total))
+    assert mean_proportion([1 / 3] * 9) == pytest.approx(wilson_interval(3, 9))
+
+
+def test_the_intervals_are_scipys_to_nine_digits() -> None:
+    """scipy is not a dependency (docs/architecture.md); where it is installed it checks ours."""
+    scipy = pytest.importorskip("scipy.stats", reason="scipy is not installed (pip install scipy)")
+    assert pytest.approx(scipy.norm.ppf(0.975), abs=1e-12) == Z_95
+    for freedom, level in itertools.product((1, 2, 3, 4, 7, 30, 1000), (0.5, 0.9, 0.95, 0.99)):
+        assert t_quantile(freedom, level) == pytest.approx(scipy.t.ppf((1 + level) / 2, freedom), rel=1e-11)
+    for hits, total in ((0, 1), (1, 2), (7, 20), (1319, 1319), (600, 1319)):
+        assert wilson_interval(hits, total)[1:] == pytest.approx(
+            scipy.binomtest(hits, total).proportion_ci(method="wilson"), abs=1e-9
+        )
+    rng = random.Random(0)
+    for count in (2, 5, 8, 30):
+        values = [rng.gauss(0.5, 0.2) for _ in range(count)]
+        expected = scipy.ttest_1samp(values, 0.0).confidence_interval(0.95)
+        assert t_interval(values)[1:] == pytest.approx(tuple(expected), abs=1e-9)
+    many = scipy.bootstrap((values,), statistics.fmean, vectorized=False, method="percentile", n_resamples=4000, rng=1)
+    error = statistics.stdev(values) / math.sqrt(30)
+    assert bootstrap(values)[1:] == pytest.approx(tuple(many.confidence_interval), abs=0.15 * error)

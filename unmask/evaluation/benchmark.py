@@ -18,7 +18,7 @@ from unmask.core.options import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import Proportion, pass_shares
+from unmask.evaluation.evaluate import pass_shares
 from unmask.evaluation.grade import GradeReport, grade_report
 from unmask.models import Model
 from unmask.rollout.cache import Cache
@@ -27,6 +27,7 @@ from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
 from unmask.tasks.scoring import RewardFailure, failure_summary, grades, score
 from unmask.tasks.task import ProtocolDecoding, Row, Task
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import Proportion
 from unmask.util.versions import versions
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,46 +18,13 @@ from unmask.tasks import Task
 from unmask.tasks.scoring import RewardFailure, Scores, score
 from unmask.tasks.task import Row
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import Proportion, mean_proportion, wilson_interval
 
 TRACED_PROBLEMS = 3
 """`on_samples` gets this number of problems: the first ones, so they are the same every time."""
 
 OnSamples = Callable[[Trace, Scores], None]
 """Called with some traces and the scores of all samples; those of the traces come first."""
-
-Z_95 = 1.959963984540054
-
-
-class Proportion(NamedTuple):
-    """A share of problems with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-
-def wilson_interval(hits: float, total: float) -> Proportion:
-    """A share of independent trials with Wilson's interval."""
-    p, z2 = hits / total, Z_95**2
-    centre = (p + z2 / (2 * total)) / (1 + z2 / total)
-    half = Z_95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
-    return Proportion(p, centre - half, centre + half)
-
-
-def mean_proportion(value_P: Tensor) -> Proportion:
-    """The mean of per-problem scores in [0, 1], with problems as the independent units.
-
-    Wilson's interval with an effective number of trials, p (1 - p) / (variance of the mean). If every score is 0 or 1
-    that is the number of problems, which is also used if all scores are equal.
-    """
-    count, mean = len(value_P), float(value_P.double().mean())
-    variance = float(value_P.double().var(correction=0))
-    trials = count * mean * (1 - mean) / variance if variance > 1e-12 else float(count)  # rounding
-    low, high = wilson_interval(mean * trials, trials)[1:]
-    return Proportion(mean, min(low, mean), max(high, mean))
 
 
 def pass_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
@@ -71,7 +38,7 @@ def pass_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
 def pass_shares(hits_P: Tensor, samples: int) -> dict[int, Proportion]:
     """pass@k for k = 1, 2, 4, ... up to the number of samples."""
     ks = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
-    return {k: mean_proportion(pass_at_k(k, hits_P, samples)) for k in ks}
+    return {k: mean_proportion(pass_at_k(k, hits_P, samples).tolist()) for k in ks}
 
 
 def mixed_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
@@ -157,7 +124,7 @@ class Evaluator:
             problems=len(rows),
             samples=self.samples,
             failures=(*sampled.failures, *greedy.failures),
-            mixed=mean_proportion(mixed_P) if self.samples > 1 else None,
+            mixed=mean_proportion(mixed_P.tolist()) if self.samples > 1 else None,
         )
 
     def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Scores, list[Trace]]:

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unmask.core.options import RewardConfig
-from unmask.evaluation.evaluate import Z_95, Proportion, mean_proportion, wilson_interval
 from unmask.tasks import TASKS
 from unmask.tasks.scoring import RewardFailure, grade
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
 from unmask.util.files import check_output
+from unmask.util.statistics import Proportion, ratio_proportion
 
 
 @dataclass(frozen=True)
@@ -54,21 +52,8 @@ class GradeReport:
 
 
 def grade_proportion(grades: Sequence[Grade]) -> Proportion:
-    """The sum of points over the sum of possible points. Wilson's interval if every row gives one point or none, else
-    the normal interval of a ratio with rows as the independent units."""
-    points, out_of = [grade.points for grade in grades], [grade.out_of for grade in grades]
-    total = math.fsum(out_of)
-    if total == 0:
-        raise ValueError("no row has anything to score")
-    if set(out_of) == {1.0} and set(points) <= {0.0, 1.0}:
-        return wilson_interval(round(sum(points)), len(points))
-    ratio = math.fsum(points) / total
-    residuals = [p - ratio * o for p, o in zip(points, out_of, strict=True)]
-    spread = math.fsum(residual**2 for residual in residuals)
-    if spread == 0 or len(grades) == 1:
-        return mean_proportion(torch.full((len(grades),), ratio, dtype=torch.float64))
-    half = Z_95 * math.sqrt(spread * len(grades) / (len(grades) - 1)) / total
-    return Proportion(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
+    """The sum of points over the sum of possible points, with rows as the independent units."""
+    return ratio_proportion([grade.points for grade in grades], [grade.out_of for grade in grades])
 
 
 def grade_report(

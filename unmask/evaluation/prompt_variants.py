@@ -5,17 +5,16 @@ of the row, {own_prompt} is the task's own prompt, and {{ and }} are braces. Not
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, BenchmarkResult, check_prompts
-from unmask.evaluation.evaluate import Z_95
 from unmask.tasks.support.data import read_rows
 from unmask.tasks.task import Grade, Row, Task
+from unmask.util.statistics import Difference, paired_proportion_change
 
 OWN = "own"
 OWN_PROMPT = "own_prompt"
@@ -86,31 +85,12 @@ def cases_by_variant(bench: Benchmark, case: BenchmarkCase, variants: Sequence[P
     return cases
 
 
-class Difference(NamedTuple):
-    """The difference of two scores on the same problems, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
-
-
 def paired_difference(before: Sequence[Grade], after: Sequence[Grade]) -> Difference:
-    """after - before, problem by problem, with Agresti and Min's interval: the normal interval after adding half a
-    problem of each of the four outcomes (neither, both, only one, only the other)."""
-    assert [grade.out_of for grade in before] == [grade.out_of for grade in after]
-    change = [(b.points - a.points, a.out_of) for a, b in zip(before, after, strict=True)]
-    total = math.fsum(out_of for _, out_of in change)
-    mean = total / len(change)
-    weighed = [(gain, out_of, 1.0) for gain, out_of in change] + [(mean, mean, 0.5), (-mean, mean, 0.5), (0.0, mean, 1)]
-    value = math.fsum(gain for gain, _ in change) / total
-    total += 2 * mean
-    centre = math.fsum(weight * gain for gain, _, weight in weighed) / total
-    spread = math.fsum(weight * (gain - centre * out_of) ** 2 for gain, out_of, weight in weighed)
-    half = Z_95 * math.sqrt(spread) / total
-    return Difference(value, max(-1.0, centre - half), min(1.0, centre + half))
+    """after - before, problem by problem."""
+    out_of = [grade.out_of for grade in before]
+    assert out_of == [grade.out_of for grade in after]
+    points = [[grade.points for grade in grades] for grades in (before, after)]
+    return paired_proportion_change(points[0], points[1], out_of)
 
 
 def differences(lines: Sequence[BenchmarkResult]) -> list[Difference | None]:

@@ -1,16 +1,30 @@
-"""Means over seeds with their uncertainty: Student's t, and the bootstrap of paired differences.
+"""All intervals of the library, at 95 % unless a level is given. Standard library only; docs/architecture.md says why.
 
-Standard library only. Both intervals are over training seeds, not over other sets of problems.
+    t_interval, bootstrap      a mean over seeds (or problems)
+    jackknife_interval         any statistic of several problems
+    wilson_interval            a share of independent trials
+    mean_proportion            a mean of scores in [0, 1]
+    ratio_proportion           points over possible points
+    paired_proportion_change   the change of that on the same problems
+
+An interval over training seeds says nothing about other sets of problems, and the other way round.
 """
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 EXACT = 9
 """Up to this many values all resamples are enumerated instead of drawn."""
 DRAWS = 20_000
+Z_95 = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
+STILL = 1e-9
+"""A positive figure below this is rounding."""
+
+Statistic = Callable[[Sequence[int]], float | None]
+"""Indices of problems -> a figure, None if it is not defined."""
 
 
 class Interval(NamedTuple):
@@ -74,6 +88,122 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> In
         distribution = sorted((_mean(rng.choices(values, k=count)), 1 / DRAWS) for _ in range(DRAWS))
     tail = (1 - level) / 2
     return Interval(mean, _quantile(distribution, tail), _quantile(distribution, 1 - tail))
+
+
+def jackknife_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
+    """A figure of these problems with its interval, from the spread of the figures with one problem left out.
+
+    None if it is not defined, or not without one of several problems.
+    """
+    whole, count = statistic(problems), len(problems)
+    if whole is None or count == 1:
+        return None if whole is None else Interval(whole, None, None)
+    others = [value for i in problems if (value := statistic([j for j in problems if j != i])) is not None]
+    if len(others) < count:
+        return None
+    mean = math.fsum(others) / count
+    error = math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in others))
+    half = t_quantile(count - 1) * error
+    return Interval(whole, whole - half, whole + half)
+
+
+def jackknife_log_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
+    """The same for a positive figure, by its logarithm. Zero, up to rounding, has no interval."""
+    whole = statistic(problems)
+    if whole is not None and abs(whole) < STILL:
+        return Interval(0.0, None, None)
+
+    def logarithm(some: Sequence[int]) -> float | None:
+        value = statistic(some)
+        return math.log(value) if value is not None and value > 0 else None
+
+    return mapped_interval(jackknife_interval(logarithm, problems), math.exp)
+
+
+def mapped_interval(interval: Interval | None, function: Callable[[float], float]) -> Interval | None:
+    """The interval of an increasing function of the figure."""
+    if interval is None:
+        return None
+    low, high = (None if value is None else function(value) for value in (interval.low, interval.high))
+    return Interval(function(interval.mean), low, high)
+
+
+class Proportion(NamedTuple):
+    """A share with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+class Difference(NamedTuple):
+    """The difference of two scores on the same problems, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
+
+def wilson_interval(hits: float, total: float) -> Proportion:
+    """A share of independent trials with Wilson's interval."""
+    p, z2 = hits / total, Z_95**2
+    centre = (p + z2 / (2 * total)) / (1 + z2 / total)
+    half = Z_95 / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
+    return Proportion(p, centre - half, centre + half)
+
+
+def mean_proportion(values: Sequence[float]) -> Proportion:
+    """The mean of per-problem scores in [0, 1], with problems as the independent units.
+
+    Wilson's interval with an effective number of trials, p (1 - p) / (variance of the mean). If every score is 0 or 1
+    that is the number of problems, which is also used if all scores are equal.
+    """
+    count, mean = len(values), _mean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / count
+    trials = count * mean * (1 - mean) / variance if variance > 1e-12 else float(count)  # rounding
+    low, high = wilson_interval(mean * trials, trials)[1:]
+    return Proportion(mean, min(low, mean), max(high, mean))
+
+
+def ratio_proportion(points: Sequence[float], out_of: Sequence[float]) -> Proportion:
+    """The sum of points over the sum of possible points, with rows as the independent units.
+
+    Wilson's interval if every row gives one point or none, otherwise the normal interval of a ratio.
+    """
+    total, count = math.fsum(out_of), len(points)
+    if total == 0:
+        raise ValueError("no row has anything to score")
+    if set(out_of) == {1.0} and set(points) <= {0.0, 1.0}:
+        return wilson_interval(round(sum(points)), count)
+    ratio = math.fsum(points) / total
+    spread = math.fsum((p - ratio * o) ** 2 for p, o in zip(points, out_of, strict=True))
+    if spread == 0 or count == 1:
+        return mean_proportion([ratio] * count)
+    half = Z_95 * math.sqrt(spread * count / (count - 1)) / total
+    return Proportion(ratio, max(0.0, ratio - half), min(1.0, ratio + half))
+
+
+def paired_proportion_change(before: Sequence[float], after: Sequence[float], out_of: Sequence[float]) -> Difference:
+    """The change of the sum of points over the sum of possible points, problem by problem, with Agresti and Min's
+    interval: the normal interval after adding half a problem of each of the four outcomes (neither, both, only one,
+    only the other)."""
+    change = [(b - a, possible) for a, b, possible in zip(before, after, out_of, strict=True)]
+    total = math.fsum(out_of)
+    mean = total / len(change)
+    weighted = [(gain, possible, 1.0) for gain, possible in change]
+    weighted += [(mean, mean, 0.5), (-mean, mean, 0.5), (0.0, mean, 1.0)]
+    value = math.fsum(gain for gain, _ in change) / total
+    total += 2 * mean
+    centre = math.fsum(weight * gain for gain, _, weight in weighted) / total
+    spread = math.fsum(weight * (gain - centre * possible) ** 2 for gain, possible, weight in weighted)
+    half = Z_95 * math.sqrt(spread) / total
+    return Difference(value, max(-1.0, centre - half), min(1.0, centre + half))
 
 
 def paired_differences(values: Sequence[float], base: Sequence[float]) -> list[float]:

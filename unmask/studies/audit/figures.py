@@ -20,21 +20,24 @@ nothing.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unmask.util.statistics import Interval, t_interval, t_quantile
+from unmask.util.statistics import (
+    STILL,
+    Interval,
+    Statistic,
+    jackknife_interval,
+    jackknife_log_interval,
+    mapped_interval,
+    t_interval,
+)
 
 TINY = 1e-18
 """Squared lengths that are rounding."""
-STILL = 1e-9
-"""A relative variance that is rounding."""
 MOST_LEFT = 1 / 8
 """A cosine of the mean is reported up to this noise over signal in the mean of all draws (squared lengths)."""
-
-Statistic = Callable[[Sequence[int]], float | None]
-"""Indices of problems -> a figure, None if it is not defined."""
 
 
 # --- data ----------------------------------------------------------------------------------------------------------
@@ -121,36 +124,6 @@ def readings(audit: Audit) -> list[Reading]:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def jackknife_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
-    """A figure of these problems with its interval, from the spread of the figures with one problem left out.
-
-    None if it is not defined, or not without one of several problems.
-    """
-    whole, count = statistic(problems), len(problems)
-    if whole is None or count == 1:
-        return None if whole is None else Interval(whole, None, None)
-    others = [value for i in problems if (value := statistic([j for j in problems if j != i])) is not None]
-    if len(others) < count:
-        return None
-    mean = math.fsum(others) / count
-    error = math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in others))
-    half = t_quantile(count - 1) * error
-    return Interval(whole, whole - half, whole + half)
-
-
-def jackknife_log_interval(statistic: Statistic, problems: Sequence[int]) -> Interval | None:
-    """The same for a positive figure, by its logarithm. Zero, up to rounding, has no interval."""
-    whole = statistic(problems)
-    if whole is not None and abs(whole) < STILL:
-        return Interval(0.0, None, None)
-
-    def logarithm(some: Sequence[int]) -> float | None:
-        value = statistic(some)
-        return math.log(value) if value is not None and value > 0 else None
-
-    return _mapped(jackknife_interval(logarithm, problems), math.exp)
-
-
 class ShareEstimates(NamedTuple):
     """A problem's part in a cosine, all lengths divided by those of one draw and of what it is compared with."""
 
@@ -227,14 +200,7 @@ def budget_cosine(shares: Shares, forwards: float, budget: float, draws: int) ->
 
 def clipped_interval(interval: Interval | None, most: float = 1.0) -> Interval | None:
     """The interval of a correlation, cut to -1 to 1; of the difference of two, to -2 to 2."""
-    return _mapped(interval, lambda value: max(-most, min(most, value)))
-
-
-def _mapped(interval: Interval | None, function: Callable[[float], float]) -> Interval | None:
-    if interval is None:
-        return None
-    low, high = (None if value is None else function(value) for value in (interval.low, interval.high))
-    return Interval(function(interval.mean), low, high)
+    return mapped_interval(interval, lambda value: max(-most, min(most, value)))
 
 
 def mean_of(values: Sequence[float | None]) -> Interval | None:

@@ -20,8 +20,6 @@ from unmask.studies.audit.figures import (
     cosine,
     defined_problems,
     difference,
-    jackknife_interval,
-    jackknife_log_interval,
     mean_cosine,
     mean_of,
     readings,
@@ -30,7 +28,7 @@ from unmask.studies.audit.figures import (
     value_shares,
 )
 from unmask.util.plots import new_figure
-from unmask.util.statistics import Interval
+from unmask.util.statistics import Interval, jackknife_interval, jackknife_log_interval
 
 # --- data ----------------------------------------------------------------------------------------------------------
 
