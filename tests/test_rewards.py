@@ -61,9 +61,9 @@ class TestParts:
     def test_the_reward_is_the_weighted_sum_and_its_range_follows(self) -> None:
         task = TASKS["gsm8k"](weights={"correctness": 2, "format": -0.5, "length": 0.25})
         assert task.reward_range == (-0.5, 2.25)
-        found = task.outcome(GSM, task.solution(GSM))
-        assert found.parts["correctness"] == found.parts["format"] == 1.0 and 0 < found.parts["length"] < 1
-        assert found.reward == task.reward(GSM, task.solution(GSM)) == 2 - 0.5 + 0.25 * found.parts["length"]
+        outcome = task.outcome(GSM, task.solution(GSM))
+        assert outcome.parts["correctness"] == outcome.parts["format"] == 1.0 and 0 < outcome.parts["length"] < 1
+        assert outcome.reward == task.reward(GSM, task.solution(GSM)) == 2 - 0.5 + 0.25 * outcome.parts["length"]
 
     @pytest.mark.parametrize(
         ("weights", "message"),
@@ -84,9 +84,9 @@ class TestParts:
 
 
 FAILING = {
-    "loop": ("while True: pass", "took more than 1 seconds"),
-    "sleep": ("import time; time.sleep(1e9)", "took more than 1 seconds"),
-    "regex": ("import re; re.match(r'(a|aa)+$', 'a' * 60 + 'b')", "took more than 1 seconds"),
+    "loop": ("while True: pass", "took more than 0.5 seconds"),
+    "sleep": ("import time; time.sleep(1e9)", "took more than 0.5 seconds"),
+    "regex": ("import re; re.match(r'(a|aa)+$', 'a' * 60 + 'b')", "took more than 0.5 seconds"),
     "raises": ("raise KeyError('nothing')", "reward raised KeyError: 'nothing'"),
     "exits": ("raise SystemExit(3)", "reward raised SystemExit: 3"),
     "nan": ("return float('nan')", "reward returned nan"),
@@ -110,15 +110,14 @@ def test_a_reward_that_fails_is_named_and_the_others_count(tmp_path: Path, kind:
     body, message = FAILING[kind]
     task, texts = made(tmp_path, body), ["good", "bad", "good"]
     start = time.perf_counter()
-    found = score(task, ROWS, texts, RewardConfig(on_error="zero", timeout=1.0))
+    scores = score(task, ROWS, texts, RewardConfig(on_error="zero", timeout=0.5))
     assert time.perf_counter() - start < 30
-    assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and found.solved_B.tolist() == [True, False, True]
-    (failure,) = found.failures
+    assert scores.reward_B.tolist() == [1.0, 0.0, 1.0] and scores.solved_B.tolist() == [True, False, True]
+    (failure,) = scores.failures
     assert failure[:3] == ("my_task", ROWS[1], "bad")
     assert message in failure.error and "my_task.py" in failure.error and "row-1" in failure.error
-    with pytest.raises(RewardError, match=r"'my_task'.*my_task\.py") as raised:
-        score(task, ROWS, texts, RewardConfig(timeout=1.0))
-    assert message in str(raised.value) and "completion 'bad'" in str(raised.value) and "row-1" in str(raised.value)
+    error = str(RewardError(scores.failures))
+    assert "'my_task'" in error and failure.error in error and "completion 'bad'" in error
 
 
 @pytest.mark.parametrize(
@@ -128,15 +127,22 @@ def test_a_reward_that_fails_is_named_and_the_others_count(tmp_path: Path, kind:
 def test_functions_in_the_form_of_trl_fail_in_the_same_way(tmp_path: Path, body: str, message: str) -> None:
     source = f"def reward(completions, **_):\n    if completions == ['good']: return [1.0]\n    {body}\n"
     (tmp_path / "my_task.py").write_text(source)
-    found = score(own.task(str(tmp_path / "my_task.py")), ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"))
-    assert found.reward_B.tolist() == [1.0, 0.0, 1.0] and message in found.failures[0].error
+    scores = score(own.task(str(tmp_path / "my_task.py")), ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"))
+    assert scores.reward_B.tolist() == [1.0, 0.0, 1.0] and message in scores.failures[0].error
 
 
 def test_no_reward_is_called_after_the_failure_that_stops_a_run(tmp_path: Path) -> None:
-    body = f"open({str(tmp_path / 'asked')!r}, 'a').write(completion); return float('nan')"
-    with pytest.raises(RewardError):
+    body = f"open({str(tmp_path / 'calls')!r}, 'a').write(completion); return float('nan')"
+    with pytest.raises(RewardError, match=r"'my_task'.*my_task\.py.*row-0.*completion 'bad1'"):
         score(made(tmp_path, body), ROWS, ["bad1", "bad2", "bad3"])
-    assert (tmp_path / "asked").read_text() == "bad1"
+    assert (tmp_path / "calls").read_text() == "bad1"
+
+
+def test_the_process_of_rewards_does_not_import_torch(tmp_path: Path) -> None:
+    """It would add seconds to every start."""
+    assert score(made(tmp_path, "import sys; return 'torch' in sys.modules"), ROWS[:1], ["bad"]).reward_B.tolist() == [
+        0
+    ]
 
 
 def test_output_and_input_of_the_file_are_not_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +155,7 @@ def test_output_and_input_of_the_file_are_not_answers(tmp_path: Path, capfd: pyt
 def test_what_the_reward_started_ends_with_it(tmp_path: Path) -> None:
     child = "import subprocess; p = subprocess.Popen(['sleep', '600']); open({!r}, 'w').write(str(p.pid)); p.wait()"
     task = made(tmp_path, child.format(str(tmp_path / "pid")))
-    assert score(task, ROWS[:1], ["bad"], RewardConfig(on_error="zero", timeout=1.0)).failures
+    assert score(task, ROWS[:1], ["bad"], RewardConfig(on_error="zero", timeout=0.5)).failures
     pid = int((tmp_path / "pid").read_text())
     deadline = time.perf_counter() + 10
     while _alive(pid) and time.perf_counter() < deadline:
@@ -190,14 +196,14 @@ def test_failures_of_built_in_tasks_are_named_too() -> None:
         with pytest.raises(RewardError, match=f"'mine'.*{message}"):
             score(task, [{"puzzle": "." * 16}], ["x" * 900])
     task = TASKS["sudoku"]().variant(name="mine", solved=lambda row, text: 1 / 0)
-    found = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
-    assert found.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
+    scores = score(task, [{}], ["x"], RewardConfig(on_error="zero"))
+    assert scores.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
 
 
 def test_grades_of_a_file_come_from_its_process(tmp_path: Path) -> None:
     task = made(tmp_path, "while True: pass")
-    found, failures = grades(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero", timeout=1.0))
-    assert [grade.points for grade in found] == [1.0, 0.0, 1.0]
+    file_grades, failures = grades(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero", timeout=0.5))
+    assert [grade.points for grade in file_grades] == [1.0, 0.0, 1.0]
     assert [(failure.row, failure.completion) for failure in failures] == [(ROWS[1], "bad")]
     sudoku = TASKS["sudoku_text"](protocol="d1")
     row = sudoku.about.example
@@ -233,9 +239,9 @@ class Two(Ranks):
 
 def test_every_process_has_every_failure(tmp_path: Path) -> None:
     task = made(tmp_path, "raise ValueError('schlecht: \\u00fc')")
-    found = score(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"), Two(0, 2))
-    assert found.reward_B.tolist() == [1.0, 0.0, 1.0] * 2
-    assert len(found.failures) == 2 and found.failures[0] == found.failures[1] and "ü" in found.failures[0].error
+    scores = score(task, ROWS, ["good", "bad", "good"], RewardConfig(on_error="zero"), Two(0, 2))
+    assert scores.reward_B.tolist() == [1.0, 0.0, 1.0] * 2
+    assert len(scores.failures) == 2 and scores.failures[0] == scores.failures[1] and "ü" in scores.failures[0].error
     with pytest.raises(RewardError):
         score(task, ROWS, ["good", "bad", "good"], RewardConfig(), Two(0, 2))
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from unmask.core.policy import Tokenizer
+if TYPE_CHECKING:  # imports torch, which a process that only calls rewards does not need
+    from unmask.core.policy import Tokenizer
 
 Row = dict[str, Any]
 Weights = dict[str, Any] | None
@@ -166,7 +167,7 @@ class Task:
         self.prompt(line)  # fails if a field is missing, which would make every answer wrong
         return dict(line)
 
-    def prompt_ids(self, tokenizer: Tokenizer, row: Row) -> list[int]:
+    def prompt_ids(self, tokenizer: "Tokenizer", row: Row) -> list[int]:
         """The tokens of the system turn, the user's turn, and the beginning of the answer."""
         ids = tokenizer.prompt(self.prompt(row), self.system)
         return ids + tokenizer.encode(self.prefill) if self.prefill else ids
