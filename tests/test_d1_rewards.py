@@ -138,7 +138,7 @@ def test_math(text: str, reward: float) -> None:
     task = math500.Math500(rewards="d1", protocol="d1")
     row = {"problem": "Half?", "answer": "\\frac{1}{2}"}
     # what d1's protocol begins an answer with is part of the text, and would be part of a text without a box
-    plain = d1_rewards.math_parts(math500.normal)
+    plain = d1_rewards.MATH
     assert sum(part.weight * part.value(row, text) for part in plain.values()) == reward
     if "boxed" in text:
         assert task.reward(row, text) == reward

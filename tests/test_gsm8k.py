@@ -127,8 +127,9 @@ def test_our_grader(completion: str, gold: str, solved: bool) -> None:
         ("<answer>20 eggs, 18</answer>", "18", True),  # of a block the last
         ("\\boxed{1,000}", "1,000", False),  # a comma ends a number
         ("\\boxed{18\n}", "18", False),  # a box is on one line
-        ("\\boxed{5}", "-5", True),  # the gold sign is lost
+        ("\\boxed{5}", "-5", False),  # a negative gold has no right answer
         ("\\boxed{-5}", "-5", False),
+        ("\\boxed{1200.5}", "$1,200.50", True),
         ("\\boxed{1e1}", "10", True),
         ("The answer is 18.", "18", False),
         ("", "0", False),
@@ -136,6 +137,16 @@ def test_our_grader(completion: str, gold: str, solved: bool) -> None:
 )
 def test_the_grader_of_d1(completion: str, gold: str, solved: bool) -> None:
     assert gsm8k.Gsm8k(protocol="d1").solved(row(gold), completion) == solved
+
+
+def test_a_stored_gold_of_d1_may_be_null_or_negative() -> None:
+    """d1's files have null for negative golds, and its parser compares a number with its sign."""
+    d1 = gsm8k.Gsm8k(protocol="d1")
+    for truth, points in ((None, (0, 0, 0)), (-5.0, (1, 0, 0)), (5, (0, 1, 0)), ("#### -5", (0, 0, 0))):
+        row = d1.stored_row({"ground_truth": truth})
+        assert tuple(d1.grade(row, text).points for text in ("\\boxed{-5}", "\\boxed{5}", "")) == points
+    with pytest.raises(ValueError, match=r"ground_truth.*--protocol d1"):
+        gsm8k.Gsm8k().stored_row({"ground_truth": None})
 
 
 @pytest.mark.parametrize("protocol", gsm8k.PROTOCOLS)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from unmask.tasks.benchmarks import math500
-from unmask.tasks.support import verifier
+from unmask.tasks.support import d1_answers, verifier
 from unmask.tasks.support.answers import LONGEST
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "math" / "math500_test.jsonl"
@@ -40,12 +40,26 @@ def row(answer: str) -> dict[str, str]:
     ],
 )
 def test_what_normalisation_makes_equal(one: str, other: str) -> None:
-    assert math500.normal(one) == math500.normal(other)
+    assert d1_answers.normal(one) == d1_answers.normal(other)
     assert math500.Math500(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("58,500", "58500"), ("0.25", "\\frac14"), ("12 cm", "12"), ("4210_5", "4210_{5}"), ("1", "-1")]
+    ("one", "other"),
+    [
+        ("58,500", "58500"),
+        ("0.25", "\\frac14"),
+        ("12 cm", "12"),
+        ("4210_5", "4210_{5}"),
+        ("1", "-1"),
+        ("1/2", "0.5%"),  # a bare percent sign stays
+        ("10", "10%"),
+        ("x/2", "x / 2"),  # texts are compared as they are if d1's normalisation stops
+        ("\\frac{x}{2}", "x/2"),
+        ("5\\text{ m}\\text{ s}", "5\\text{ m} \\text{ s}"),
+        ("\\sqrt", "\\sqrt "),
+        ("\\frac", "\\frac "),
+    ],
 )
 def test_what_normalisation_leaves_apart(one: str, other: str) -> None:
     assert not math500.Math500(protocol="d1").solved(row(one), f"\\boxed{{{other}}}")
@@ -60,6 +74,10 @@ def test_what_normalisation_leaves_apart(one: str, other: str) -> None:
         ("7", True),
         ("\\boxed{} <answer>7</answer>", True),
         ("\\boxed{7 <answer>7</answer>", True),
+        ("\\boxed 7", True),  # a space: up to the next dollar sign
+        ("$\\boxed 7$ so \\boxed{6}", True),
+        ("\\boxed 7 </answer>", False),
+        ("\\fbox{7}", False),
         ("\\boxed{7", False),
         ("\\boxed{7} \\boxed{", False),
         ("", False),

@@ -65,7 +65,14 @@ def test_countdown_is_exact_and_reads_latex() -> None:
         ("\\boxed{37 - 52 + 22}", [22, 52, 37], 7, True),
         ("so 37 - 52 + 22 = 7, done", [22, 52, 37], 7, True),  # the first equation of a text without a box
         ("<answer>37 - 52 + 22</answer>", [22, 52, 37], 7, False),  # whose <answer> is never looked at
-        ("\\boxed{} <answer>37 - 52 + 22</answer>", [22, 52, 37], 7, True),
+        ("\\boxed{} <answer>37 - 52 + 22</answer>", [22, 52, 37], 7, False),  # an empty box is an answer
+        ("\\boxed{} 37 - 52 + 22 = 7", [22, 52, 37], 7, False),
+        ("\\boxed{ <answer>37 - 52 + 22</answer>", [22, 52, 37], 7, True),  # the block counts if the box is open
+        ("\\boxed{ so 37 - 52 + 22 = 7", [22, 52, 37], 7, True),
+        ("\\boxed 37 - 52 + 22$ and \\boxed{1}", [22, 52, 37], 7, True),  # a space: up to the dollar sign
+        ("\\boxed{(37 - 52\n + 22)}", [22, 52, 37], 7, True),  # Python allows a new line in parentheses
+        ("\\boxed{37 - 52\n + 22}", [22, 52, 37], 7, False),
+        ("\\boxed{37\t-\t52 + 22\n}", [22, 52, 37], 7, True),
         ("\\boxed{37 - 52 + 22 = 7}", [22, 52, 37], 7, True),
         ("\\boxed{\\frac{4}{2} + 1}", [4, 2, 1], 3, False),
         ("\\boxed{2 ** 3 // 1}", [2, 3, 1], 8, True),  # Python's, not the game's

@@ -41,6 +41,7 @@ FIELDS = {"question": str, "answer": str}
 HUB = "openai/gsm8k"
 PLATINUM = "madrylab/gsm8k-platinum"  # the test split without its ambiguous and wrong rows
 MARKS = re.compile(r"<<[^<>]*>>")  # calculator annotations in the published solutions
+D1_GOLD = re.compile(r"####\s*\$?([0-9][0-9,]*(?:\.[0-9]+)?)")
 D1_NUMBER = re.compile(r"-?\d+\.?\d*")
 D1_BOX_ENDS = re.compile(r"[}\n]")
 
@@ -67,10 +68,11 @@ def number_grade(number: Fraction | float | None, gold: Fraction | float | None)
 
 
 def d1_gold(row: Row) -> float | None:
-    """The first number after ####, without a minus sign."""
-    text = row["answer"].partition("####")[2].replace("$", "").replace(",", "")
-    number = re.search(r"\d+\.?\d*", text)
-    return float(number.group()) if number else None
+    """The number after ####; None for a negative one, to which d1 takes no answer as equal."""
+    if "stored_gold" in row:
+        return row["stored_gold"]
+    number = D1_GOLD.search(row["answer"])
+    return float(number[1].replace(",", "")) if number else None
 
 
 def d1_boxes(text: str) -> list[str]:
@@ -165,13 +167,17 @@ class Gsm8k(ProtocolTask):
         return row["question"]
 
     def stored_row(self, line: Row) -> Row:
-        """A row, or a line with `ground_truth`: a number, or a text that ends with one."""
+        """A row, or a line with `ground_truth`: a number, a text that ends with one, or d1's null."""
         if "ground_truth" not in line and isinstance(line.get("answer"), str):
             return self.parse_row(line)
         truth = line["ground_truth"]
+        if truth is None and self.rules.grade is d1_grade:
+            return {"answer": "####", "stored_gold": None}
         if isinstance(truth, bool) or not isinstance(truth, int | float | str):
-            raise ValueError('"ground_truth" must be a number or a string')
-        return self.parse_row({"answer": truth if "####" in str(truth) else f"#### {truth}"})
+            hint = "; null, d1's gold of a negative number, needs --protocol d1" if truth is None else ""
+            raise ValueError(f'"ground_truth" must be a number or a string{hint}')
+        row = self.parse_row({"answer": truth if "####" in str(truth) else f"#### {truth}"})
+        return row if isinstance(truth, str) else {**row, "stored_gold": truth}
 
     def tagged_solution(self, row: Row) -> str:
         steps, _, number = row["answer"].rpartition("####")

@@ -11,8 +11,8 @@ Protocols:
 import re
 from collections.abc import Sequence
 
-from unmask.tasks.support import d1_rewards, verifier
-from unmask.tasks.support.answers import bounded_text, d1_box, last_answer, last_box, text_before_end
+from unmask.tasks.support import d1_answers, d1_rewards, verifier
+from unmask.tasks.support.answers import bounded_text, last_answer, last_box, text_before_end
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import (
     D1_DECODING,
@@ -32,77 +32,14 @@ MATH = "qwedsacf/competition_math"  # all 12,500 problems; the authors' own set 
 EASIER = ("Level 1", "Level 2", "Level 3", "Level 4")
 WORD = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
-# Replaced in this order. Two backslashes are a new line of a matrix, which d1's normalisation makes one backslash.
-PLAINER = (
-    ("\n", ""),
-    ("\\!", ""),
-    ("\\\\", "\\"),
-    ("tfrac", "frac"),
-    ("dfrac", "frac"),
-    ("\\left", ""),
-    ("\\right", ""),
-    ("^{\\circ}", ""),
-    ("^\\circ", ""),
-    ("\\$", ""),
-)
-
-
-def normal(text: str) -> str:
-    r"""An answer in the normal form of Hendrycks' MATH: \tfrac12 is \frac{1}{2}, and so is 0.5."""
-    for old, new in PLAINER:
-        text = text.replace(old, new)
-    head, _, tail = text.partition("\\text{ ")
-    if "\\text{ " not in tail:  # units, written once, after the number
-        text = head
-    text = text.replace("\\%", "").replace("%", "").replace(" .", " 0.").replace("{.", "{0.")
-    if text.startswith("."):
-        text = "0" + text
-    sides = text.split("=")
-    if len(sides) == 2 and len(sides[0]) <= 2:  # x = 5
-        text = sides[1]
-    text = braced_roots(text).replace(" ", "")
-    text = braced_fractions(text)
-    if text == "0.5":
-        text = "\\frac{1}{2}"
-    return fraction(text)
-
-
-def braced_roots(text: str) -> str:
-    r"""\sqrt3 -> \sqrt{3}."""
-    head, *rest = text.split("\\sqrt")
-    return head + "".join("\\sqrt" + (part if part[:1] in ("", "{") else f"{{{part[0]}}}{part[1:]}") for part in rest)
-
-
-def braced_fractions(text: str) -> str:
-    r"""\frac12 -> \frac{1}{2}, \frac1{72} -> \frac{1}{72}; a text with an incomplete fraction stays the same."""
-    head, *rest = text.split("\\frac")
-    whole_text = head
-    for part in rest:
-        if part.startswith("{"):
-            whole_text += "\\frac" + part
-        elif len(part) < 2:
-            return text
-        elif part[1] == "{":
-            whole_text += f"\\frac{{{part[0]}}}{part[1:]}"
-        else:
-            whole_text += f"\\frac{{{part[0]}}}{{{part[1]}}}{part[2:]}"
-    return whole_text
-
-
-def fraction(text: str) -> str:
-    r"""9/19 -> \frac{9}{19}, for whole numbers only."""
-    sides = re.fullmatch(r"(0|-?[1-9][0-9]{0,98})/(0|-?[1-9][0-9]{0,98})", text)
-    return f"\\frac{{{sides[1]}}}{{{sides[2]}}}" if sides else text
-
 
 def d1_answer(completion: str) -> str | None:
-    return d1_box(bounded_text(completion))
+    return d1_answers.math_answer(bounded_text(completion))
 
 
 def d1_grade(row: Row, completion: str) -> Grade:
     text = d1_answer(completion)
-    right = text is not None and normal(text) == normal(row["answer"])
-    return Grade(float(right), 1.0, text or "")
+    return Grade(float(text is not None and d1_answers.equal(text, row["answer"])), 1.0, text or "")
 
 
 def words(text: str) -> str:
@@ -112,7 +49,7 @@ def words(text: str) -> str:
 
 def alike(gold: str, answer: str) -> bool:
     """Whether they are equal as texts, without mathematics."""
-    return normal(gold) == normal(answer) or (words(gold).isalpha() and words(gold) == words(answer))
+    return d1_answers.equal(answer, gold) or (words(gold).isalpha() and words(gold) == words(answer))
 
 
 def equivalent(gold: str, answer: str) -> bool:
@@ -165,7 +102,7 @@ class Math500(ProtocolTask):
         needs=("unmask[data], for the hub", "unmask[math], for all protocols but d1"),
     )
     protocols = PROTOCOLS
-    d1_parts = d1_rewards.math_parts(normal)
+    d1_parts = d1_rewards.MATH
     row_fields = FIELDS
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:

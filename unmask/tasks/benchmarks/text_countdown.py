@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from unmask.tasks.puzzles.countdown import LONGEST, Countdown, numbers_key, points, reachable
-from unmask.tasks.support import d1_rewards
-from unmask.tasks.support.answers import bounded_text, d1_box, last_answer, last_box, text_before_end
+from unmask.tasks.support import d1_answers, d1_rewards
+from unmask.tasks.support.answers import bounded_text, last_answer, last_box, text_before_end
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.protocol import (
     D1_DECODING,
@@ -37,8 +37,8 @@ EQUATION = re.compile(r"([^=]*)=\s{0,9}-?[0-9.]{1,30}\s{0,9}")
 
 D1_SIGNS = {"\\div": "/", "\\times": "*", "\\cdot": "*"}
 D1_EQUATION = re.compile(r"([0-9+\-*/() ]+)=[0-9. ]+")
-D1_ALPHABET = re.compile(r"[0-9+\-*/(). ]+\n?")
-Number = int | float
+D1_ALPHABET = re.compile(r"[0-9+\-*/().\s]+")
+Number = int | float | complex
 D1_OPERATIONS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -75,10 +75,8 @@ def grade(row: Row, completion: str) -> Grade:
 
 
 def d1_answer(completion: str) -> str:
-    """The expression that d1 reads; in a text without a box, the left side of the first equation."""
-    text = bounded_text(completion)
-    content = d1_box(text)
-    content = _with_signs(text if content is None else content, D1_SIGNS)
+    """The expression that d1 reads; the left side of the first equation in the box or, without a box, in the text."""
+    content = _with_signs(d1_answers.countdown_answer(bounded_text(completion)), D1_SIGNS)
     equation = D1_EQUATION.search(content) if "=" in content else None
     return equation[1].strip() if equation else content
 
@@ -89,7 +87,7 @@ def d1_value(text: str) -> Number | None:
         return None
     try:
         return _d1_value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ArithmeticError):
+    except (SyntaxError, ArithmeticError, TypeError):  # TypeError: // of a complex number
         return None
 
 
@@ -104,7 +102,7 @@ def _d1_value(node: ast.expr) -> Number | None:
     left, right = _d1_value(node.left), _d1_value(node.right)
     if left is None or right is None:
         return None
-    if isinstance(node.op, ast.Pow) and (max(abs(left), abs(right)) > LARGEST_POWER or (left < 0 and right % 1)):
+    if isinstance(node.op, ast.Pow) and max(abs(left), abs(right)) > LARGEST_POWER:
         return None
     return D1_OPERATIONS[type(node.op)](left, right)
 

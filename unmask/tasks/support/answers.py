@@ -1,15 +1,13 @@
 r"""The answer in a text that a model wrote: \boxed{...}, <answer> tags, numbers.
 
 The text is untrusted: nothing raises, and every function takes time linear in the text, which `text_before_end` and
-`bounded_text` cut first. The functions with d1 in their name follow that project's evaluation with its errors
-(tests/test_d1_generations.py); docs/benchmarks.md lists them.
+`bounded_text` cut first.
 """
 
 import re
 from fractions import Fraction
 
 LONGEST = 20_000  # characters of a completion that are read
-BOXED = "\\boxed"
 ENDS = re.compile(r"<\|eot_id\|>|<\|endoftext\|>|<\|im_end\|>")
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
@@ -69,20 +67,6 @@ def first_answer(text: str) -> str | None:
     if start >= 0:
         end = text.find("</answer>", start)
     return text[start + len("<answer>") : end].strip() if end >= 0 else None
-
-
-def d1_box(text: str) -> str | None:
-    r"""d1's answer of MATH500 and first candidate of Countdown: the last \boxed{...}, else <answer>.
-
-    A text without \boxed is itself the answer; its <answer> block is read only if the last \boxed is empty or open.
-    """
-    start = text.rfind(BOXED)
-    if start < 0:
-        return text
-    opening = start + len(BOXED)
-    end = closing_braces(text).get(opening)
-    content = None if end is None else text[opening + 1 : end]
-    return content if content else first_answer(text) or content
 
 
 DIGITS = "[0-9]{1,40}"  # longer numbers do not answer a word problem

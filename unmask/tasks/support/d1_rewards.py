@@ -18,7 +18,8 @@ The published runs used this form; a later version of d1's code lets the dot mat
 import re
 from collections.abc import Callable
 
-from unmask.tasks.support.answers import BOXED, ENDS, LONGEST, closing_braces
+from unmask.tasks.support.answers import ENDS, LONGEST
+from unmask.tasks.support.d1_answers import box, equal
 from unmask.tasks.task import RewardPart, Row
 
 TRAILING = 0.001  # a character
@@ -56,14 +57,7 @@ def last_block(text: str) -> str | None:
     return block
 
 
-def box(text: str) -> str:
-    r"""The content of the last \boxed{...}; the whole text if it is open or missing."""
-    place = text.rfind(BOXED)
-    end = closing_braces(text).get(place + len(BOXED)) if place >= 0 else None
-    return text if end is None else text[place + len(BOXED) + 1 : end]
-
-
-def expression_score(text: str, numbers: list[int], target: int, value: Callable[[str], float | None]) -> float:
+def expression_score(text: str, numbers: list[int], target: int, value: Callable[[str], complex | None]) -> float:
     """0 without an <answer>, 1 for one with the given numbers and the target's value, else 0.1."""
     block = last_block(text)
     if block is None:
@@ -99,14 +93,14 @@ GSM8K = {
 SUDOKU = {"cells": part(lambda row, text: cells_right(text, row["puzzle"], row["solution"]), 1.0)}
 
 
-def math_parts(normal: Callable[[str], str]) -> dict[str, RewardPart]:
-    """`normal` is the form in which two answers are compared."""
-    return {
-        "correctness": part(lambda row, text: normal(box(text)) == normal(row["answer"]), 2.0),
-        "format": part(lambda row, text: 0.75 if "<answer>" in text else 0.25, 1.0, 0.25, 0.75),
-    }
+MATH = {
+    "correctness": part(
+        lambda row, text: equal(text if (content := box(text)) is None else content, row["answer"]), 2.0
+    ),
+    "format": part(lambda row, text: 0.75 if "<answer>" in text else 0.25, 1.0, 0.25, 0.75),
+}
 
 
-def countdown_parts(value: Callable[[str], float | None]) -> dict[str, RewardPart]:
+def countdown_parts(value: Callable[[str], complex | None]) -> dict[str, RewardPart]:
     """`value` evaluates an expression in Python's arithmetic."""
     return {"answer": part(lambda row, text: expression_score(text, row["numbers"], row["target"], value), 1.0)}
