@@ -45,7 +45,7 @@ DOORS = {
     "unmask.sft.finetune": ("finetune",),
 }
 """Where the commands' work begins."""
-PARSED = ("doctor", "view", "fetch")  # nothing but options and folders
+PARSED = ("doctor", "view", "fetch", "push")  # nothing but options and folders
 GYM = "reasoning_gym"  # an extra: without it its commands are parsed only
 LARGE = re.compile(r"GSAI-ML/|/models/|runs/llada|torchrun")
 FILES = {

@@ -172,7 +172,7 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
     assert finished["before"] == {k: v for k, v in rows[0].items() if k.startswith("eval/")}
     assert finished["after"] == {k: v for k, v in rows[-1].items() if k.startswith("eval/")}
     kept = {path.name for path in (folder / "checkpoint").iterdir()}
-    assert kept == {"config.json", "model.safetensors", "SHA256SUMS"}
+    assert kept == {"config.json", "model.safetensors", "SHA256SUMS", "README.md"}
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert sample["reward"] == _value(sample["completion"]) and sample["step"] == 1
 
@@ -251,7 +251,12 @@ def test_an_empty_question_is_answered_with_nothing(model: str) -> None:
 
 def test_a_checkpoint_is_saved_on_the_way(model: str, tmp_path: Path, monkeypatch) -> None:
     saved = []
-    monkeypatch.setattr(RunFolder, "save", lambda self, policy: saved.append(policy.lm.lm_head.weight.clone()))
+
+    def save(self: RunFolder, policy: Tiny, card: str) -> None:
+        saved.append(policy.lm.lm_head.weight.clone())
+        (self.path / "checkpoint").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(RunFolder, "save", save)
     run(config_for(model, updates=3, save_every=2), tmp_path / "run")
     assert len(saved) == 2 and not torch.equal(*saved)
 

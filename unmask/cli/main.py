@@ -17,6 +17,7 @@ from unmask.cli.grade import grade
 from unmask.cli.merge import merge
 from unmask.cli.methods import methods
 from unmask.cli.pretrain import pretrain
+from unmask.cli.push import push
 from unmask.cli.sample import sample
 from unmask.cli.sft import sft
 from unmask.cli.tasks import tasks
@@ -33,7 +34,7 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
 COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, doctor]
-COMMANDS += [merge, pretrain, fetch, adapt, sft, grade]
+COMMANDS += [merge, push, pretrain, fetch, adapt, sft, grade]
 for _command in COMMANDS:
     app.command()(_command)
 

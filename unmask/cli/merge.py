@@ -14,12 +14,17 @@ def merge(
 ) -> None:
     """Merge a run's adapter into its model and write a plain checkpoint that the family's own tools can load."""
     from unmask.models import load_model, save
+    from unmask.models.checkpoint import CARD
     from unmask.models.lora import has_adapter, merge as merge_adapter
+    from unmask.training.run.card import merged_card
     from unmask.training.run.folder import check_folder, checkpoint_of
 
     check_folder(out)
-    policy = load_model(checkpoint_of(run_or_model))
+    source = checkpoint_of(run_or_model)
+    policy = load_model(source)
     if has_adapter(policy):
         merge_adapter(policy)
     save(policy, out)
+    if (card := merged_card(Path(source))) is not None:
+        (out / CARD).write_text(card)
     typer.echo(f"checkpoint in {out}")

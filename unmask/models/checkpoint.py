@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 from unmask.models.names import SAME, Names
 from unmask.util.files import digest, fsync, save_tensors
+from unmask.util.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUMS = "SHA256SUMS"
+CARD = "README.md"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Other files of a checkpoint. Python files are copied for the authors' own tools and never run.
 BESIDE = (
@@ -57,6 +60,8 @@ class StoredTensors:
     names: Names
     home: str = ""
     """The name, folder or hub id it was loaded from. For a model with an adapter: that of its base model."""
+    card: Mapping[str, Any] = MappingProxyType({})
+    """The metadata of its model card."""
 
     def set_origin(self, origin: Origin) -> None:
         self.origin, self.names = origin, origin.names
@@ -75,6 +80,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object.")
     return content
+
+
+def card_metadata(folder: Path) -> dict[str, Any]:
+    """The YAML metadata of a model card, README.md; empty if there is none that can be read."""
+    try:
+        start, *rest = (folder / CARD).read_text().split("\n---\n", 1)
+        metadata = parse_yaml(start.removeprefix("---\n"), CARD) if start.startswith("---\n") and rest else None
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def files_beside(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from unmask.core.policy import Policy, Tokenizer
-from unmask.models.checkpoint import Origin, StoredTensors, files_beside, load_weights, read_json, stated_dtype
+from unmask.models.checkpoint import (
+    CARD,
+    Origin,
+    StoredTensors,
+    card_metadata,
+    files_beside,
+    load_weights,
+    read_json,
+    stated_dtype,
+)
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Neither pickles nor code are downloaded.
-FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt")
+FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", CARD)
 
 
 class Released(StoredTensors, Decoder):
@@ -45,7 +54,7 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
     """
     if name_or_path == "tiny":
         embedded = load_tiny(dtype=dtype or torch.float32, device=device)
-        embedded.home = "tiny"
+        embedded.home, embedded.card = "tiny", {"license": "apache-2.0"}
         return embedded
     folder, hub = Path(name_or_path), None
     if not folder.is_dir():
@@ -58,7 +67,7 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
         load_adapter(policy, folder)
         return policy
     policy = load_checkpoint(folder, dtype, device, hub=hub)
-    policy.home = hub or str(folder.resolve())
+    policy.home, policy.card = hub or str(folder.resolve()), card_metadata(folder)
     return policy
 
 

@@ -20,6 +20,7 @@ from unmask.sft.diffusion_loss import QUARTERS, add_noise, bound, quarter_metric
 from unmask.sft.packing import Batches, PackedBatch, width_buckets
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
+from unmask.training.run.card import Training
 from unmask.training.run.folder import RunFolder
 from unmask.util.micro_batch import MicroBatch
 
@@ -71,6 +72,19 @@ class SftRun(BaseRun[SftEvaluation]):
         self.experiment, self.micro_batches = experiment, (experiment.micro_batch,)
         super().__init__(experiment.config, experiment.policy, optimizer, rng, experiment.device, ALONE, hooks)
 
+    def _training(self) -> Training:
+        names = [data.name for data in self.experiment.data]
+        sources = [str(source.file or f"the task {source.task}") for source in self.config.data]
+        return Training(
+            command=f"unmask sft {self.config.model} {CONFIG}",
+            method="supervised fine-tuning with the masked diffusion loss",
+            tasks=names,
+            gradeable=self.experiment.data[0].task is not None,
+            data=", ".join(sources),
+            tags=("sft", *names),
+            papers=("2502.09992",),
+        )
+
     def _evaluation_of(self, data: Mapping[str, Any]) -> SftEvaluation:
         return SftEvaluation(dict(data))
 
@@ -93,7 +107,9 @@ class SftRun(BaseRun[SftEvaluation]):
     def finish(self) -> SftResult:
         before, after = self.before.metrics(), (self.last or self._measure(self.step)).metrics()
         assert self.folder is not None  # fine-tuning runs in one process
-        self.folder.finish(before, after, {"canvas": {each.name: each.canvas for each in self.experiment.data}})
+        canvas = {each.name: each.canvas for each in self.experiment.data}
+        card = self._card(self.step, SftEvaluation(after), self.step)
+        self.folder.finish(before, after, {"canvas": canvas}, card)
         return SftResult(before, after, self.folder, time.perf_counter() - self.started)
 
     def _log_evaluation(self, step: int, evaluation: SftEvaluation) -> None:

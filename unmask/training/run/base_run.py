@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -16,8 +17,10 @@ from unmask.config.schema import TrainingConfig
 from unmask.distributed.processes import Ranks
 from unmask.distributed.sharding import unsharded
 from unmask.models import Model
+from unmask.models.lora import has_adapter
 from unmask.training.batch import Batch, Experiment
 from unmask.training.optim import Optimizer
+from unmask.training.run.card import CardFacts, Training, model_card
 from unmask.training.run.folder import RunFolder, provenance
 from unmask.training.run.progress import Skips
 from unmask.training.run.state import State, restore, state_tensors, write_state
@@ -88,6 +91,31 @@ class BaseRun(ABC, Generic[E]):
     @abstractmethod
     def _evaluation_of(self, data: Mapping[str, Any]) -> E:
         """An evaluation from its `data`."""
+
+    @abstractmethod
+    def _training(self) -> Training:
+        """What the model card says about the training."""
+
+    def _card(self, step: int, evaluation: E | None, evaluated: int) -> str:
+        assert self.folder is not None
+        metadata, home = self.policy.card, self.policy.home
+        on_hub = "/" in home and not Path(home).is_absolute()
+        return model_card(
+            CardFacts(
+                name=self.folder.path.name,
+                base=self.config.model,
+                base_model=home if on_hub else str(metadata.get("base_model", "")),
+                license=str(metadata.get("license", "")),
+                adapter=has_adapter(self.policy),
+                training=self._training(),
+                config=(self.folder.path / self.config_file).read_text(),
+                seed=self.config.seed,
+                step=step,
+                before=self.before.metrics(),
+                after=None if evaluation is None else evaluation.metrics(),
+                evaluated=evaluated,
+            )
+        )
 
     def _facts(self) -> dict[str, Any]:
         """What a subclass adds to a saved state."""
@@ -173,7 +201,7 @@ class BaseRun(ABC, Generic[E]):
             write_state(self.folder.path / "state", step, tensors, facts)
         with unsharded(self.policy, self.ranks):
             if self.folder is not None:
-                self.folder.save(self.policy)
+                self.folder.save(self.policy, self._card(step, self.last, self.evaluated))
         self.ranks.barrier()
         self.saved = step
 

@@ -2,7 +2,7 @@
 
 config.yaml      the resolved configuration          versions.json   what it ran on
 metrics.jsonl    one JSON object a line, the first before any update
-samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout
+samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout, model card
 curves.png       reward and solve rates              (with matplotlib installed)
 traces.jsonl     groups of rollouts, step by step    (`unmask view`; docs/viewer.md)
 errors.jsonl     completions whose reward failed     (if any)
@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from unmask.models import Model, save
-from unmask.models.checkpoint import SUMS, check_sums
+from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.training.run.health import HealthWarning, current_name
@@ -122,8 +122,11 @@ class RunFolder:
             (self.path / "stop").unlink(missing_ok=True)
         return requested
 
-    def finish(self, before: Mapping[str, float], after: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """Mark the run as finished, and remove the saved states."""
+    def finish(
+        self, before: Mapping[str, float], after: Mapping[str, float], facts: Mapping[str, Any], card: str
+    ) -> None:
+        """Write the last model card, mark the run as finished, and remove its saved states."""
+        write_whole(self.path / LAST / CARD, card)
         write_whole(self.path / FINISHED, json.dumps({"before": before, "after": after, **facts}, indent=2) + "\n")
         shutil.rmtree(self.path / "state", ignore_errors=True)
 
@@ -142,12 +145,13 @@ class RunFolder:
     def log_warnings(self, step: int, warnings: Iterable[HealthWarning]) -> None:
         self._append("warnings.jsonl", [{"step": step, **warning._asdict()} for warning in warnings])
 
-    def save(self, policy: Model, name: str = LAST) -> None:
-        """All weights; or only the adapter, if there is one, which names its base."""
+    def save(self, policy: Model, card: str, name: str = LAST) -> None:
+        """Save the weights, or only the adapter of a model with one, and the model card."""
         if has_adapter(policy):
             save_adapter(policy, self.path / name, policy.home)
         else:
             save(policy, self.path / name)
+        write_whole(self.path / name / CARD, card)
 
     def has_best(self) -> bool:
         """Whether the weights of the best evaluation exist and match their checksums."""

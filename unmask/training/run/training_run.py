@@ -1,6 +1,7 @@
 """`BaseRun` for RL: adds logs, health checks, the best weights, and early stopping."""
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ import torch
 from unmask.config import Config
 from unmask.distributed.sharding import unsharded
 from unmask.evaluation.evaluate import Evaluation, Evaluator, evaluation_of
+from unmask.methods import BASES, PLUGINS
 from unmask.rollout.sample import canvas
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metrics, samples_of
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks, MakeFolder
 from unmask.training.run.broken import store_broken
+from unmask.training.run.card import Training, arxiv_ids
 from unmask.training.run.folder import BEST, RunFolder, read_metrics
 from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
@@ -77,6 +80,20 @@ class TrainingRun(BaseRun[Evaluation]):
     def _evaluation_of(self, data: Mapping[str, Any]) -> Evaluation:
         return evaluation_of(data)
 
+    def _training(self) -> Training:
+        names = (self.config.method, *self.config.plugins)
+        factories = [{**BASES, **PLUGINS}.get(name) for name in names]
+        documents = [sys.modules[factory.__module__].__doc__ for factory in factories if factory is not None]
+        return Training(
+            command=f"unmask train {self.config_file}",
+            method=" with ".join(f"`{name}`" for name in names),
+            tasks=[self.experiment.task.name],
+            gradeable=True,
+            data=self.experiment.task.about.source,
+            tags=("reinforcement-learning", *names, self.experiment.task.name),
+            papers=list(dict.fromkeys(paper for text in documents for paper in arxiv_ids(text)[:1])),
+        )
+
     @contextmanager
     def save_on_error(self, step: int) -> Iterator[None]:
         """Save the last finished update before re-raising an error."""
@@ -132,7 +149,8 @@ class TrainingRun(BaseRun[Evaluation]):
                 self.folder.take_best()
             facts: dict[str, object] = {"best": best.step} if keeps_best(self.config.eval) else {}
             facts |= {"ended": self.ended} if self.ended else {}
-            self.folder.finish(before.metrics(), after.metrics(), facts)
+            step = best.step if self.ended else self.step
+            self.folder.finish(before.metrics(), after.metrics(), facts, self._card(step, after, step))
             self.folder.draw()
         return TrainingResult(before, after, self.folder, time.perf_counter() - self.started, self.ended)
 
@@ -168,7 +186,8 @@ class TrainingRun(BaseRun[Evaluation]):
         if keeps_best(self.config.eval):
             with unsharded(self.policy, self.ranks):
                 if self.folder is not None:
-                    self.folder.save(self.policy, BEST)
+                    card = self._card(self.best.step, self.best.evaluation, self.best.step)
+                    self.folder.save(self.policy, card, BEST)
 
     def _check_best(self, step: int) -> None:
         """After resuming: if the best weights are lost, the current ones replace them."""
