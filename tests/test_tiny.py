@@ -62,9 +62,9 @@ def test_padding_changes_nothing(policy):
 
 def of_transformers(policy: Tiny) -> torch.nn.Module:
     """The same weights in transformers' own class, which runs its own forward."""
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    theirs = LlamaForCausalLM(policy.lm.config).eval()
+    theirs = LlamaForCausalLM(LlamaConfig.from_dict(policy.origin.config)).eval()
     for name, weight in policy.lm.named_parameters():  # and no buffer: rotary frequencies stay in fp32
         theirs.get_parameter(name).data = weight.data
     return theirs

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unmask.distributed.processes import Ranks
 
@@ -25,6 +25,22 @@ def shard(policy: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> Ranks
     for method in ("hidden", "remember", "hidden_window"):  # the first one called has to pass the root module
         register_fsdp_forward_method(policy, method)
     return replace(ranks, sharded=True)
+
+
+def whole(value: Tensor) -> Tensor:
+    """A sharded tensor put together; any other unchanged. Does not import DTensor, which takes a second."""
+    full_tensor = getattr(value, "full_tensor", None)
+    return value if full_tensor is None else full_tensor()
+
+
+def placed_like(value: Tensor, weight: Tensor) -> Tensor:
+    """A copy of a whole tensor on the device of a weight, sharded like it."""
+    value = value.to(weight.device, copy=True)
+    if not hasattr(weight, "placements"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, weight.device_mesh, weight.placements)
 
 
 @contextmanager

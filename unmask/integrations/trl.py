@@ -27,7 +27,7 @@ from unmask.core.probes import ask, at_states, empty
 from unmask.core.trace import Trace, until_eos
 from unmask.models import Model, Tokenizer, save
 from unmask.models.lora import ReferencePolicy, has_adapter, save_adapter
-from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS
+from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS, Tiny, transformers_network
 from unmask.models.tokenizer import HubTokenizer
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
@@ -77,6 +77,8 @@ class DiffusionGRPOTrainer(GRPOTrainer):
         self._reward_B: Tensor | None = None
         self._terms: dict[str, list[LossTerm]] = {}
         self._logprobs: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "eval": []}
+        if isinstance(policy, Tiny):
+            policy.lm = transformers_network(policy)
         super().__init__(model=policy.lm, args=args, processing_class=fast_tokenizer(policy.tokenizer), **trainer)
         self.rollout_func = self._roll_out  # as an argument of the constructor it would give a warning
 

@@ -1,12 +1,13 @@
 """The embedded model: a character-level bidirectional Llama, small enough to be trained on a laptop.
 
-The network is transformers' `LlamaForCausalLM`; weights are stored in the Hugging Face format (config.json with
-`is_causal` false, model.safetensors).
+Weights are stored in the Hugging Face layout (config.json with `is_causal` false, model.safetensors), so transformers'
+`LlamaForCausalLM` also loads them.
 """
 
-import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 from unmask.models.checkpoint import Origin, StoredTensors, load_weights, read_json, save as save
 from unmask.models.config_file import SIZES, ConfigFile
 from unmask.models.decoder import Decoder, Facts
+from unmask.models.llama import Llama
+from unmask.models.lora import has_adapter
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
 PAD, MASK, EOS = 0, 1, 2
 SPECIALS = 3
@@ -27,6 +30,25 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 SHOWN_MASK, SHOWN_EOS = "\u00b7", "\u00b6"
 
 SHIPPED = Path(__file__).parent / "assets" / "tiny"
+
+SUPPORTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "tie_word_embeddings": False}
+FIELDS = {
+    **SUPPORTED,
+    "attention_dropout": 0.0,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    # Chosen for 64 channels and a hundred characters; Llama's own values, 0.02 and 10,000, train more slowly.
+    "initializer_range": 0.1,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    "is_causal": False,
+    "model_type": "llama",
+    "pad_token_id": PAD,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "vocab_size": SPECIALS + len(CHARACTERS),
+}
+"""config.json of a new model, but for its sizes."""
 
 
 class CharacterTokenizer:
@@ -79,10 +101,10 @@ class Tiny(StoredTensors, Decoder):
     pad_id = PAD
     tokenizer: CharacterTokenizer
 
-    def __init__(self, lm: "LlamaForCausalLM") -> None:
+    def __init__(self, lm: Llama) -> None:
         facts = Facts(mask_id=MASK, eos_id=EOS, pad_id=PAD, max_length=lm.config.max_position_embeddings)
         super().__init__(lm, facts, CharacterTokenizer())
-        self.set_origin(Origin(json.loads(lm.config.to_json_string())))
+        self.set_origin(Origin(vars(lm.config)))
 
     def _trunk(self, tokens_SL: Tensor, *rest: Any) -> Tensor:
         if tokens_SL.shape[1] > self.max_length:
@@ -92,37 +114,38 @@ class Tiny(StoredTensors, Decoder):
 
 def tiny_policy(shape: TinyShape | None = None, seed: int = 0) -> Tiny:
     """An untrained model: the same seed gives the same weights. The global random state does not change."""
-    from transformers import LlamaConfig
-
     shape = shape or TinyShape()
     if shape.width % shape.heads:
         raise ValueError(f"width must be a multiple of heads, but {shape.width} is not a multiple of {shape.heads}.")
-    config = LlamaConfig(
-        vocab_size=CharacterTokenizer.size,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        max_position_embeddings=shape.max_length,
-        # Chosen for 64 channels and a hundred characters; Llama's own values, 0.02 and 10,000, train more slowly.
-        initializer_range=0.1,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        pad_token_id=PAD,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        tie_word_embeddings=False,
-    )
+    sizes = {
+        "hidden_size": shape.width,
+        "intermediate_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "head_dim": shape.width // shape.heads,
+        "max_position_embeddings": shape.max_length,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Tiny(_bidirectional(config))
+        return Tiny(_network({**FIELDS, **sizes, "transformers_version": version("transformers")}))
 
 
-def _bidirectional(config: "LlamaConfig") -> "LlamaForCausalLM":
-    from transformers import LlamaForCausalLM
+def _network(fields: Mapping[str, Any]) -> Llama:
+    return Llama(SimpleNamespace(**{name: fields[name] for name in sorted(fields)})).eval()
 
-    config.is_causal = False  # works only if it is set before the model is built
-    return LlamaForCausalLM(config).eval()
+
+def transformers_network(policy: Tiny) -> "LlamaForCausalLM":
+    """transformers' own class around the modules of a tiny model, for trainers that want it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        lm = LlamaForCausalLM(LlamaConfig.from_dict(policy.origin.config))
+    lm.model.embed_tokens, lm.model.layers = policy.lm.model.embed_tokens, policy.lm.model.layers
+    lm.model.norm, lm.model.rotary_emb, lm.lm_head = policy.lm.model.norm, policy.lm.model.rotary_emb, policy.lm.lm_head
+    if has_adapter(policy):
+        lm.peft_config = policy.lm.peft_config
+    return lm.eval()
 
 
 def is_tiny(config: Mapping[str, Any]) -> bool:
@@ -133,19 +156,21 @@ def load_tiny(
     path: str | Path | None = None, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Tiny:
     """The shipped model, or one that `save` wrote."""
-    from transformers import LlamaConfig
-
     folder = Path(path) if path is not None else SHIPPED
-    config_data = read_json(folder / "config.json")
-    if not is_tiny(config_data):
+    config = read_json(folder / "config.json")
+    if not is_tiny(config):
         raise ValueError(f"{folder} is not a tiny model, which is a llama with {CharacterTokenizer.size} tokens.")
-    file = ConfigFile(folder / "config.json", config_data)
-    for name in SIZES:
-        file.size(name, 1)
-    try:
-        with torch.device("meta"):
-            lm = _bidirectional(LlamaConfig.from_dict(config_data))
-    except Exception as error:  # transformers raises many kinds for settings that do not fit together
-        raise file.unbuilt(error) from error
+    file = ConfigFile(folder / "config.json", config)
+    file.only(SUPPORTED)
+    rotary = file.kind("rope_parameters", dict, {"rope_theta": file.get("rope_theta", 1e4)})
+    if rotary.get("rope_type", "default") != "default":
+        raise ValueError(f"{file.path} sets rope_type to {rotary['rope_type']!r}; only 'default' is supported.")
+    theta, heads = file.number("rope_theta", rotary.get("rope_theta")), file.size("num_attention_heads", 1)
+    sizes = {name: file.size(name, 1) for name in SIZES}
+    sizes["num_key_value_heads"] = file.size("num_key_value_heads", heads)
+    sizes["head_dim"] = file.size("head_dim", max(1, sizes["hidden_size"] // heads))
+    rope = {"rope_parameters": {"rope_theta": theta, "rope_type": "default"}}
+    with torch.device("meta"):
+        lm = _network({**FIELDS, **config, **sizes, **rope})
     load_weights(lm, folder, dtype=dtype, device=device)
     return Tiny(lm)

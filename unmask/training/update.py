@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from unmask.core.objective import Divergence, Objective
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, at_states, chunks, empty, microbatches
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
+from unmask.distributed.sharding import whole
 from unmask.training.optim import Optimizer
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
@@ -105,7 +104,7 @@ def logprobs(policy: Policy, probes: Probes, micro_batch: int | MicroBatch, rank
     if ranks.sharded:
         longest = -(-(len(probes.states_SL) // -ranks.size) // -micro_batch.size)
         answers += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(answers))]
-    if ranks.sharded and isinstance(policy, FSDPModule):
+    if ranks.sharded and hasattr(policy, "reshard"):
         policy.reshard()  # no backward pass follows, so embedding and head can be freed too
     return _sum(_assemble(probes, answers), ranks)
 
@@ -224,7 +223,7 @@ def update(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.sum_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-    metrics["grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    metrics["grad_norm"] = whole(norm)
     bad = [name for name, value in metrics.items() if name.endswith(("loss", "grad_norm")) and not value.isfinite()]
     if bad:
         optimizer.zero_grad(set_to_none=True)

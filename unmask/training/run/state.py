@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from unmask.distributed.sharding import placed_like, whole
 from unmask.training.optim import MasterAdamW, Optimizer
 from unmask.util.files import digest, fsync, save_tensors
 
@@ -48,9 +48,9 @@ def state_tensors(
     inner, named = _inside(policy, optimizer)
     for name, weight in named.items():
         for kind, value in {"weight": weight, **inner.state.get(weight, {})}.items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            tensor = whole(value)
             if wanted:
-                tensors[f"{kind} {name}"] = whole.detach().cpu().contiguous()
+                tensors[f"{kind} {name}"] = tensor.detach().cpu().contiguous()
     return tensors
 
 
@@ -67,11 +67,11 @@ def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tenso
         if value.shape != weight.shape:
             shapes = f"{name} is {list(value.shape)} there and {list(weight.shape)} here"
             raise ValueError(f"the saved state is of another model or other options: {shapes}")
-        weight.copy_(_like(weight, value))
+        weight.copy_(placed_like(value, weight))
         moments = {kind: tensors[f"{kind} {name}"] for kind in kinds}
         if moments:
             step = moments.pop("step")  # on the device of the weight only for fused steps
-            inner.state[weight] = {kind: _like(weight, value) for kind, value in moments.items()}
+            inner.state[weight] = {kind: placed_like(value, weight) for kind, value in moments.items()}
             home = weight.device if inner.defaults.get("fused") else step.device
             inner.state[weight]["step"] = step.to(home, copy=True)
     if isinstance(optimizer, MasterAdamW):
@@ -84,12 +84,6 @@ def _inside(policy: nn.Module, optimizer: Optimizer) -> tuple[torch.optim.Optimi
     names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     inner = optimizer.inner if isinstance(optimizer, MasterAdamW) else optimizer
     return inner, dict(zip(names, inner.param_groups[0]["params"], strict=True))
-
-
-def _like(weight: Tensor, value: Tensor) -> Tensor:
-    """A copy of a whole tensor on the device of a weight, sharded like the weight."""
-    value = value.to(weight.device, copy=True)
-    return distribute_tensor(value, weight.device_mesh, weight.placements) if isinstance(weight, DTensor) else value
 
 
 def write_state(folder: Path, step: int, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
