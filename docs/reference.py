@@ -5,6 +5,7 @@ python docs/reference.py        # make reference; tests/test_docs.py fails where
 
 import ast
 import inspect
+import json
 import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -18,7 +19,9 @@ from pydantic.fields import FieldInfo
 import unmask
 from unmask.cli.main import app
 from unmask.config import Config
+from unmask.config.json_schema import json_schema
 from unmask.config.options import CHOICES, option_defaults
+from unmask.config.published import FILE
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
@@ -179,9 +182,19 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"cli.md": commands, "keys.md": keys, "api.md": interface}
+def published_schema() -> str:
+    """The JSON schema of the configuration: in the package, which reads it, and on the site, for editors."""
+    return json.dumps(json_schema(), indent=1) + "\n"
+
+
+PAGES = {
+    HERE / "cli.md": commands,
+    HERE / "keys.md": keys,
+    HERE / "api.md": interface,
+    HERE / "schema.json": published_schema,
+    FILE: published_schema,
+}
 
 if __name__ == "__main__":
-    HERE.mkdir(exist_ok=True)
-    for name, page in PAGES.items():
-        (HERE / name).write_text(page())
+    for path, page in PAGES.items():
+        path.write_text(page())

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unmask.models import Policy, load_checkpoint
+from unmask.core.policy import Policy
+from unmask.models import load_checkpoint
 from unmask.models.tiny import CharacterTokenizer
 
 # --- a straight-line pass, without transformers -------------------------------------------------------------

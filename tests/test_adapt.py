@@ -20,7 +20,8 @@ from unmask.models.checkpoint import open_safetensors
 from unmask.sft.adapt import EVEN, MASK, adapt
 from unmask.sft.config import read_sft_config
 from unmask.sft.finetune import sft_update
-from unmask.training.run.folder import check_folder, read_metrics
+from unmask.training.run.folder import read_metrics
+from unmask.util.files import check_folder
 from wording import mentions, naming
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -12,7 +12,7 @@ import pytest
 
 from estimates import LLADA, llada
 from unmask.config import parse_config
-from unmask.models.load import KNOWN
+from unmask.models.known import KNOWN
 from unmask.studies.cost.estimate import estimate
 from wording import mentions, naming
 

@@ -12,7 +12,8 @@ from unmask.config import Config, parse_config
 from unmask.core.options import LoraOptions
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.decoder import Decoder
-from unmask.models.load import KNOWN, outline
+from unmask.models.known import KNOWN
+from unmask.models.load import outline
 from unmask.models.lora import add_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import TinyShape
 from unmask.studies.cost.counting import Tally

@@ -18,8 +18,9 @@ from unmask.config import parse_config
 from unmask.models import save
 from unmask.tasks import TASKS
 from unmask.training.loop import train
-from unmask.training.run.folder import RunFolder, check_folder, lock_run, read_metrics
+from unmask.training.run.folder import RunFolder, lock_run, read_metrics
 from unmask.training.run.state import newest_state, write_state
+from unmask.util.files import check_folder
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from checkpoints import A2D, DREAM, SDAR, TOKENS, bert, llada, loaded, logits, modernbert, qwen, reference
-from unmask.models import CachingPolicy, Policy, load_model, save
+from unmask.core.policy import CachingPolicy, Policy
+from unmask.models import load_model, save
 from unmask.models.load import check_attention
 
 

@@ -11,7 +11,7 @@ import yaml
 import unmask as library
 from unmask.config import read_config
 from unmask.config.method_names import MethodSpec, method_spec
-from unmask.methods.own import label_of, piece_of
+from unmask.core.words import label_of, piece_of
 from unmask.models import TinyShape, save, tiny_policy
 from unmask.studies.compare.cells import SharedSettings, key_of, method_grid, own_sections, reference_of
 

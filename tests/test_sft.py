@@ -15,7 +15,7 @@ from helpers import EOS, MASK, SMALL, Net
 from unmask.config.sections import OptimizerConfig
 from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
-from unmask.sft.data import SftSource, load_sft_data, sft_row
+from unmask.sft.data import load_sft_data
 from unmask.sft.diffusion_loss import (
     NoisedBatch,
     add_noise,
@@ -28,6 +28,7 @@ from unmask.sft.diffusion_loss import (
 )
 from unmask.sft.finetune import annealed_attention, block_length, sft_update
 from unmask.sft.packing import Batches, Example, PackedBatch, width_buckets, width_of, width_step
+from unmask.sft.sources import SftSource, sft_row
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.training.optim import make_optimizer

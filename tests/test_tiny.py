@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from unmask.models import CachingPolicy, Tiny, TinyShape, load_model, load_tiny, save, tiny_policy
+from unmask.core.policy import CachingPolicy
+from unmask.models import Tiny, TinyShape, load_model, load_tiny, save, tiny_policy
 from unmask.models.tiny import EOS, MASK, PAD, CharacterTokenizer
 
 SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)

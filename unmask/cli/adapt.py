@@ -26,11 +26,6 @@ def adapt(
     if resume is not None:
         resume_sft(resume, (model, arguments, data, mask_token, out))
         return
-    from unmask.sft.adapt import adapt as write_start, source_folder
-    from unmask.sft.config import CONFIG
-    from unmask.sft.finetune import finetune
-    from unmask.training.run.folder import RunFolder, check_folder
-
     if model is None:
         raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
     folder = run_folder(f"adapt-{Path(model).name}", out)
@@ -38,6 +33,13 @@ def adapt(
     if final == Path.cwd():
         raise ValueError("unmask adapt replaces its folder: choose another --out")
     config = read_settings(arguments, data, model=str(folder.absolute() / "start"))
+
+    from unmask.sft.adapt import adapt as write_start, source_folder
+    from unmask.sft.config import CONFIG
+    from unmask.sft.finetune import finetune
+    from unmask.training.run.folder import RunFolder
+    from unmask.util.files import check_folder
+
     if config.full is False:
         raise ValueError("full: an adapter cannot train a new MASK token; adapting trains all weights")
     config = config.model_copy(update={"full": True})

@@ -23,6 +23,8 @@ def of_task(task: str | None, **options: Any) -> list[str]:
     if values and task is None:
         raise ValueError(f"--{next(iter(values))} belongs to a task: name it with --task")
     section = "own" if task is not None and task.endswith(".py") else task
+    if "data" in values and not values["data"].is_file():
+        raise ValueError(f"{section}: there is no data file {values['data']}")
     return [f"{section}.{key}={value}" for key, value in values.items()]
 
 
@@ -53,15 +55,19 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
 
 def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Model]":
     """The configuration of a run (or the demo's, for a plain model) and its policy."""
+    from unmask.config import DEMO, read_config
+    from unmask.models.known import check_model_name
+
+    check_model_name(run_or_model)
+    settings, task = settings_of(run_or_model, task)
+    named = {"model": run_or_model} if settings == DEMO else {}
+    config = read_config(settings, overrides, task=task, **named)  # reports a typo before torch is imported
+
     import torch
 
-    from unmask.config import DEMO, read_config
     from unmask.config.defaults import device_of
     from unmask.models import load_model
     from unmask.training.run.folder import checkpoint_of
 
-    settings, task = settings_of(run_or_model, task)
-    named = {"model": run_or_model} if settings == DEMO else {}
-    config = read_config(settings, overrides, task=task, **named)
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     return config, load_model(checkpoint_of(run_or_model), dtype=dtype, device=device_of(config))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
+from unmask.models.known import check_model_name
+from unmask.util.files import check_folder
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -43,8 +45,6 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient."""
-    from unmask.training.run.folder import check_folder
-
     if out is not None:
         check_folder(out)
     if model.endswith(".json"):
@@ -56,6 +56,7 @@ def audit(
     elif compare is not None:
         raise ValueError("compare: measure with --out FOLDER first, then compare in FOLDER/audit.json")
     else:
+        check_model_name(model)
         about = [*of_task(task, data=data), *(overrides or [])]
         audit_data = _measure(model, task, about, methods, problems, group, draws, budget, states)
     _show(audit_data, out, as_json)

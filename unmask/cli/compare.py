@@ -49,6 +49,8 @@ def compare(
 
     Finished runs are not repeated: the same command resumes an interrupted comparison.
     """
+    from unmask.config.published import check_words
+
     if redraw is not None:
         from unmask.studies.compare.report import redraw as redraw_results
 
@@ -58,6 +60,8 @@ def compare(
         raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
     else:
         folder = out
+        check_words("method", methods.split(","))
+        check_words("with", [name for names in plugins.split(",") if names != "none" for name in names.split("+")])
         with _stoppable(folder), short_warnings(), _display() as report:
             from unmask.studies.compare.cells import SharedSettings
             from unmask.studies.compare.compare import Comparison, compare as run_comparison

@@ -36,19 +36,16 @@ def live() -> bool:
 
 @contextmanager
 def training_display(config: "Config", name: str, should_stop: "Callable[[], bool]") -> "Iterator[Hooks]":
-    """A live panel in a terminal; elsewhere about a dozen plain lines. Nothing is shown before the first report."""
+    """A header at once; then a live panel in a terminal, elsewhere about a dozen plain lines."""
     panel, every, drawn = Panel(config, name), max(1, config.updates // 12), live()
     # Other output goes above the panel, except a standard error that is not a terminal.
     frame = Live(panel, console=console, refresh_per_second=1, redirect_stderr=sys.stderr.isatty())
-    started: list[bool] = []
     warning_counts: dict[str, float] = {}
+    _line(_header(config, name))
 
     def report(step: int, metrics: dict[str, float]) -> None:
-        if not started:
-            started.append(True)
-            _line(_header(config, name))
-            if drawn:
-                frame.start(refresh=True)
+        if drawn:
+            frame.start(refresh=True)  # not before the first report: an error of the set-up is not drawn over
         messages = list(warning_messages(warning_counts, metrics))
         panel.report(step, metrics, [message.split(": ")[1] for message in messages])
         if not drawn and ("eval/solved_sampled" in metrics or (step and step % every == 0)):

@@ -57,6 +57,11 @@ def eval(
 
     With --lengths, --steps or --paraphrase: a table of greedy scores; --samples adds pass@k.
     """
+    table = _table(lengths, steps, paraphrase, out, plot)
+    _check_keys(overrides or [])
+    about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
+    config, policy = load(run_or_model, about, task)
+
     from rich.console import Console
 
     from unmask.cli.display import show_evaluation
@@ -65,10 +70,6 @@ def eval(
     from unmask.tasks.scoring import failure_summary
     from unmask.training.setup import decoding_of, micro_batches
 
-    table = _table(lengths, steps, paraphrase, out, plot)
-    _check_keys(overrides or [])
-    about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
-    config, policy = load(run_or_model, about, task)
     built, device = config.build_task(), device_of(config)
     micro_batch, _ = micro_batches(config, policy)
     rows, decoding = _held_out(config, built, problems, table), decoding_of(config, built)

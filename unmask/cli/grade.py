@@ -21,10 +21,15 @@ def grade(
 ) -> None:
     """Grade stored generations, without a model: the score with its 95 % interval."""
     from unmask.config import read_config
+    from unmask.util.files import check_input, check_output
+
+    check_input(generations)
+    check_output(out)
+    config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
+
     from unmask.evaluation.grade import grade_file
     from unmask.tasks.scoring import failure_summary
 
-    config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
     report = grade_file(config.build_task(), generations, out, config.reward)
     if report.failures:
         typer.echo(failure_summary(report.failures), err=True)

@@ -13,13 +13,18 @@ def merge(
     out: Annotated[Path, typer.Option(help="Where to write the checkpoint.")],
 ) -> None:
     """Merge a run's adapter into its model and write a plain checkpoint that the family's own tools can load."""
+    from unmask.models.known import check_model_name
+    from unmask.util.files import check_folder
+
+    check_folder(out)
+    check_model_name(run_or_model)
+
     from unmask.models import load_model, save
     from unmask.models.checkpoint import CARD
     from unmask.models.lora import has_adapter, merge as merge_adapter
     from unmask.training.run.card import merged_card
-    from unmask.training.run.folder import check_folder, checkpoint_of
+    from unmask.training.run.folder import checkpoint_of
 
-    check_folder(out)
     source = checkpoint_of(run_or_model)
     policy = load_model(source)
     if has_adapter(policy):

@@ -24,7 +24,7 @@ def split_settings(arguments: list[str]) -> tuple[Path | None, list[str]]:
 
 def run_folder(name: str, out: Path | None) -> Path:
     """The folder to write: `out`, or a new one in runs/. ValueError if it cannot be used."""
-    from unmask.training.run.folder import check_folder, fresh_folder
+    from unmask.util.files import check_folder, fresh_folder
 
     folder = out or fresh_folder(name)
     check_folder(folder)

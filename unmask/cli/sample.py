@@ -42,10 +42,11 @@ def sample(
 def decoding_settings(
     run_or_model: str, overrides: list[str], greedy: bool, task: str | None
 ) -> "tuple[Decoding, Model, str, MicroBatch]":
+    config, policy = load(run_or_model, overrides, task)
+
     from unmask.config.defaults import device_of
     from unmask.training.setup import decoding_of, micro_batches
 
-    config, policy = load(run_or_model, overrides, task)
     decoding = decoding_of(config, config.build_task())
     batch, _ = micro_batches(config, policy)
     return (decoding.greedy() if greedy else decoding), policy, device_of(config), batch

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask.cli.runs import can_resume, run_folder, run_until_paused, split_settings
+from unmask.models.known import check_model_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +39,15 @@ def sft(
     if resume is not None:
         resume_sft(resume, (model, arguments, data, full is not None, out))
         return
-    from unmask.sft.config import CONFIG
-    from unmask.sft.finetune import finetune
-    from unmask.training.run.folder import RunFolder
-
     if model is None:
         raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
     folder = run_folder(f"sft-{Path(model).name}", out)
+    check_model_name(model)
     config = read_settings(arguments, data, model=model, full=full)
+
+    from unmask.sft.config import CONFIG
+    from unmask.sft.finetune import finetune
+    from unmask.training.run.folder import RunFolder
 
     def make_folder() -> RunFolder:
         return RunFolder(folder, config.dump(), CONFIG)
@@ -62,9 +64,10 @@ def read_settings(arguments: list[str] | None, data: list[str] | None, **named: 
 
 def resume_sft(folder: Path, given: tuple[object, ...]) -> None:
     from unmask.sft.config import CONFIG, read_sft_config
-    from unmask.sft.finetune import resume
 
     if can_resume(folder, CONFIG, given):
+        from unmask.sft.finetune import resume
+
         train_with_display(read_sft_config(folder / CONFIG), folder, lambda hooks: resume(folder, hooks))
 
 

@@ -13,15 +13,17 @@ def tasks(
     as_json: AsJson = False,
 ) -> None:
     """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""
-    from unmask.cli.describe import description, page, task_named
     from unmask.tasks import TASKS
+
+    if name is None and not as_json:
+        for name, factory in TASKS.items():
+            typer.echo(f"{name:16} {factory().summary}")
+        return
+    from unmask.cli.describe import description, page, task_named
 
     if name is not None:
         name, factory = task_named(name)
         task = description(name, factory)
         typer.echo(json.dumps(task, indent=2) if as_json else page(task))
-    elif as_json:
-        typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))
     else:
-        for name, factory in TASKS.items():
-            typer.echo(f"{name:16} {factory().summary}")
+        typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))

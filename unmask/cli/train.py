@@ -9,6 +9,8 @@ import typer
 
 from unmask.cli.arguments import DataOption, of_task
 from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_paused, split_settings
+from unmask.models.known import check_model_name
+from unmask.util.files import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,10 @@ def train(
             _train_with_display(config, resume, lambda hooks: resume_run(resume, hooks))
         return
     path, overrides = split_settings(arguments or [])
+    if out is not None and not dry_run:
+        check_folder(out)
+    for name in [model or "tiny", *(word[6:] for word in overrides if word.startswith("model="))]:
+        check_model_name(name)
     plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
     keys = {override.partition("=")[0] for override in overrides}
     if (method is not None or "method" in keys) and plugins is None and path is None and "with" not in keys:
@@ -71,15 +77,15 @@ def train(
         return
     config = read_config(path or DEMO, overrides, **named)
 
-    from unmask.training.loop import train as run_training
-    from unmask.training.run.folder import RunFolder
-
     folder = run_folder(_name(config), out)
 
-    def make_folder() -> RunFolder:
-        return RunFolder(folder, config.dump())
+    def run_training(hooks: "Hooks") -> "TrainingResult":
+        from unmask.training.loop import train
+        from unmask.training.run.folder import RunFolder
 
-    _train_with_display(config, folder, lambda hooks: run_training(config, make_folder, hooks))
+        return train(config, lambda: RunFolder(folder, config.dump()), hooks)
+
+    _train_with_display(config, folder, run_training)
 
 
 def _name(config: "Config") -> str:
@@ -89,10 +95,11 @@ def _name(config: "Config") -> str:
 def _train_with_display(config: "Config", folder: Path, training: "Callable[[Hooks], TrainingResult]") -> None:
     """Train under a live display, until the end or until a signal asks to stop."""
     from unmask.cli.display import show_result, training_display
-    from unmask.training.run.base_run import Hooks
 
     def train_until(should_stop: "Callable[[], bool]") -> "TrainingResult":
         if not is_first_process():
+            from unmask.training.run.base_run import Hooks
+
             return training(Hooks(should_stop=should_stop))
         with training_display(config, _name(config), should_stop) as hooks:
             return training(hooks)

@@ -4,13 +4,30 @@ from dataclasses import replace
 
 import torch
 
+from unmask.config.arguments import check_known
 from unmask.config.defaults import check_device, device_of, rollout_shape
+from unmask.config.options import CHOICES
 from unmask.config.schema import Config
 from unmask.core.order import ORDERS, score_threshold
 from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, all_tokens
+from unmask.core.words import section_of
+from unmask.methods import BASES, PLUGINS
+from unmask.methods.own import own_method
+from unmask.tasks import TASKS
+
+
+def check_names(config: Config) -> None:
+    """ValueError for an unknown method or order, or a function whose name is taken."""
+    check_known("rollout.order", config.rollout.order, ORDERS)
+    taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
+    for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
+        if own_method(key, word, CHOICES) is None:
+            check_known(key, word, BASES if key == "method" else PLUGINS)
+        elif taken.setdefault(name := section_of(word), word) != word:
+            raise ValueError(f"{key}: {word}: {name} is the name of something else; rename the function")
 
 
 def check_combination(config: Config) -> None:

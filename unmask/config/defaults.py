@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
-
 from unmask.config.schema import Config, TrainingConfig
 from unmask.tasks import Task
 
@@ -37,11 +35,15 @@ def device_of(config: TrainingConfig) -> str:
     """The device that `auto` means here."""
     if config.device != "auto":
         return config.device
+    import torch
+
     return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
 
 
 def check_device(name: str) -> None:
     """ValueError for a device that cannot be used here."""
+    import torch
+
     try:
         device = torch.device(name)
         if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):  # without a context on it

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from unmask.config.options import CHOICES, option_defaults
+from unmask.core.words import is_own, label_of, piece_of, section_of
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.own import is_own, label_of, own_method, piece_of, section_of, takes_base
+from unmask.methods.own import own_method, takes_base
 
 BASE = "diffu_grpo"
 """The base of plug-ins that are named without one."""

@@ -1,24 +1,21 @@
-"""Options of methods, plug-ins and tasks: keyword arguments of their Python functions, checked by their signatures."""
+"""Options of methods and plug-ins, whose functions import torch."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from unmask.config.schema import Config, as_list
+from unmask.config.arguments import Choices, arguments, build, parameters
+from unmask.config.schema import Config
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
+from unmask.core.words import section_of
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_LAWS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
-from unmask.methods.own import own_method, section_of
-from unmask.tasks import TASKS, Task
-from unmask.tasks.support.split import with_validation_split
-from unmask.util.parsing import check_not_bool, pydantic_message, short_repr, suggestion
+from unmask.methods.own import own_method
+from unmask.tasks import TASKS
 
-CHOICES: dict[str, Mapping[str, Any]] = {
+CHOICES: Choices = {
     "advantage": ADVANTAGES,
     "normaliser": NORMALISERS,
     "kl_kind": KLS,
@@ -27,21 +24,6 @@ CHOICES: dict[str, Mapping[str, Any]] = {
     "scope": SCOPES,
     "steps": STEP_LAWS,
 }
-"""Options that name a formula, by the name of the argument."""
-
-
-# --- names ----------------------------------------------------------------------------------------------------------
-
-
-def method_words(data: Mapping[str, Any]) -> list[Any]:
-    """The names of the method and the plug-ins in a configuration; functions in files too."""
-    plugins = as_list(data.get("with"))
-    return [data.get("method"), *(plugins if isinstance(plugins, list | tuple) else [])]
-
-
-def section_names(data: Mapping[str, Any]) -> set[str]:
-    """Names that a section of options may have."""
-    return {*BASES, *PLUGINS, *TASKS, *(section_of(word) for word in method_words(data) if section_of(word) != word)}
 
 
 def method_factory(key: str, word: str) -> Callable[..., Method]:
@@ -56,31 +38,18 @@ def factories(config: Config) -> dict[str, Callable[..., Any]]:
     return {config.task: TASKS[config.task], **method, **plugins}
 
 
-def check_known(key: str, name: str, names: Mapping[str, Any]) -> None:
-    if name not in names:
-        raise ValueError(f"{key}: there is no {name!r}; {suggestion(name, names)}")
-
-
-# --- values ---------------------------------------------------------------------------------------------------------
-
-
-def build_task(config: Config) -> Task:
-    task: Task = _build(TASKS[config.task], config.task, config.options)
-    return with_validation_split(task) if config.eval.split == "validation" else task
-
-
 def build_method(config: Config) -> Method:
     _, (section, base), *plugins = factories(config).items()
-    method: Method = _build(base, section, config.options)
+    method: Method = build(base, section, config.options.get(section, {}), CHOICES)
     for section, plugin in plugins:
-        method = _build(plugin, section, config.options, method)
+        method = build(plugin, section, config.options.get(section, {}), CHOICES, method)
     return method
 
 
 def resolved_options(config: Config) -> dict[str, dict[str, Any]]:
     """Every section of options, defaults written out."""
     return {
-        name: _option_values(factory, _arguments(factory, name, config.options))
+        name: _option_values(factory, arguments(factory, name, config.options.get(name, {}), CHOICES))
         for name, factory in factories(config).items()
     }
 
@@ -90,45 +59,9 @@ def option_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
     return _option_values(factory, {})
 
 
-def _build(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]], *base: Method) -> Any:
-    """Call a function with the options of its section."""
-    arguments = _arguments(factory, name, options)
-    try:
-        return factory(*base, **arguments)
-    except ValueError as error:
-        message = str(error)
-        raise ValueError(message if message.startswith((f"{name}:", f"{name}.")) else f"{name}: {message}") from None
-
-
-def _arguments(factory: Callable[..., Any], name: str, options: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The options of a section with their types checked and names replaced by formulas."""
-    parameters = _parameters(factory)
-    arguments = {}
-    for key, value in options.get(name, {}).items():
-        if key not in parameters:
-            raise ValueError(f"{name}.{key}: unknown option; {suggestion(key, parameters)}")
-        if key in CHOICES:
-            check_known(f"{name}.{key}", value if isinstance(value, str) else short_repr(value), CHOICES[key])
-            arguments[key] = CHOICES[key][value]
-            continue
-        try:
-            check_not_bool(value, parameters[key].annotation)
-            arguments[key] = TypeAdapter(parameters[key].annotation).validate_python(value)
-        except ValidationError as error:
-            raise ValueError(f"{name}.{key}: {pydantic_message(error.errors()[0])}, got {short_repr(value)}") from None
-        except ValueError as error:
-            raise ValueError(f"{name}.{key}: {error}, got {short_repr(value)}") from None
-    return arguments
-
-
-def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function without a plug-in's base."""
-    return {name: p for name, p in inspect.signature(factory).parameters.items() if name != "base"}
-
-
 def _option_values(factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a function with their values, formulas by name."""
     names = {id(f): name for choice in CHOICES.values() for name, f in choice.items()}
-    values = {key: options.get(key, p.default) for key, p in _parameters(factory).items()}
+    values = {key: options.get(key, p.default) for key, p in parameters(factory).items()}
     plain = {key: names.get(id(value), value) for key, value in values.items()}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}

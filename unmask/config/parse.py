@@ -1,17 +1,19 @@
-"""From YAML and `key=value` overrides to a checked configuration."""
+"""From YAML and `key=value` overrides to a checked configuration.
 
+Keys, types, names and files are checked before torch is imported, so that a typo is reported at once.
+"""
+
+import sys
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from unmask.config.checks import check_combination
+from unmask.config.arguments import build_task, check_known
 from unmask.config.keys import apply_overrides, validate, with_current_keys
-from unmask.config.options import CHOICES, check_known, factories, method_words, section_names
-from unmask.config.schema import Config
-from unmask.core.order import ORDERS
-from unmask.methods import BASES, PLUGINS
-from unmask.methods.own import file_of, own_method, section_of
+from unmask.config.published import check_by_schema, published_names
+from unmask.config.schema import Config, as_list
+from unmask.core.words import file_of, section_of
 from unmask.tasks import TASKS
 from unmask.tasks.own import with_own_task
 from unmask.util.parsing import read_keys, short_repr
@@ -24,21 +26,21 @@ def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterabl
     Raises ValueError with one sentence that names the wrong key.
     """
     data = with_current_keys(read_keys(path) if isinstance(path, Path) else deepcopy(dict(path or {})))
-    sections, names = set(data), section_names(data)
+    sections, names = set(data), _section_names(data)
     replaced = apply_overrides(data, overrides)
     sections -= {key.split(".")[0] for key in replaced}
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(with_current_keys(chosen))
     if (chosen.keys() | replaced) & {"task", "method", "with"}:
         # Drop the file's options of a method that was replaced. Options given with the replacement are checked.
-        used = [data.get("task"), *map(section_of, method_words(data))]
+        used = [data.get("task"), *map(section_of, _method_words(data))]
         data = {key: value for key, value in data.items() if key in used or key not in sections & names}
     return parse_config(data)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to the method's probes on a blank canvas."""
-    names, data = section_names(data), with_own_task(with_current_keys(data))
+    names, data = _section_names(data), with_own_task(with_current_keys(data))
     if "options" in data:
         raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
     options = {key: value for key, value in data.items() if key in names}
@@ -49,36 +51,41 @@ def parse_config(data: Mapping[str, Any]) -> Config:
         if strange := next((key for key in section if not isinstance(key, str)), None):
             raise ValueError(f"{name}.{strange}: keys must be text")
     config = validate(Config, {**rest, "options": options})
-    check_known("rollout.order", config.rollout.order, ORDERS)
+    if "torch" not in sys.modules:
+        check_by_schema(config)
     check_known("task", config.task, TASKS)
-    _check_names(config)
     _check_sections(config)
+    build_task(config)
+    from unmask.config.checks import check_combination, check_names  # these import torch
+
+    check_names(config)
     check_combination(config)
-    words = [file_of(word) for word in (config.method, *config.plugins)]
-    files = [*words, config.options.get("own", {}).get("file")]
+    files = [*map(file_of, (config.method, *config.plugins)), config.options.get("own", {}).get("file")]
     config._user_files = {file: run_file(Path(file)).digest for file in files if file}
     return config
 
 
 def without_method(data: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without its method, plug-ins and their options, for commands that do not train."""
-    dropped = {"method", "with", *section_names(data)} - {*TASKS}
+    dropped = {"method", "with", *_section_names(data)} - {*TASKS}
     return {key: value for key, value in data.items() if key not in dropped}
 
 
-def _check_names(config: Config) -> None:
-    """ValueError for an unknown method, or a function whose name is taken."""
-    taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
-    for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
-        if own_method(key, word, CHOICES) is None:
-            check_known(key, word, BASES if key == "method" else PLUGINS)
-        elif taken.setdefault(name := section_of(word), word) != word:
-            raise ValueError(f"{key}: {word}: {name} is the name of something else; rename the function")
+def _method_words(data: Mapping[str, Any]) -> list[Any]:
+    """The names of the method and the plug-ins in a configuration; functions in files too."""
+    plugins = as_list(data.get("with"))
+    return [data.get("method"), *(plugins if isinstance(plugins, list | tuple) else [])]
+
+
+def _section_names(data: Mapping[str, Any]) -> set[str]:
+    """Names that a section of options may have."""
+    own = [section_of(word) for word in _method_words(data) if section_of(word) != word]
+    return {*published_names("method"), *published_names("with"), *TASKS, *own}
 
 
 def _check_sections(config: Config) -> None:
-    used = factories(config)
+    used = {config.task, *map(section_of, (config.method, *config.plugins))}
     for name in config.options:
         if name not in used:
-            flag = "--with" if name in PLUGINS else "--method" if name in BASES else "--task"
+            flag = "--with" if name in published_names("with") else "--task" if name in TASKS else "--method"
             raise ValueError(f"{name}: has options, but is not used; add {flag} {name}")

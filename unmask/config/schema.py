@@ -104,7 +104,7 @@ class Config(TrainingConfig):
         return self.model_dump(mode="json", by_alias=True) | resolved_options(self)
 
     def build_task(self) -> "Task":
-        from unmask.config.options import build_task
+        from unmask.config.arguments import build_task
 
         return build_task(self)
 

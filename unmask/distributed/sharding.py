@@ -38,8 +38,9 @@ def placed_like(value: Tensor, weight: Tensor) -> Tensor:
     value = value.to(weight.device, copy=True)
     if not hasattr(weight, "placements"):
         return value
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    assert isinstance(weight, DTensor)
     return distribute_tensor(value, weight.device_mesh, weight.placements)
 
 

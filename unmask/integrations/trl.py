@@ -22,10 +22,10 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from unmask.core.method import Method
-from unmask.core.policy import Policy
+from unmask.core.policy import Policy, Tokenizer
 from unmask.core.probes import ask, at_states, empty
 from unmask.core.trace import Trace, until_eos
-from unmask.models import Model, Tokenizer, save
+from unmask.models import Model, save
 from unmask.models.lora import ReferencePolicy, has_adapter, save_adapter
 from unmask.models.tiny import CHARACTERS, EOS, MASK, PAD, SPECIALS, Tiny, transformers_network
 from unmask.models.tokenizer import HubTokenizer

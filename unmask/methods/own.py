@@ -8,48 +8,15 @@ file is a program that the user trusts, and it is run (unmask/util/user_file.py)
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from unmask.core.method import Method
+from unmask.core.words import WORD
 from unmask.util.parsing import suggestion
 from unmask.util.user_file import run_file
-
-WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
-PIECE = re.compile(r"(?P<word>[^:=]+\.py:\w+|[^:]*)(?P<options>(:[^:]*)*)")
-
-
-def section_of(word: Any) -> Any:
-    """The section of a method's options: its name, or for a method in a file the name of the function."""
-    match = WORD.fullmatch(word) if isinstance(word, str) else None
-    return match["name"] if match is not None and match["name"] else word
-
-
-def piece_of(text: str) -> tuple[str, list[str]]:
-    """A word and its options: `agrpo` and `draws=2` of `agrpo:draws=2`. The text after a file's first colon is the
-    function's name, unless it has an equals sign; the path itself has neither sign."""
-    match = PIECE.fullmatch(text)
-    assert match is not None  # the second kind of word matches any text
-    return match["word"], match["options"].split(":")[1:]
-
-
-def label_of(text: str) -> str:
-    """A word with its options as tables show it: without the file."""
-    word, options = piece_of(text)
-    return ":".join([section_of(word), *options])
-
-
-def file_of(word: str) -> str | None:
-    """The file of a word that names a function in a file."""
-    match = WORD.fullmatch(word)
-    return None if match is None else match["file"]
-
-
-def is_own(word: str) -> bool:
-    return WORD.fullmatch(word) is not None
 
 
 def takes_base(word: str) -> bool:

@@ -1,22 +1,7 @@
 """Models by name, by folder, or by their id on the hub: families, checkpoints, tokenizers, low-rank adapters, and
-the embedded model. Imports core and util.
+the embedded model. Imports core and util. The public names are in `__init__.pyi`; each is imported on first use.
 """
 
-from unmask.core.policy import CachingPolicy, Policy, Tokenizer
-from unmask.models.checkpoint import save
-from unmask.models.load import Model, load_checkpoint, load_model
-from unmask.models.tiny import Tiny, TinyShape, load_tiny, tiny_policy
+import lazy_loader
 
-__all__ = [
-    "CachingPolicy",
-    "Model",
-    "Policy",
-    "Tiny",
-    "TinyShape",
-    "Tokenizer",
-    "load_checkpoint",
-    "load_model",
-    "load_tiny",
-    "save",
-    "tiny_policy",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

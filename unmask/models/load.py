@@ -1,10 +1,8 @@
 """Models by name, by folder, or by their id on the Hugging Face hub."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +23,9 @@ from unmask.models.checkpoint import (
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
+from unmask.models.known import KNOWN, check_model_name
 from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
-from unmask.util.parsing import missing_folder_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -164,60 +162,6 @@ def _hub_tokenizer(family: Family, config: Mapping[str, Any], facts: Facts, fast
 
 # --- without weights ----------------------------------------------------------------------------------------
 
-_LLADA: dict[str, Any] = {
-    "architectures": ["LLaDAModelLM"],
-    "d_model": 4096,
-    "n_layers": 32,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "mlp_hidden_size": 12288,
-    "block_type": "llama",
-    "activation_type": "silu",
-    "layer_norm_type": "rms",
-    "rms_norm_eps": 1e-5,
-    "rope": True,
-    "rope_theta": 500000.0,
-    "vocab_size": 126464,
-    "embedding_size": 126464,
-    "weight_tying": False,
-    "max_sequence_length": 4096,
-    "torch_dtype": "bfloat16",
-}
-
-
-def _qwen(kind: str, width: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
-    return {
-        "architectures": [kind],
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": inner,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        **more,
-    }
-
-
-_DREAM = _qwen("DreamModel", 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)
-_SDAR = {
-    size: _qwen("SDARForCausalLM", width, layers, heads, inner, num_key_value_heads=8, head_dim=128, vocab_size=151936)
-    for size, (width, layers, heads, inner) in {
-        "1.7B": (2048, 28, 16, 6144),
-        "4B": (2560, 36, 32, 9728),
-        "8B": (4096, 36, 32, 12288),
-    }.items()
-}
-KNOWN: dict[str, dict[str, Any]] = {
-    **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
-    **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},
-    **{f"apple/DiffuCoder-7B-{name}": _DREAM for name in ("Base", "Instruct", "cpGRPO")},
-    **{f"JetLM/SDAR-{size}-Chat": fields for size, fields in _SDAR.items()},
-}
-"""The sizes in the config.json of well-known models, so that `outline` needs no connection for them."""
-
 
 @dataclass(frozen=True)
 class Outline:
@@ -276,27 +220,12 @@ def outline(name_or_path: str | Path) -> Outline:
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
-def _looks_like_path(name: str) -> bool:
-    """Whether a name that is not a folder looks like a mistyped path, not like an id on the hub."""
-    first, slash, _ = name.partition("/")
-    if not slash or name in KNOWN:
-        return False
-    mistyped = Path("runs").is_dir() and bool(get_close_matches(first, ["runs"], cutoff=0.75))
-    return first in ("", ".", "..", "runs") or mistyped or (len(Path(name).parts) > 1 and Path(name).parent.is_dir())
-
-
 def fetch_snapshot(name: str, only: str | None = None) -> Path:
     """The folder of a model on the hub, downloaded unless it is in the cache; or the path of one of its files."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    if _looks_like_path(name):
-        raise ValueError(missing_folder_message(name))
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
-        raise ValueError(
-            f'There is no model {name!r}: give "tiny", a folder with a config.json, or an id on the hub, for example '
-            "GSAI-ML/LLaDA-8B-Instruct."
-        )
+    check_model_name(name)
     try:
         if only is not None:
             return Path(hf_hub_download(name, only))

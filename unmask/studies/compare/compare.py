@@ -20,7 +20,7 @@ from typing import Any
 from unmask.config import Config
 from unmask.config.defaults import device_of
 from unmask.config.method_names import MethodSpec
-from unmask.methods.own import label_of
+from unmask.core.words import label_of
 from unmask.studies.compare.cells import (
     Budget,
     CellCost,

@@ -32,27 +32,9 @@ from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.training.run.health import HealthWarning, current_name
-from unmask.util.files import fsync, naming_file, write_whole
+from unmask.util.files import check_folder, fresh_folder as fresh_folder, fsync, naming_file, write_whole
 from unmask.util.plots import new_figure
 from unmask.util.versions import versions
-
-
-def fresh_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """runs/NAME, or runs/NAME-2, -3, ... if that exists."""
-    number, folder = 1, parent / name
-    while folder.exists():
-        number += 1
-        folder = parent / f"{name}-{number}"
-    return folder
-
-
-def check_folder(folder: Path) -> None:
-    """ValueError if the folder is not empty or cannot be written."""
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-        raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise ValueError(f"{parent} cannot be written to; choose another --out")
 
 
 def _versions_text() -> str:

@@ -1,0 +1,44 @@
+"""The JSON schema of the configuration, for editors: written to schema.json by docs/reference.py."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from unmask.config.arguments import parameters
+from unmask.config.options import CHOICES, option_defaults
+from unmask.config.schema import Config
+from unmask.core.order import ORDERS
+from unmask.methods import BASES, PLUGINS
+from unmask.tasks import TASKS
+
+
+def json_schema() -> dict[str, Any]:
+    """Every key with its type, default and description; a section for each method, plug-in and task."""
+    schema = Config.model_json_schema()
+    fields = schema["properties"]
+    del fields["options"]
+    fields["task"] = {**fields["task"], **_named(TASKS, r"\.py$")}
+    fields["method"] = {**fields["method"], **_named(BASES, r"\.py:\w+$")}
+    names = _named(PLUGINS, r"\.py:\w+$")
+    fields["with"] = {**fields["with"], "type": ["array", "string"], "items": names}
+    schema["$defs"]["RolloutConfig"]["properties"]["order"]["enum"] = list(ORDERS)
+    fields |= {name: _section(factory) for name, factory in {**BASES, **PLUGINS, **TASKS}.items()}
+    schema["additionalProperties"] = {"type": "object"}  # the options of a function in a file of your own
+    heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "unmask configuration"}
+    return {**heading, **{key: value for key, value in schema.items() if key != "title"}}
+
+
+def _named(names: dict[str, Any], own: str) -> dict[str, Any]:
+    """A built-in name, or a Python file."""
+    return {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": own}]}
+
+
+def _section(factory: Callable[..., Any]) -> dict[str, Any]:
+    defaults = option_defaults(factory)
+    options = {}
+    for name, parameter in parameters(factory).items():
+        kind = {"enum": list(CHOICES[name])} if name in CHOICES else TypeAdapter(parameter.annotation).json_schema()
+        options[name] = {**kind, "default": defaults[name]}
+    about = (getattr(factory, "summary", None) or factory.__doc__ or "").strip().partition("\n")[0]
+    return {"type": "object", "description": about, "properties": options, "additionalProperties": False}

@@ -1,0 +1,62 @@
+"""The published JSON schema of the configuration, and what it says of methods: checked before torch is imported.
+
+docs/reference.py writes schema.json; tests/test_docs.py checks that it is current.
+"""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from unmask.config.arguments import check_known, check_option, choose
+from unmask.config.schema import Config
+from unmask.core.words import file_of, is_own, piece_of, section_of
+from unmask.util.parsing import suggestion
+
+FILE = Path(__file__).parent / "schema.json"
+KINDS = {"number": float, "integer": int, "boolean": bool}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text())
+    return content
+
+
+def published_names(key: str) -> list[str]:
+    """The built-in names of `method`, `with` or `task`."""
+    field = schema()["properties"][key]
+    names: list[str] = (field["items"] if key == "with" else field)["anyOf"][0]["enum"]
+    return names
+
+
+def check_words(key: str, words: Iterable[str]) -> None:
+    """ValueError for a word, e.g. `agrpo:draws=2`, that is neither a built-in name nor a function in a file."""
+    for name in (piece_of(word)[0] for word in words if word):
+        if not is_own(name):
+            check_known(key, name, published_names(key))
+
+
+def check_by_schema(config: Config) -> None:
+    """ValueError for an unknown method, plug-in, order or option, a wrong type, or a missing file."""
+    check_known(
+        "rollout.order", config.rollout.order, schema()["$defs"]["RolloutConfig"]["properties"]["order"]["enum"]
+    )
+    for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
+        if (file := file_of(word)) is None:
+            check_known(key, word, published_names(key))
+            _check_options(word, config.options.get(word, {}))
+        elif section_of(word) != word and not Path(file).is_file():
+            raise ValueError(f"{key}: there is no file {file}")
+
+
+def _check_options(name: str, section: dict[str, Any]) -> None:
+    fields = schema()["properties"][name]["properties"]
+    for key, value in section.items():
+        if key not in fields:
+            raise ValueError(f"{name}.{key}: unknown option; {suggestion(key, fields)}")
+        if "enum" in fields[key]:
+            choose(f"{name}.{key}", value, dict.fromkeys(fields[key]["enum"]))
+        else:
+            check_option(f"{name}.{key}", value, KINDS[fields[key]["type"]])

@@ -1,0 +1,84 @@
+"""Names of models: the sizes of well-known ones, and which names can be one. Imports no torch."""
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from unmask.util.parsing import missing_folder_message
+
+_LLADA: dict[str, Any] = {
+    "architectures": ["LLaDAModelLM"],
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "rms_norm_eps": 1e-5,
+    "rope": True,
+    "rope_theta": 500000.0,
+    "vocab_size": 126464,
+    "embedding_size": 126464,
+    "weight_tying": False,
+    "max_sequence_length": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+def _qwen(kind: str, width: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": [kind],
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
+_DREAM = _qwen("DreamModel", 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)
+_SDAR = {
+    size: _qwen("SDARForCausalLM", width, layers, heads, inner, num_key_value_heads=8, head_dim=128, vocab_size=151936)
+    for size, (width, layers, heads, inner) in {
+        "1.7B": (2048, 28, 16, 6144),
+        "4B": (2560, 36, 32, 9728),
+        "8B": (4096, 36, 32, 12288),
+    }.items()
+}
+KNOWN: dict[str, dict[str, Any]] = {
+    **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
+    **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},
+    **{f"apple/DiffuCoder-7B-{name}": _DREAM for name in ("Base", "Instruct", "cpGRPO")},
+    **{f"JetLM/SDAR-{size}-Chat": fields for size, fields in _SDAR.items()},
+}
+"""The sizes in the config.json of well-known models, so that `outline` needs no connection for them."""
+
+
+def check_model_name(name: str) -> None:
+    """ValueError for a name that is neither `tiny`, nor a folder, nor an id on the hub."""
+    if name == "tiny" or Path(name).is_dir():
+        return
+    if _looks_like_path(name):
+        raise ValueError(missing_folder_message(name))
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
+        raise ValueError(
+            f'There is no model {name!r}: give "tiny", a folder with a config.json, or an id on the hub, for example '
+            "GSAI-ML/LLaDA-8B-Instruct."
+        )
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name that is not a folder looks like a mistyped path, not like an id on the hub."""
+    first, slash, _ = name.partition("/")
+    if not slash or name in KNOWN:
+        return False
+    mistyped = Path("runs").is_dir() and bool(get_close_matches(first, ["runs"], cutoff=0.75))
+    return first in ("", ".", "..", "runs") or mistyped or (len(Path(name).parts) > 1 and Path(name).parent.is_dir())
