@@ -1,4 +1,4 @@
-"""What is imported when: a typo is reported before torch is, and the embedded model needs neither transformers nor FSDP."""
+"""A typo is reported before torch is imported; the embedded model needs neither transformers nor FSDP."""
 
 import json
 import subprocess
@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from test_config import BAD
+
 from unmask.config import parse, parse_config
 from unmask.training import loop
 
