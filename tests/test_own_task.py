@@ -124,7 +124,8 @@ def reward(completions, answer, **kwargs):
     return [float(completion[0]["content"] == wanted) for completion, wanted in zip(completions, answer)]
 """)
     row = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "27="}], "answer": "7"}
-    assert task.prompt(row) == "Be brief.\n\n27=" and task.reward(row, "7") == 1.0 and task.reward(row, "8") == 0.0
+    assert task.prompt(row) == "Be brief.\n\n27=" and task.turns(row) == row["prompt"]
+    assert task.reward(row, "7") == 1.0 and task.reward(row, "8") == 0.0
 
 
 def test_numbers_of_any_library_are_numbers(folder: Path):
@@ -279,3 +280,26 @@ def test_a_reward_that_fails_stops_the_run_with_one_line(
     error = capsys.readouterr().err
     assert mentions(error, "my_task.py", "reward", "nan") and len(error.strip().splitlines()) == 1
     assert not Path("run").exists()
+
+
+def test_rows_are_streamed_from_a_data_set_of_the_hub(folder: Path):
+    pytest.importorskip("datasets", reason="datasets reads data sets of the hub (the extra data)")
+    from unmask.tasks import hub_rows
+
+    data = Path("sums").resolve()  # a folder stands for a name on the hub
+    (data / "data").mkdir(parents=True)
+    lines = "".join(f'{{"question": "{n}+2=", "answer": "{n + 2}"}}\n' for n in range(20))
+    (data / "data" / "train-00000-of-00002.jsonl").write_text(lines)
+    (data / "data" / "train-00001-of-00002.jsonl").write_text("damaged, and never read\n")
+    Path("hub_task.py").write_text(
+        "from unmask.tasks import hub_rows\n"
+        f"def rows(): return hub_rows({str(data)!r}, limit=20)\n"
+        "def prompt(row): return [{'role': 'user', 'content': row['question']}]\n"
+        "def reward(completion, row): return float(completion == row['answer'])\n"
+    )
+    task = own.task("hub_task.py")
+    rows = task.rows("train", 16, 0) + task.rows("test", 4, 0)
+    assert {row["question"] for row in rows} <= {f"{n}+2=" for n in range(20)}
+    assert task.reward(rows[0], rows[0]["answer"]) == 1.0
+    with pytest.raises(ValueError, match="cannot be read from the hub"):
+        hub_rows(str(data), limit=21)

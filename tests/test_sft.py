@@ -214,9 +214,12 @@ def test_lines_are_prompts_and_completions_or_messages() -> None:
     plain = {"prompt": "a", "completion": "b", "system": ""}
     user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     assert sft_row({"prompt": "a", "completion": "b", "more": 1}) == plain
-    assert sft_row({"messages": [user, assistant]}) == plain
-    assert sft_row({"messages": [{"role": "system", "content": "s"}, user, assistant]}) == {**plain, "system": "s"}
-    for wrong in ([user], [user, assistant, user, assistant], "a", [user, "b"], [assistant, user]):
+    assert sft_row({"messages": [user, assistant]}) == {**plain, "prompt": [user]}
+    turns = [{"role": "system", "content": "s"}, user, assistant, user]
+    assert sft_row({"messages": [*turns, assistant]}) == {**plain, "prompt": turns}
+    with pytest.raises(ValueError, match="the prompt ends with a turn of the assistant"):
+        sft_row({"messages": [user, assistant, assistant]})
+    for wrong in ([user], [], [assistant], "a", [user, "b"], [assistant, user]):
         with pytest.raises(ValueError, match="'messages' must be"):
             sft_row({"messages": wrong})
     for line in ({"prompt": "a"}, {"prompt": 1, "completion": "b"}, {"messages": [user, {**assistant, "content": 3}]}):

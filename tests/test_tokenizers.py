@@ -1,5 +1,7 @@
 """The tokenizers of released checkpoints."""
 
+import pytest
+
 from checkpoints import (
     A2D,
     DREAM,
@@ -18,7 +20,8 @@ from checkpoints import (
     write,
 )
 from unmask.models import load_model, save
-from wording import mentions
+from unmask.tasks import own
+from wording import mentions, naming
 
 
 def test_lladas_prompt_is_its_template_once(tmp_path):
@@ -94,3 +97,25 @@ def test_tokenizers_have_to_be_there_and_fit(tmp_path):
     assert mentions(said(folder, load_model), "FOLDER/config.json", "end token", -1, 272)
     folder, _, _ = llada(tmp_path, **{**LLADA_TEXT, "embedding_size": 260, "mask_token_id": 258})
     assert mentions(said(folder, load_model), "tokenizer", "FOLDER", 262, 260)
+
+
+def test_a_conversation_keeps_its_turns_from_the_row_to_the_template(tmp_path):
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    turns += [{"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
+    folder, _, _ = qwen(tmp_path / "model", DREAM, **QWEN_TEXT)
+    settings = {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>", "chat_template": QWEN_TEMPLATE}
+    tokenizer = load_model(with_tokenizer(folder, QWEN_SPECIALS, **settings)).tokenizer
+    template = tokenizer.fast.apply_chat_template
+    wanted = template(turns, add_generation_prompt=True, return_dict=False)
+    (tmp_path / "chat.py").write_text("def reward(completion): return 1.0\n")
+    task = own.task(str(tmp_path / "chat.py"))
+    assert task.prompt_ids(tokenizer, {"prompt": turns}) == tokenizer.prompt(turns) == wanted
+    assert tokenizer.prompt(turns[1:], system="Be brief.") == wanted
+    assert wanted.count(257) == 5  # four turns, and the answer's
+    for wrong, names in (
+        (turns[:3], ("turn", "assistant")),
+        ([], ("list of turns",)),
+        ([{"role": "user"}], ("content",)),
+    ):
+        with pytest.raises(ValueError, match=naming("chat.py", *names)):
+            task.prompt_ids(tokenizer, {"prompt": wrong})

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def generate(
     run_or_model: RunOrModel,
-    prompts: Annotated[Path, typer.Argument(help='JSONL, one object with a "prompt" per line.')],
+    prompts: Annotated[
+        Path, typer.Argument(help='JSONL, one object with a "prompt" per line, a text or a list of turns.')
+    ],
     overrides: Overrides = None,
     task: TaskOption = None,
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
@@ -29,7 +31,7 @@ def generate(
     from unmask.tasks.support.data import read_rows
     from unmask.util.files import check_output
 
-    rows = read_rows(prompts, {"prompt": str})
+    rows = read_rows(prompts, {"prompt": (str, list)}, _with_turns)
     check_output(out)
     decoding, policy, device, micro_batch = decoding_settings(run_or_model, overrides or [], greedy, task)
     numbers = [seed + i for i in range(len(rows))]
@@ -43,6 +45,15 @@ def generate(
     else:
         out.write_text("".join(line + "\n" for line in lines))
         typer.echo(f"{len(lines)} completion{'s' * (len(lines) > 1)} in {out}")
+
+
+def _with_turns(row: dict[str, Any]) -> dict[str, Any]:
+    from unmask.util.turns import checked_turns
+
+    try:
+        return row if isinstance(row["prompt"], str) else {**row, "prompt": checked_turns(row["prompt"])}
+    except ValueError as error:
+        raise ValueError(f"the prompt {error}") from None
 
 
 def _entries(policy: "Model", trace: "Trace", length: int, whole: bool) -> Iterator[dict[str, Any]]:

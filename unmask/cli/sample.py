@@ -8,9 +8,12 @@ import typer
 from unmask.cli.arguments import Overrides, RunOrModel, TaskOption, load
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from unmask.models import Model
     from unmask.rollout.decoding import Decoding
     from unmask.util.micro_batch import MicroBatch
+    from unmask.util.turns import Turns
 
 
 def sample(
@@ -53,7 +56,12 @@ def decoding_settings(
 
 
 def sample_traces(
-    policy: "Model", prompts: list[str], decoding: "Decoding", seeds: list[int], device: str, micro_batch: "MicroBatch"
+    policy: "Model",
+    prompts: "Sequence[str | Turns]",
+    decoding: "Decoding",
+    seeds: list[int],
+    device: str,
+    micro_batch: "MicroBatch",
 ) -> Any:
     import torch
 

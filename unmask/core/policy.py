@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from unmask.util.turns import Turns
+
 PIECE = 2**27
 """Logits in memory at a time, positions times vocabulary: half a gibibyte in fp32."""
 
@@ -15,8 +17,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The text alone, without a conversation format."""
 
-    def prompt(self, text: str, system: str = "") -> list[int]:
-        """The text as a user turn, after a system turn if there is one, in the model's own conversation format."""
+    def prompt(self, prompt: str | Turns, system: str = "") -> list[int]:
+        """A text as a user turn, or a conversation, after a system turn if there is one, in the model's own format."""
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first end token."""

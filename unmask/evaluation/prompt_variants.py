@@ -69,7 +69,7 @@ def task_in_variant(task: Task, variant: PromptVariant) -> Task:
             prompt(example)
         except ValueError:
             example = None
-    return task.variant(prompt=prompt, about=replace(task.about, example=example))
+    return task.variant(prompt=prompt, turns=prompt, about=replace(task.about, example=example))
 
 
 def cases_by_variant(bench: Benchmark, case: BenchmarkCase, variants: Sequence[PromptVariant]) -> list[BenchmarkCase]:

@@ -10,7 +10,6 @@ TRL does the data, the reward functions, the optimiser and its schedule, the log
 overrides private methods of TRL, so it works with one release of it (the extra `trl`).
 """
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.setup import decoder_of
 from unmask.training.update import LossTerm, term_loss
 from unmask.util.micro_batch import MicroBatch
+from unmask.util.turns import Turns, checked_turns
 
 HONOURED = {
     "learning_rate", "num_generations", "num_generations_eval", "num_iterations", "shuffle_dataset", "reward_weights",
@@ -216,14 +216,14 @@ def check(method: Method, args: GRPOConfig) -> None:
             raise ValueError(f"{name}={value!r}: the method and the decoding determine this; leave it out")
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str | Sequence[dict[str, str]]) -> list[int]:
-    """A string as it is; a conversation, an optional system turn and a user turn, in the chat template."""
+def prompt_ids(tokenizer: Tokenizer, prompt: str | Turns) -> list[int]:
+    """A string as it is; a conversation in the chat template."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    roles, texts = [turn["role"] for turn in prompt], [turn["content"] for turn in prompt]
-    if roles not in (["user"], ["system", "user"]):
-        raise ValueError(f"a prompt is a user turn after an optional system turn, not the turns {', '.join(roles)}")
-    return tokenizer.prompt(texts[-1], *texts[:-1])
+    try:
+        return tokenizer.prompt(checked_turns(prompt))
+    except ValueError as error:
+        raise ValueError(f"a prompt {error}") from None
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> Any:

@@ -19,6 +19,7 @@ from unmask.models.config_file import SIZES, ConfigFile
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.llama import Llama
 from unmask.models.lora import has_adapter
+from unmask.util.turns import Turns, plain_text
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -62,9 +63,9 @@ class CharacterTokenizer:
             raise ValueError(f"The tiny model reads newline and printable ASCII only, not {unknown[0]!r}.")
         return [SPECIALS + CHARACTERS.index(character) for character in text]
 
-    def prompt(self, text: str, system: str = "") -> list[int]:
-        """The text, after the system prompt if there is one: this model has no chat turns."""
-        return self.encode(f"{system}\n\n{text}" if system else text)
+    def prompt(self, prompt: str | Turns, system: str = "") -> list[int]:
+        """The plain text: this model has no conversation format."""
+        return self.encode(plain_text(prompt, system))
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first EOS; a PAD or MASK becomes a replacement character, which no correct answer has."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unmask.util.turns import Turns, plain_text
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -49,12 +51,12 @@ class HubTokenizer:
     def encode(self, text: str) -> list[int]:
         return self.fast.encode(text, add_special_tokens=False)
 
-    def prompt(self, text: str, system: str = "") -> list[int]:
-        """The user's turn in the chat template, up to the start of the answer; without a template, the plain text."""
+    def prompt(self, prompt: str | Turns, system: str = "") -> list[int]:
+        """The turns in the chat template, up to the start of the answer; without a template, the plain text."""
         if not self.fast.chat_template:
-            return self.encode(f"{system}\n\n{text}" if system else text)
+            return self.encode(plain_text(prompt, system))
         turns = [{"role": "system", "content": system}] if system else []
-        turns.append({"role": "user", "content": text})
+        turns += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         # Rendered, then encoded: the rendered text contains the special tokens.
         settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
         try:

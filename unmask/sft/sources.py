@@ -1,8 +1,8 @@
 """The sources of fine-tuning data: a JSONL file with prompts and completions, or a task. Imports no torch.
 
-A line of a file is {"prompt": ..., "completion": ...}, with an optional "system"; or {"messages": [...]}: an optional
-system turn, a user turn, an assistant turn. A task trains on its training split and is evaluated on its test split,
-which share no row. A part of a file is held out.
+A line of a file is {"prompt": ..., "completion": ...}, with an optional "system"; or {"messages": [...]}: a
+conversation whose last turn, the assistant's, is the completion. A task trains on its training split and is evaluated
+on its test split, which share no row. A part of a file is held out.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from unmask.config.keys import with_current_keys
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
 from unmask.util.strict_model import Strict
+from unmask.util.turns import checked_turns
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")
 
@@ -85,20 +86,21 @@ def sft_row(row: Row) -> Row:
     """Prompt, system and completion of a line in either form."""
     if "messages" in row:
         row = _from_messages(row["messages"])
-    for field in ("prompt", "completion"):
-        if not isinstance(row.get(field), str):
+    prompt, completion, system = row.get("prompt"), row.get("completion"), row.get("system", "")
+    for field, kinds, value in (("prompt", str | list, prompt), ("completion", str, completion)):
+        if not isinstance(value, kinds):
             raise ValueError(f'{field!r} is missing or not text; a line has "prompt" and "completion", or "messages"')
-    if not isinstance(row.get("system", ""), str):
+    if not isinstance(system, str):
         raise ValueError("'system' is not text")
-    return {"prompt": row["prompt"], "completion": row["completion"], "system": row.get("system", "")}
+    try:
+        prompt = prompt if isinstance(prompt, str) else checked_turns(prompt)
+    except ValueError as error:
+        raise ValueError(f"the prompt {error}") from None
+    return {"prompt": prompt, "completion": completion, "system": system}
 
 
 def _from_messages(messages: Any) -> Row:
-    turns = messages if isinstance(messages, list) else []
-    roles = [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, dict)]
-    match roles if len(roles) == len(turns) else []:
-        case [("user", prompt), ("assistant", completion)]:
-            return {"prompt": prompt, "completion": completion}
-        case [("system", system), ("user", prompt), ("assistant", completion)]:
-            return {"prompt": prompt, "completion": completion, "system": system}
-    raise ValueError("'messages' must be a user turn and an assistant turn, after an optional system turn")
+    match messages:
+        case [_, *_, {"role": "assistant", "content": completion}]:
+            return {"prompt": messages[:-1], "completion": completion}
+    raise ValueError("'messages' must be a list of turns of which the last is the assistant's")

@@ -22,6 +22,7 @@ from unmask.tasks.puzzles.code_mini import CodeMini
 from unmask.tasks.puzzles.countdown import Countdown
 from unmask.tasks.puzzles.json_mini import JsonMini
 from unmask.tasks.puzzles.sudoku import Sudoku, SudokuLarge
+from unmask.tasks.support.data import hub_rows
 from unmask.tasks.task import Row, Task
 
 TASKS: dict[str, Callable[..., Task]] = {
@@ -44,4 +45,4 @@ TASKS: dict[str, Callable[..., Task]] = {
     "own": own.task,
 }
 
-__all__ = ["TASKS", "Row", "Task"]
+__all__ = ["TASKS", "Row", "Task", "hub_rows"]

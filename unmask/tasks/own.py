@@ -22,6 +22,7 @@ from typing import Any
 from unmask.tasks.support.data import DataTask
 from unmask.tasks.support.process import Process, ProcessEnded
 from unmask.tasks.task import About, Outcome, RewardPart, Row, Task, Weights, finite
+from unmask.util.turns import Turns, checked_turns, plain_text
 from unmask.util.user_file import run_file
 
 LENGTH = 256
@@ -105,14 +106,16 @@ class OwnTask(DataTask):
 
         return RewardPart(value_of, 1.0)
 
-    def prompt(self, row: Row) -> str:
+    def turns(self, row: Row) -> str | Turns:
         own = self.own_prompt
-        text = row["prompt"] if own is None else _call(self.file, "prompt", _name_of(row), own, row)
-        if isinstance(text, list) and all(isinstance(turn, dict) and "content" in turn for turn in text):
-            text = "\n\n".join(str(turn["content"]) for turn in text)  # TRL's conversation, as one turn
-        if not isinstance(text, str):
-            raise ValueError(f"{self.file}: the prompt is neither a string nor a list of messages ({_name_of(row)})")
-        return text
+        prompt = row["prompt"] if own is None else _call(self.file, "prompt", _name_of(row), own, row)
+        try:
+            return prompt if isinstance(prompt, str) else checked_turns(prompt)
+        except ValueError as error:
+            raise ValueError(f"{self.file}: the prompt {error} ({_name_of(row)})") from None
+
+    def prompt(self, row: Row) -> str:
+        return plain_text(self.turns(row))
 
     def key(self, row: Row) -> str:
         return self.prompt(row)

@@ -6,6 +6,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from unmask.util.turns import Turns
+
 if TYPE_CHECKING:  # imports torch, which a process that only calls rewards does not need
     from unmask.core.policy import Tokenizer
 
@@ -167,9 +169,13 @@ class Task:
         self.prompt(line)  # fails if a field is missing, which would make every answer wrong
         return dict(line)
 
+    def turns(self, row: Row) -> str | Turns:
+        """The prompt as the model gets it: the turns of a conversation, or the text of one user turn."""
+        return self.prompt(row)
+
     def prompt_ids(self, tokenizer: "Tokenizer", row: Row) -> list[int]:
-        """The tokens of the system turn, the user's turn, and the beginning of the answer."""
-        ids = tokenizer.prompt(self.prompt(row), self.system)
+        """The tokens of the system turn, the prompt, and the beginning of the answer."""
+        ids = tokenizer.prompt(self.turns(row), self.system)
         return ids + tokenizer.encode(self.prefill) if self.prefill else ids
 
     def set_reward_parts(self, parts: Mapping[str, RewardPart], weights: Weights = None, where: str = "") -> None:

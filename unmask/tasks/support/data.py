@@ -5,6 +5,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from unmask.tasks.support.split import hashed_split, split_rng
@@ -57,8 +58,9 @@ def _parse_line(line: str, fields: Mapping[str, FieldType], parse: Callable[[Row
 
 
 @cache
-def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
-    """The rows of a data set on the hub, read by the package `datasets`."""
+def hub_rows(name: str, config: str | None = None, split: str = "train", limit: int | None = None) -> tuple[Row, ...]:
+    """The rows of a data set on the hub, read by the package `datasets`. With a limit the first rows are streamed, and
+    the rest of the data set is not downloaded."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -67,7 +69,8 @@ def hub_rows(name: str, config: str | None, split: str) -> tuple[Row, ...]:
             "or give a file with --data FILE.jsonl"
         ) from None
     try:
-        return tuple(dict(row) for row in load_dataset(name, config, split=split))
+        rows = load_dataset(name, config, split=split, streaming=limit is not None)
+        return tuple(dict(row) for row in islice(rows, limit))
     except (OSError, ValueError) as error:  # no connection, no such set or split
         raise ValueError(f"the data set {name} ({split}) cannot be read from the hub: {error}") from None
 
