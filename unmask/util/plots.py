@@ -1,4 +1,4 @@
-"""Figures without a display."""
+"""Figures without a display. pyplot is not used, so its backend stays what a notebook has set."""
 
 from typing import TYPE_CHECKING
 
@@ -9,10 +9,7 @@ if TYPE_CHECKING:
 def new_figure(width: float, height: float) -> "Figure | None":
     """An empty figure, its size in inches; None if matplotlib is not installed."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
     return Figure(figsize=(width, height), layout="constrained")
