@@ -1,4 +1,4 @@
-"""DACA-GRPO with DiSPO in a loop of one's own: only the parts of unmask, no trainer, no configuration.
+"""DACA-GRPO with DiSPO in your own loop: only the parts of unmask, no trainer, no configuration.
 
 python examples/own_loop.py
 """

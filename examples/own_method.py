@@ -1,4 +1,4 @@
-"""A method of one's own in one file: where to ask, and what each token is worth.
+"""Your own method in one file: where to ask, and what each token is worth.
 
     python examples/own_method.py                                          # trains the embedded model with both
     unmask train --method examples/own_method.py:halves                    # the base alone, from the command line

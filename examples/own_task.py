@@ -1,4 +1,4 @@
-"""A task of one's own in one file: eight digits that never fall, such as 11234468.
+"""Your own task in one file: eight digits that never fall, such as 11234468.
 
     python examples/own_task.py                  # trains the embedded model on it: fifteen seconds on one core
     unmask train --task examples/own_task.py --method agrpo optimizer.lr=3e-3      # from the command line

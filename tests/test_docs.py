@@ -4,6 +4,7 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_links_and_figures_lead_somewhere_and_nothing_is_left_to_fill_in(page: P
         assert there.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
     assert not re.search(r"TODO|FIXME|[A-Z]+_(TABLE|RESULTS)", page.read_text())
+
+
+def test_a_list_begins_after_a_blank_line() -> None:
+    """Without it MkDocs draws the list as part of the paragraph."""
+    item = re.compile(r"([-*]|\d+\.) ")
+    for page in DOCS.rglob("*.md"):
+        for above, line in pairwise(prose(page, code=True).splitlines()):
+            inside = item.match(above) or above.startswith((" ", "#"))
+            assert not item.match(line) or not above.strip() or inside, f"{page.name}: {line}"
 
 
 @pytest.mark.parametrize("name", METHODS)
