@@ -286,7 +286,7 @@ def check_skips(ranks: Ranks, folder: Path) -> None:
     unmask.training.loop.collect = collect
     unmask.training.update.ask = ill if ranks.rank == ranks.size - 1 else ask
     for kind in (False, True):
-        how = {"full": kind, "updates": 9, "inner_steps": 1, "optimizer": {"lr": 0.01, "patience": 2}}
+        how = {"full": kind, "updates": 9, "inner_steps": 1, "optimizer": {"lr": 0.01, "max_skipped_updates": 2}}
         config = parse_config({**COMMON, **how, "model": str(folder / "model")})
         out = folder / f"skips-{ranks.size}-{kind}"
         try:

@@ -17,7 +17,7 @@ from unmask.core.advantage import (
     group_size,
     group_sum,
     leave_one_out,
-    varied,
+    rewards_differ,
     z_score,
 )
 from unmask.methods.wd1 import preference_weight
@@ -105,15 +105,15 @@ def test_group_sum_size_and_max_are_their_loops(case):
 @bounded(max_examples=60)
 def test_varied_keeps_whole_groups_that_have_more_than_one_reward(case):
     reward_B, group_B = torch.tensor(case[0], dtype=torch.float64), torch.tensor(case[1])
-    assert varied(reward_B, group_B).tolist() == [len(set(x)) > 1 for _, x in by_group(*case)]
+    assert rewards_differ(reward_B, group_B).tolist() == [len(set(x)) > 1 for _, x in by_group(*case)]
 
 
 def test_a_trace_at_its_groups_mean_still_has_a_varied_group():
-    assert varied(torch.tensor([0.0, 0.5, 1.0]), torch.zeros(3, dtype=torch.long)).tolist() == [True] * 3
+    assert rewards_differ(torch.tensor([0.0, 0.5, 1.0]), torch.zeros(3, dtype=torch.long)).tolist() == [True] * 3
 
 
 def test_equal_rewards_that_the_mean_rounds_are_not_varied():
-    assert not varied(torch.full((6,), 0.7), torch.tensor([0, 0, 0, 1, 1, 1])).any()
+    assert not rewards_differ(torch.full((6,), 0.7), torch.tensor([0, 0, 0, 1, 1, 1])).any()
 
 
 @pytest.mark.parametrize("advantage", [group_mean, leave_one_out, z_score, group_mean_batch_std, preference_weight])
@@ -163,7 +163,7 @@ def test_right_or_wrong_is_a_reward(advantage):
     solved_B, group_B = torch.tensor([True, False, True, True, False, False]), torch.arange(6) // 3
     for reward_B in (solved_B, solved_B.long()):
         assert torch.equal(advantage(reward_B, group_B), advantage(solved_B.double(), group_B))
-        assert varied(reward_B, group_B).all()
+        assert rewards_differ(reward_B, group_B).all()
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES)

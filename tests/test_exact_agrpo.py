@@ -20,7 +20,15 @@ from unmask.core.objective import step_clip, token_clip, trace_sum
 from unmask.core.probes import Probes, every_step, left_to_right_views, visited
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, select_traces
-from unmask.methods.agrpo import STEP_LAWS, StepLaw, agrpo, entropy_steps, last_word, uniform_steps, weighted_steps
+from unmask.methods.agrpo import (
+    STEP_DISTRIBUTIONS,
+    StepDistribution,
+    agrpo,
+    entropy_steps,
+    last_word,
+    uniform_steps,
+    weighted_steps,
+)
 from unmask.training.update import LossTerm
 from world import (
     NetPolicy,
@@ -107,7 +115,7 @@ def test_sampled_steps_give_the_exact_policy_gradient(world):
     paths = enumerated(world)
     truth = value_gradient(world, paths) / (2 * len(world.commits))
     assert truth.norm() > 1e-3
-    for law, spread in product(STEP_LAWS.values(), (False, True)):
+    for law, spread in product(STEP_DISTRIBUTIONS.values(), (False, True)):
         found = expected_update(world, paths, at_sampled_steps(paths, law=law, spread=spread))
         assert relative_error(found, truth) < TOLERANCE, (law, spread)
 
@@ -145,7 +153,7 @@ def test_in_these_worlds_rows_leave_steps_empty_and_leaving_them_out_changes_no_
         assert relative_error(found, truth) < TOLERANCE, (law, draws, spread)
 
 
-def variance_of_draws(slope_BTP: Tensor, trace: Trace, law: StepLaw, draws: int, spread: bool) -> Tensor:
+def variance_of_draws(slope_BTP: Tensor, trace: Trace, law: StepDistribution, draws: int, spread: bool) -> Tensor:
     """Of sum_j v_j / k grad log p(step t_j), of each row: all cells enumerated. Its mean is a mean over T steps."""
     nothing_B1P = torch.zeros_like(slope_BTP[:, :1])
     slope_BTP = torch.cat([slope_BTP, nothing_B1P], 1)  # at step T, where draws go that are not needed
@@ -172,7 +180,7 @@ def test_leaving_them_out_lowers_the_variance_of_the_draws(name):
     weight_B = paths.probability_B.detach() * advantage_B**2
     empty_B = (uniform_steps(trace) == 0).any(-1)
 
-    def variance(law: StepLaw, draws: int, spread: bool) -> Tensor:
+    def variance(law: StepDistribution, draws: int, spread: bool) -> Tensor:
         return variance_of_draws(slope_BTP, trace, law, draws, spread)
 
     for draws in (1, 2):
@@ -296,7 +304,7 @@ def test_truncating_at_the_last_word_is_a_bias_of_this_size():
 
 
 @pytest.mark.parametrize("spread", [False, True])
-@pytest.mark.parametrize("law", STEP_LAWS.values())
+@pytest.mark.parametrize("law", STEP_DISTRIBUTIONS.values())
 def test_truncated_it_is_the_mean_over_the_steps_up_to_the_last_word_be_they_empty_or_not(law, spread):
     world = EMPTY["a threshold, end tokens"]
     paths = enumerated(world)

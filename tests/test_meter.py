@@ -21,7 +21,7 @@ from unmask.studies.compare.cells import cost_of
 from unmask.tasks import TASKS, Task
 from unmask.training import batch as batch_module, loop as train_module
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.util.metering import Meter, Metered, count_passes
+from unmask.util.metering import Meter, PassCounterMixin, count_passes
 
 
 @pytest.fixture(scope="module")
@@ -208,11 +208,11 @@ def test_a_shifted_model_is_charged_for_the_column_before_its_window(
 
 
 def test_meters_nest_and_count_on() -> None:
-    canvas_SL, outer, inner, model = torch.zeros(3, 8), Meter(100.0), Meter(), Metered()
+    canvas_SL, outer, inner, model = torch.zeros(3, 8), Meter(100.0), Meter(), PassCounterMixin()
     model.record_pass(canvas_SL, 8)  # nobody is counting
     with torch.no_grad(), count_passes(outer, model, None):
         model.record_pass(canvas_SL, 8)
-        Metered().record_pass(canvas_SL, 8)  # another model
+        PassCounterMixin().record_pass(canvas_SL, 8)  # another model
         with count_passes(None, model):
             model.record_pass(canvas_SL, 8)
         with count_passes(inner, model):

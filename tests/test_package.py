@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import unmask
 from unmask.util.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,13 @@ def calls_backward(path: Path) -> bool:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
         for node in ast.walk(ast.parse(path.read_text()))
     )
+
+
+@pytest.mark.parametrize(("old", "new"), unmask.RENAMED.items())
+def test_an_old_public_name_works_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"unmask.{old} is now unmask.{new}"):
+        value = getattr(unmask, old)
+    assert value is getattr(unmask, new) and new in dir(unmask) and old not in dir(unmask)
 
 
 def test_files_are_at_most_400_lines() -> None:

@@ -131,7 +131,7 @@ def few(model: str, tmp_path: Path) -> Callable[..., SftConfig]:
 
     def config(patience: int = 5, **more: object) -> SftConfig:
         base = {"data": [str(tmp_path / "few.jsonl")], "updates": 4, "batch_tokens": 64, "eval": {"every": 2}}
-        return config_for(model, **{**base, "optimizer": {"lr": 1e-2, "patience": patience}, **more})
+        return config_for(model, **{**base, "optimizer": {"lr": 1e-2, "max_skipped_updates": patience}, **more})
 
     return config
 

@@ -30,7 +30,7 @@ from unmask.core.probes import ask, fully_masked
 from unmask.core.trace import until_eos
 from unmask.methods import sml, spg
 from unmask.methods.daca import stratified
-from unmask.methods.spg import block_random, sandwich
+from unmask.methods.spg import block_random, sandwiched_policy_gradient
 
 SEEDS = st.integers(0, 10**6)
 
@@ -70,7 +70,7 @@ def test_the_sandwich_is_its_loop(seed, beta, mix):
     advantage_B, credit_BL = random_credit(probes, seed)
     assert (advantage_B > 0).any() and (advantage_B < 0).any()
     loss = sandwich_by_loop(logp_NL, probes, advantage_B, credit_BL, beta, mix)
-    objective = partial(sandwich, beta=beta, mix=mix)
+    objective = partial(sandwiched_policy_gradient, beta=beta, mix=mix)
     found = objective_and_slope(objective, logp_NL, old_NL, probes, advantage_B, credit_BL)
     assert_close(found, loss_and_slope(loss, logp_NL, probes))
 
@@ -117,7 +117,9 @@ def test_on_strata_of_equal_size_the_two_bounds_of_spg_coincide():
         probes = stratified(trace, generator(), strata)
         logp_NL, _, _ = random_answers(probes, 0)
         credit = random_credit(probes, 0)
-        lower, upper = (sandwich(logp_NL, logp_NL, probes, *credit, mix=mix)[0].item() for mix in (0.0, 1.0))
+        lower, upper = (
+            sandwiched_policy_gradient(logp_NL, logp_NL, probes, *credit, mix=mix)[0].item() for mix in (0.0, 1.0)
+        )
         assert (abs(lower - upper) < 1e-12) == coincide
 
 
@@ -128,7 +130,7 @@ def test_an_spg_draw_that_masks_everything_is_a_weighted_mean_field_likelihood()
     advantage_B, credit_BL = random_credit(probes, 0)
     ones_BL, counted_BL = torch.ones_like(credit_BL), trace.counted_BL
     expected = -(advantage_B[:, None] * logp_NL * counted_BL).sum() / counted_BL.sum()
-    assert_close(sandwich(logp_NL, logp_NL, probes, advantage_B, ones_BL)[0], expected, 1e-12)
+    assert_close(sandwiched_policy_gradient(logp_NL, logp_NL, probes, advantage_B, ones_BL)[0], expected, 1e-12)
 
 
 def test_the_anchor_of_sml_is_one_more_draw_of_spg_whatever_its_share():
@@ -156,7 +158,7 @@ def test_however_unlikely_the_tokens_the_bounds_and_their_slopes_are_finite_and_
 
     def of(answer_NL):
         answer_NL = answer_NL.detach().requires_grad_()
-        loss, metrics = sandwich(answer_NL, answer_NL.detach(), probes, advantage_B, credit_BL)
+        loss, metrics = sandwiched_policy_gradient(answer_NL, answer_NL.detach(), probes, advantage_B, credit_BL)
         return loss.detach(), torch.autograd.grad(loss, answer_NL)[0], metrics
 
     (loss, slope_NL, metrics), (deep, deep_slope_NL, deep_metrics) = of(logp_NL), of(logp_NL + depth)

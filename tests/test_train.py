@@ -312,7 +312,7 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule(model: str, schedul
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_step(model: str, tmp_path: Path, monkeypatch) -> None:
-    config = config_for(model, method="agrpo", optimizer={"patience": 1})
+    config = config_for(model, method="agrpo", optimizer={"max_skipped_updates": 1})
     broken = replace(config.build_method(), credit=lambda trace: torch.full_like(trace.logp_BL, math.nan))
     monkeypatch.setattr(Config, "build_method", lambda self: broken)
     with pytest.raises(ValueError, match=r"gradient .*ratio 1, clipped 0, loss nan"):

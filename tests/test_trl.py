@@ -103,7 +103,7 @@ def own_path(policy, method, reference):
         length_B = [0.0 if x is None else x for x in short(prompts, texts)]
         share_B = torch.tensor(digits(texts, ["0123456789abcdefghijklm"] * len(texts)))  # in fp32, as TRL has them
         reward_B = share_B.double() + 0.5 * torch.tensor(length_B).double()
-        assert unmask.varied(reward_B, rollouts.trace.group_B).any()  # or there would be nothing to compare
+        assert unmask.rewards_differ(reward_B, rollouts.trace.group_B).any()  # or there would be nothing to compare
         rng = torch.Generator().manual_seed(SEED * 2**24 + done)
         batch, scorer = unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy, reference)
         for terms in unmask.loss_terms(method, batch, scorer, rng, inner_steps=2):

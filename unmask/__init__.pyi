@@ -10,7 +10,7 @@ from .core.advantage import (
     group_mean as group_mean,
     group_mean_batch_std as group_mean_batch_std,
     leave_one_out as leave_one_out,
-    varied as varied,
+    rewards_differ as rewards_differ,
     z_score as z_score,
 )
 from .core.method import (
@@ -96,7 +96,7 @@ from .methods import (
     wd1 as wd1,
 )
 from .methods.agrpo import (
-    STEP_LAWS as STEP_LAWS,
+    STEP_DISTRIBUTIONS as STEP_DISTRIBUTIONS,
     entropy_steps as entropy_steps,
     sampled_steps as sampled_steps,
     uniform_steps as uniform_steps,
@@ -126,7 +126,7 @@ from .methods.espo import (
 )
 from .methods.spg import (
     block_random as block_random,
-    sandwich as sandwich,
+    sandwiched_policy_gradient as sandwiched_policy_gradient,
 )
 from .methods.unigrpo import (
     random_ratio as random_ratio,

@@ -14,6 +14,7 @@ RENAMED = {
     "checkpointing": "gradient_checkpointing",
     "rollout.rows": "rollout.micro_batch_size",
     "optimizer.max_norm": "optimizer.max_grad_norm",
+    "optimizer.patience": "optimizer.max_skipped_updates",
 }
 """Old name -> present name. Old names are accepted until 0.3, with one warning each."""
 

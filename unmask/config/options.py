@@ -10,7 +10,7 @@ from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
 from unmask.core.words import section_of
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.agrpo import STEP_LAWS
+from unmask.methods.agrpo import STEP_DISTRIBUTIONS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
 from unmask.methods.own import own_method
 from unmask.tasks import TASKS
@@ -22,7 +22,7 @@ CHOICES: Choices = {
     "layout": LAYOUTS,
     "variant": VARIANTS,
     "scope": SCOPES,
-    "steps": STEP_LAWS,
+    "steps": STEP_DISTRIBUTIONS,
 }
 
 

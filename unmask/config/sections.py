@@ -53,7 +53,7 @@ class OptimizerConfig(Strict):
     """AdamW's decay rates of the averages of gradient and squared gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
-    patience: int = Field(5, ge=1)
+    max_skipped_updates: int = Field(5, ge=1)
     """An update that is not finite is skipped; the run stops after this many in a row."""
 
 

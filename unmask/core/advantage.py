@@ -46,7 +46,7 @@ def _checked(reward_B: Tensor, group_B: Tensor) -> tuple[Tensor, Tensor]:
 def _centred(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """r - mean of the group, in double; exactly zero if all rewards of the group are equal."""
     reward_B, size_B = _checked(reward_B, group_B)
-    return (reward_B - group_sum(reward_B, group_B) / size_B).masked_fill(~varied(reward_B, group_B), 0.0)
+    return (reward_B - group_sum(reward_B, group_B) / size_B).masked_fill(~rewards_differ(reward_B, group_B), 0.0)
 
 
 def _cast(advantage_B: Tensor, reward_B: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def leave_one_out(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = r - mean of the others in the group: an unbiased baseline (coupled-GRPO, ESPO)."""
     exact_B, size_B = _checked(reward_B, group_B)
     others_B = (group_sum(exact_B, group_B) - exact_B) / (size_B - 1)
-    return _cast((exact_B - others_B).masked_fill(~varied(exact_B, group_B), 0.0), reward_B)
+    return _cast((exact_B - others_B).masked_fill(~rewards_differ(exact_B, group_B), 0.0), reward_B)
 
 
 def z_score(reward_B: Tensor, group_B: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def group_mean_batch_std(reward_B: Tensor, group_B: Tensor) -> Tensor:
     return _cast(batch_z_score(_centred(reward_B, group_B), group_B), reward_B)
 
 
-def varied(reward_B: Tensor, group_B: Tensor) -> Tensor:
+def rewards_differ(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """Traces whose group has more than one reward: the others carry no signal under a group baseline."""
     reward_B = reward_B.double()
     return group_max(reward_B, group_B) > -group_max(-reward_B, group_B)

@@ -38,7 +38,7 @@ from unmask.core.probes import Probes, visited
 from unmask.core.specs import Record
 from unmask.core.trace import Trace, all_tokens
 
-StepLaw = Callable[[Trace], Tensor]
+StepDistribution = Callable[[Trace], Tensor]
 """Trace -> the unnormalised probability of each step, (B, T)."""
 
 
@@ -58,7 +58,7 @@ def entropy_steps(trace: Trace) -> Tensor:
     return mass_BT.scatter_add(1, step_BC * filled_BC, (entropy_BC + 1e-8) * filled_BC)
 
 
-STEP_LAWS: dict[str, StepLaw] = {"uniform": uniform_steps, "entropy": entropy_steps}
+STEP_DISTRIBUTIONS: dict[str, StepDistribution] = {"uniform": uniform_steps, "entropy": entropy_steps}
 
 
 def last_word(trace: Trace) -> Tensor:
@@ -82,7 +82,7 @@ def sampled_steps(
     trace: Trace,
     rng: torch.Generator,
     draws: int = 4,
-    steps: StepLaw = uniform_steps,
+    steps: StepDistribution = uniform_steps,
     spread: bool = True,
     truncate: bool = False,
     choice: bool = False,
@@ -95,7 +95,11 @@ def sampled_steps(
 
 
 def weighted_steps(
-    trace: Trace, level_BK: Tensor, steps: StepLaw = uniform_steps, truncate: bool = False, spread: bool = False
+    trace: Trace,
+    level_BK: Tensor,
+    steps: StepDistribution = uniform_steps,
+    truncate: bool = False,
+    spread: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The steps at the levels of each row and their weights (1/m) / (k P(t)).
 
@@ -125,7 +129,7 @@ def weighted_steps(
 
 def agrpo(
     draws: int = 4,
-    steps: StepLaw = uniform_steps,
+    steps: StepDistribution = uniform_steps,
     spread: bool = True,
     truncate: bool = False,
     choice: bool = False,

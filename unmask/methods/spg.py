@@ -51,7 +51,7 @@ def _block_masking(trace: Trace, rng: torch.Generator, hidden: float) -> Tensor:
     return noise_BL | (here_BL & (rank_BL < masked_B1)) | (trace.block_BL > at_B1) | tail_BL
 
 
-def sandwich(
+def sandwiched_policy_gradient(
     logp_NL: Tensor,
     old_NL: Tensor,
     probes: Probes,
@@ -115,7 +115,7 @@ def spg(
         name="spg",
         probe=each_inner_step(partial(block_random, draws=draws, hidden=hidden)),
         advantage=advantage,
-        objective=partial(sandwich, beta=beta, mix=mix),
+        objective=partial(sandwiched_policy_gradient, beta=beta, mix=mix),
         uses_old_logprobs=False,
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind),

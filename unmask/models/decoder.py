@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
-from unmask.util.metering import Metered
+from unmask.util.metering import PassCounterMixin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +48,7 @@ class Window(NamedTuple):
     column_W: Tensor
 
 
-class TransformersPolicy(Metered, nn.Module):
+class TransformersPolicy(PassCounterMixin, nn.Module):
     """A policy around a transformers model: what decoders and encoders have in common."""
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer) -> None:

@@ -24,6 +24,7 @@ RENAMED = {
     "grow": "attention_annealing",
     "checkpointing": "gradient_checkpointing",
     "optimizer.max_norm": "optimizer.max_grad_norm",
+    "optimizer.patience": "optimizer.max_skipped_updates",
 }
 """Keys that had another name in 0.1."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import Config
-from unmask.core.advantage import varied
+from unmask.core.advantage import rewards_differ
 from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.sharding import unsharded
@@ -96,7 +96,7 @@ def _collect(experiment: Experiment, step: int) -> Batch:
     batch = batches[0] if len(batches) == 1 else merge_batches(batches)
     if config.idle_groups == "keep":
         return batch
-    index = varied(batch.reward_B, batch.trace.group_B).nonzero().squeeze(1)[: config.prompts * config.group]
+    index = rewards_differ(batch.reward_B, batch.trace.group_B).nonzero().squeeze(1)[: config.prompts * config.group]
     chosen = [int(i) for i in index]
     return replace(
         batch,
@@ -146,7 +146,7 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         branches = ranks.gather_trace(replace(branches, group_B=branches.group_B + mine.start), width)
     trace = ranks.gather_trace(trace, width)
     groups = len(trace.group_B.unique())
-    live = len(trace.group_B[varied(scores.reward_B, trace.group_B)].unique())
+    live = len(trace.group_B[rewards_differ(scores.reward_B, trace.group_B)].unique())
     return Batch(
         rollouts=Rollouts(trace, branches),
         reward_B=scores.reward_B,
@@ -247,7 +247,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         metrics["train/tokens"] = float(counted_BL.sum() / len(batch.trace))
     if batch.branches is not None and batch.branch_reward_B is not None and len(batch.branches):
         metrics["train/branch_reward"] = float(batch.branch_reward_B.mean())
-        live_B = varied(batch.branch_reward_B, batch.branches.group_B)
+        live_B = rewards_differ(batch.branch_reward_B, batch.branches.group_B)
         metrics["train/branch_idle"] = 1.0 - float(live_B.double().mean())
     return metrics
 

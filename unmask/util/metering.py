@@ -29,7 +29,7 @@ class Meter:
         self.forwards += rows * (columns / width) * (WITH_GRADIENT if torch.is_grad_enabled() else 1)
 
 
-class Metered:
+class PassCounterMixin:
     """A model that counts its passes."""
 
     meter: Meter | None = None
@@ -42,7 +42,7 @@ class Metered:
 @contextmanager
 def count_passes(meter: Meter | None, *models: object) -> Iterator[None]:
     """Count the passes of these models on this meter; None counts nowhere. Models that do not count are ignored."""
-    metered = [(model, model.meter) for model in models if isinstance(model, Metered)]
+    metered = [(model, model.meter) for model in models if isinstance(model, PassCounterMixin)]
     for model, _ in metered:
         model.meter = meter
     try:

@@ -45,14 +45,14 @@ class Hooks:
     """Called after every update. If it returns true, the run saves its state and raises Paused."""
 
 
-class Measured(Protocol):
+class EvaluationResult(Protocol):
     """An evaluation."""
 
     def metrics(self) -> dict[str, float]: ...
     def data(self) -> dict[str, Any]: ...
 
 
-E = TypeVar("E", bound=Measured)
+E = TypeVar("E", bound=EvaluationResult)
 
 
 class BaseRun(ABC, Generic[E]):
@@ -207,8 +207,8 @@ class BaseRun(ABC, Generic[E]):
 
     @property
     def too_many_skips(self) -> bool:
-        """Whether optimizer.patience updates in a row were not finite, which ends the run with an error."""
-        return self.skips.in_a_row >= self.config.optimizer.patience
+        """Whether optimizer.max_skipped_updates updates in a row were not finite, which ends the run with an error."""
+        return self.skips.in_a_row >= self.config.optimizer.max_skipped_updates
 
     def _log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         if self.folder is not None:
