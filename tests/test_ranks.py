@@ -162,7 +162,7 @@ def test_the_first_process_writes_what_one_would(world: Path, name: str, size: i
     assert [folder.exists() for folder in folders] == [True] + [False] * (size - 1)
     assert [len(result["reports"]) > 0 for result in found(world, name, size)] == [True] + [False] * (size - 1)
     one = world / f"{name}-1-0"
-    for file in ("config.yaml", "versions.json", "samples.jsonl"):
+    for file in ("config.yaml", "samples.jsonl"):
         assert (folders[0] / file).read_text() == (one / file).read_text()
     close(logged(folders[0]), logged(one), 1e-5, "metrics")
     close(taught(folders[0]), taught(one), 1e-3, "traces")  # which have four digits

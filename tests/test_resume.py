@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import yaml
 
 import unmask.training.batch
 import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.run.state
 from helpers import SMALL, cut_at
-from unmask.config import Config, parse_config
+from unmask.config import Config, parse_config, read_config
 from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, evaluation_of
 from unmask.models import load_model, tiny_policy
@@ -225,6 +226,7 @@ def test_a_judge_does_not_hear_what_ends_a_job() -> None:
     assert child.stdout.readline() == b"up\n"
     child.terminate()
     child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.5)
     child.kill()
@@ -313,14 +315,32 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
     resume(tmp_path / "again")  # a warning would be an error
 
 
-def test_a_kill_while_the_folder_was_made_is_gone_on_from(model: str, tmp_path: Path, unmask) -> None:
+def test_a_run_that_was_killed_while_its_folder_was_created_resumes(model: str, tmp_path: Path, unmask) -> None:
     config = config_for(model, method="agrpo", updates=1)
     RunFolder(tmp_path / "run", config.dump())
-    versions = (tmp_path / "run" / "versions.json").read_text()
-    (tmp_path / "run" / "versions.json").unlink()
+    (tmp_path / "run" / "run.jsonl").unlink()
     code, _, err = unmask("train", "--resume", "run")
     assert code == 0, err
-    assert (tmp_path / "run" / "versions.json").read_text() == versions
+    (start,) = map(json.loads, (tmp_path / "run" / "run.jsonl").read_text().splitlines())
+    assert start["command"] == "unmask train --resume run"
+
+
+def test_the_decided_values_are_stored_and_do_not_bind_a_resumed_run(model: str, tmp_path: Path) -> None:
+    """Even if its device is missing: config.yaml lists what was decided, and it is decided again."""
+    config, folder = config_for(model, method="agrpo", rollout={"block": 4}), tmp_path / "run"
+    with cut_at("collect", 4):
+        run(config, folder)
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    rollout = {"length": 16, "steps": 8, "block": 4, "micro_batch_size": 512}
+    assert {key: stored["rollout"][key] for key in rollout} == rollout and stored["device"] == "cpu"
+    assert "rollout.steps" in stored["resolved"] and "rollout.block" not in stored["resolved"]
+    elsewhere = {**stored, "device": "cuda:99", "resolved": {**stored["resolved"], "device": "cuda:99"}}
+    assert read_config(elsewhere).dump() == read_config(folder / "config.yaml").dump() == config.dump()
+    edited = {**stored, "rollout": {**stored["rollout"], "steps": 16}}
+    assert read_config(edited).rollout.steps == 16 and read_config(edited).rollout.length is None
+    resume(folder)
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == stored
+    assert len((folder / "run.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:

@@ -120,11 +120,11 @@ def test_a_run_unpickles_nothing_and_keeps_no_secret(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "unpickled []"
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {"config.yaml", "versions.json", "metrics.jsonl"} <= {path.name for path in files}
+    assert {"config.yaml", "run.jsonl", "metrics.jsonl"} <= {path.name for path in files}
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
     assert SECRET not in done.stdout + done.stderr
-    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
-    assert not {name.lower() for name in versions} & {name.lower() for name in os.environ}
+    line = (tmp_path / "run" / "run.jsonl").read_text().splitlines()[0]
+    assert not {name.lower() for name in json.loads(line)["versions"]} & {name.lower() for name in os.environ}
 
 
 # --- processes of ours --------------------------------------------------------------------------------------

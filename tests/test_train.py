@@ -3,7 +3,13 @@
 import copy
 import json
 import math
+import os
+import shlex
+import stat
+import sys
+import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -158,7 +164,13 @@ def test_another_splitting_writes_the_same_tokens_and_nearly_the_same_weights(tm
 
 
 def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> None:
-    folder = run(config_for(model, method="agrpo", eval={"prompts": 4, "samples": 2, "every": 2}), tmp_path / "run")
+    umask = os.umask(0o027)
+    try:
+        folder = run(config_for(model, method="agrpo", eval={"prompts": 4, "samples": 2, "every": 2}), tmp_path / "run")
+    finally:
+        os.umask(umask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {name: 0o750 if name == "checkpoint" else 0o640 for name in modes}
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 3]
     assert "eval/solved_sampled" in rows[0] and "train/reward" not in rows[0]
@@ -167,7 +179,11 @@ def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> N
     assert rows[1]["train/ratio"] == pytest.approx(1)
     names = {path.name for path in folder.iterdir()}
     logs = {"metrics.jsonl", "samples.jsonl", "traces.jsonl"}
-    assert names == logs | {"config.yaml", "versions.json", "finished.json", "curves.png", "checkpoint"}
+    assert names == logs | {"config.yaml", "run.jsonl", "finished.json", "curves.png", "checkpoint"}
+    (start,) = map(json.loads, (folder / "run.jsonl").read_text().splitlines())
+    assert start["command"].endswith(shlex.join(sys.argv[1:])) and start["versions"]["torch"] == torch.__version__
+    assert start["hardware"]["cpu"] and start["hardware"]["cores"] > 0 and start["hardware"]["memory_gib"] > 0
+    assert abs(time.time() - datetime.fromisoformat(start["started"]).timestamp()) < 600
     finished = json.loads((folder / "finished.json").read_text())
     assert finished["before"] == {k: v for k, v in rows[0].items() if k.startswith("eval/")}
     assert finished["after"] == {k: v for k, v in rows[-1].items() if k.startswith("eval/")}

@@ -66,10 +66,10 @@ def run_until_paused(command: str, folder: Path, training: Callable[[Callable[[]
     """The result of `training`, which gets a function that says whether to stop; None if the run was paused."""
     from unmask.util.signals import Paused, stop_requests
 
-    try:
-        with stop_requests() as should_stop:
+    with stop_requests() as should_stop:
+        try:
             return training(should_stop)
-    except Paused as paused:
-        if is_first_process():
-            typer.echo(f"{paused}. To resume: unmask {command} --resume {quote(str(folder))}")
-        return None
+        except Paused as paused:
+            if is_first_process():
+                typer.echo(f"{paused}. To resume: unmask {command} --resume {quote(str(folder))}")
+            return None

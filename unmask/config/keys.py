@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,9 @@ RENAMED = {
     "optimizer.patience": "optimizer.max_skipped_updates",
 }
 """Old name -> present name. Old names are accepted until 0.3, with one warning each."""
+
+RESOLVED = "resolved"
+"""The section of a run's configuration that lists the defaults it filled in, by key."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -70,8 +74,9 @@ def current_key(key: str, renamed: Mapping[str, str] = RENAMED) -> str:
 
 
 def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """A configuration with every old key under its present name; ValueError if both are given."""
-    keys = dict(data)
+    """A configuration with every old key under its present name, and without the defaults that a run filled in;
+    ValueError if an old and a present name are given."""
+    keys = _without_resolved(data)
     for old, new in renamed.items():
         section, _, name = old.rpartition(".")
         values = keys.get(section) if section else keys
@@ -81,6 +86,31 @@ def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENA
         if new.rpartition(".")[2] in values:
             raise ValueError(f"{old}: the old name of {new}; both are given, remove one")
         keys = _with_key_renamed(keys, old, new)
+    return keys
+
+
+def with_resolved(data: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which keys without a value have the one that a run decided. `resolved` lists them: whoever
+    reads the file, with another device, task or length, decides them again."""
+    keys, resolved = deepcopy(dict(data)), {}
+    for key, value in decided.items():
+        section, _, name = key.rpartition(".")
+        values = keys[section] if section else keys
+        if values[name] in (None, "auto") and value is not None:
+            values[name] = resolved[key] = value
+    return {**keys, RESOLVED: resolved}
+
+
+def _without_resolved(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `with_resolved`. A value that was edited since differs from the one listed, and stays."""
+    if not isinstance(data.get(RESOLVED), dict):
+        return dict(data)
+    keys = deepcopy(dict(data))
+    for key, value in keys.pop(RESOLVED).items():
+        section, _, name = str(key).rpartition(".")
+        values = keys.get(section) if section else keys
+        if isinstance(values, dict) and values.get(name) == value:
+            del values[name]
     return keys
 
 

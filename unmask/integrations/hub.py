@@ -7,7 +7,7 @@ from unmask.models.lora import CONFIG as ADAPTER, base_of
 from unmask.training.run.card import HERE
 from unmask.training.run.folder import checkpoint_of
 
-OF_RUN = ("config.yaml", "sft.yaml", "versions.json", "metrics.jsonl", "curves.png")
+OF_RUN = ("config.yaml", "sft.yaml", "run.jsonl", "metrics.jsonl", "curves.png")
 """The files of a run folder that are uploaded with its checkpoint."""
 
 

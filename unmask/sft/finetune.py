@@ -22,8 +22,8 @@ from unmask.sft.diffusion_loss import NoisedBatch, add_noise, bound, quarter_met
 from unmask.sft.packing import Batches, PackedBatch, width_buckets, width_step
 from unmask.sft.sft_run import SftExperiment, SftResult, SftRun
 from unmask.training.optim import Optimizer, learning_rate, make_optimizer, set_learning_rate
-from unmask.training.run.base_run import Hooks, MakeFolder
-from unmask.training.run.folder import RunFolder, lock_run, lock_when_made
+from unmask.training.run.base_run import Hooks
+from unmask.training.run.folder import MakeFolder, RunFolder, lock_run, lock_when_made, with_config
 from unmask.training.run.resume import last_state
 from unmask.training.run.state import State
 from unmask.training.setup import decoder_of, is_large, trainable_policy
@@ -55,7 +55,7 @@ def _finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks, state: S
     policy, batches, micro_batch = experiment.policy, experiment.batches, experiment.micro_batch
     optimizer, rng = make_optimizer(policy, config.optimizer), torch.Generator().manual_seed(config.seed)
     run = SftRun(experiment, optimizer, rng, hooks)
-    run.start(make_folder, state)
+    run.start(make_folder if state is not None else with_config(make_folder, experiment.settings(), CONFIG), state)
     for step in run.remaining_steps():
         with run.timed("update"):
             set_learning_rate(optimizer, learning_rate(config, step))

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from unmask.config.keys import with_resolved
 from unmask.distributed.processes import ALONE
 from unmask.evaluation.evaluate import Evaluator
 from unmask.models import Model
+from unmask.models.lora import has_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.sft.config import CONFIG, SftConfig
@@ -40,6 +42,11 @@ class SftExperiment:
     batches: Batches
     micro_batch: MicroBatch
     """Counts tokens."""
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration with the values that were decided for keys without one."""
+        decided = {"device": self.device, "micro_batch_tokens": self.micro_batch.size}
+        return with_resolved(self.config.dump(), {"full": not has_adapter(self.policy), **decided})
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """A batch: rollouts of this step's prompts, their branches, and their rewards."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unmask.config import Config
+from unmask.config.defaults import device_of
+from unmask.config.keys import with_resolved
 from unmask.core.advantage import rewards_differ
 from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.sharding import unsharded
+from unmask.models.lora import has_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.tasks import Task
@@ -77,6 +81,20 @@ class Experiment:
     method: Method
     config: Config
     decoding: Decoding
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration with the values that were decided for keys without one."""
+        setup, decoding = self.setup, self.decoding
+        decided = {
+            "full": not has_adapter(setup.policy),
+            "device": device_of(self.config),
+            "micro_batch_size": setup.update_batch.size,
+            "rollout.length": decoding.length,
+            "rollout.steps": decoding.steps if decoding.threshold is None else None,
+            "rollout.block": decoding.block,
+            "rollout.micro_batch_size": setup.rollout_batch.size,
+        }
+        return with_resolved(self.config.dump(), decided)
 
 
 def collect(experiment: Experiment, step: int) -> Batch:

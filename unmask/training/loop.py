@@ -15,11 +15,11 @@ from unmask.evaluation.evaluate import Evaluation
 from unmask.training.batch import Experiment, collect
 from unmask.training.loss_terms import Scorer, loss_terms
 from unmask.training.optim import learning_rate, make_optimizer, set_learning_rate
-from unmask.training.run.base_run import Hooks, MakeFolder
-from unmask.training.run.folder import RunFolder, lock_run, lock_when_made
+from unmask.training.run.base_run import Hooks
+from unmask.training.run.folder import MakeFolder, RunFolder, lock_run, lock_when_made, with_config
 from unmask.training.run.resume import last_state
 from unmask.training.run.state import State
-from unmask.training.run.trackers import tracking
+from unmask.training.run.trackers import check_trackers, tracking
 from unmask.training.run.training_run import TrainingResult, TrainingRun
 from unmask.training.setup import decoding_of, set_up
 from unmask.training.update import inner_updates
@@ -57,13 +57,16 @@ def _train(config: Config, make_folder: MakeFolder, hooks: Hooks, start: State |
     task, method = config.build_task(), config.build_method()
     decoding = decoding_of(config, task)
     task.rows("train", 1, 0)  # a task without training rows raises now, before the model is loaded
-    with (
-        tracking(config, make_folder, hooks, resumed=isinstance(start, State)) as (make_folder, hooks),
-        set_up(config, method.needs_reference) as setup,
-    ):
+    check_trackers(config.track)
+    with set_up(config, method.needs_reference) as setup:
         meter, experiment = Meter(), Experiment(setup, task, method, config, decoding)
-        with count_passes(meter, setup.policy, setup.reference):
-            return run_updates(experiment, make_folder, start, meter, hooks)
+        settings, resumed = experiment.settings(), isinstance(start, State)
+        make = make_folder if resumed else with_config(make_folder, settings)
+        with (
+            tracking(settings, make, hooks, resumed) as (make_tracked, hooks),
+            count_passes(meter, setup.policy, setup.reference),
+        ):
+            return run_updates(experiment, make_tracked, start, meter, hooks)
 
 
 def run_updates(

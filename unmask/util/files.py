@@ -48,8 +48,11 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    path.touch()
+    mode = path.stat().st_mode  # of the umask; safetensors replaces the file by one that only its owner can read
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
+        path.chmod(mode)
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from None
     fsync(path)

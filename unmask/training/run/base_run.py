@@ -21,16 +21,15 @@ from unmask.models.lora import has_adapter
 from unmask.training.batch import Batch, Experiment
 from unmask.training.optim import Optimizer
 from unmask.training.run.card import CardFacts, Training, model_card
-from unmask.training.run.folder import RunFolder, provenance
+from unmask.training.run.folder import MakeFolder, RunFolder
 from unmask.training.run.progress import Skips
+from unmask.training.run.provenance import provenance
 from unmask.training.run.state import State, restore, state_tensors, write_state
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
 EVAL_SEED = -1
 """All evaluations use the same noise, and no training batch uses it: batches have seeds from 0."""
-
-MakeFolder = Callable[[], RunFolder]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The run folder: configuration, metrics, samples, weights.
 
-config.yaml      the resolved configuration          versions.json   what it ran on
+config.yaml      the resolved configuration          run.jsonl       command, hardware, versions of every start
 metrics.jsonl    one JSON object a line, the first before any update
 samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout, model card
 curves.png       reward and solve rates              (with matplotlib installed)
@@ -15,7 +15,6 @@ finished.json    solve rates before and after; until it exists, `--resume` start
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from unmask.models import Model, save
@@ -32,24 +30,11 @@ from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.training.run.health import HealthWarning, current_name
+from unmask.training.run.provenance import start_line
 from unmask.util.files import check_folder, fresh_folder as fresh_folder, fsync, naming_file, write_whole
 from unmask.util.plots import new_figure
-from unmask.util.versions import versions
 
-
-def _versions_text() -> str:
-    return json.dumps(versions(), indent=2) + "\n"
-
-
-def provenance(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> dict[str, str]:
-    """What the results of a run depend on besides model and data: configuration, user files, versions, processes and
-    threads."""
-    digest = hashlib.sha256((folder / config).read_bytes()).hexdigest()
-    processes = {"processes": os.environ.get("WORLD_SIZE", "1"), "threads": str(torch.get_num_threads())}
-    return {config: digest, **processes, **user_files, **versions()}
-
-
-FINISHED = "finished.json"
+FINISHED, STARTS = "finished.json", "run.jsonl"
 LOGS = ("metrics.jsonl", "samples.jsonl", "traces.jsonl", "errors.jsonl", "warnings.jsonl")
 LAST, BEST = "checkpoint", "checkpoint-best"
 
@@ -61,8 +46,8 @@ class RunFolder:
         check_folder(path)
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
-        write_whole(path / name, yaml.safe_dump(dict(config), sort_keys=False))
-        write_whole(path / "versions.json", _versions_text())
+        self.write_config(config, name)
+        self._append(STARTS, [start_line()])
 
     @classmethod
     def reopen(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
@@ -88,7 +73,11 @@ class RunFolder:
                 os.truncate(folder / name, lengths[name])
             else:
                 (folder / name).unlink(missing_ok=True)
+        run._append(STARTS, [start_line()])
         return run
+
+    def write_config(self, config: Mapping[str, Any], name: str) -> None:
+        write_whole(self.path / name, yaml.safe_dump(dict(config), sort_keys=False))
 
     def log_lengths(self) -> dict[str, int]:
         """The bytes of each log, after syncing them to disk."""
@@ -176,13 +165,16 @@ class RunFolder:
                 file.write(text)
 
 
+MakeFolder = Callable[[], RunFolder]
+
+
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
     """Lock the run against other processes; ValueError if one is writing it. Under torchrun the first process locks."""
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    with (folder / "versions.json").open("a+") as file:  # network disks can only lock files that are open for writing
+    with (folder / STARTS).open("a") as file:  # network disks can only lock files that are open for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -192,14 +184,11 @@ def lock_run(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a disk without locks
                 raise
-        if not file.tell():  # a process was killed while it created the folder
-            file.write(_versions_text())
-            file.flush()
         yield
 
 
 @contextmanager
-def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[], RunFolder]]:
+def lock_when_made(make_folder: MakeFolder) -> Iterator[MakeFolder]:
     """`make_folder`, which also locks the run."""
     with ExitStack() as locks:
 
@@ -209,6 +198,17 @@ def lock_when_made(make_folder: Callable[[], RunFolder]) -> Iterator[Callable[[]
             return run
 
         yield make
+
+
+def with_config(make_folder: MakeFolder, config: Mapping[str, Any], name: str = "config.yaml") -> MakeFolder:
+    """`make_folder`, which also writes this configuration."""
+
+    def make() -> RunFolder:
+        run = make_folder()
+        run.write_config(config, name)
+        return run
+
+    return make
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

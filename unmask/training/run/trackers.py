@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from unmask.training.run.folder import RunFolder, read_metrics
+from unmask.training.run.folder import MakeFolder, RunFolder, read_metrics
 
 if TYPE_CHECKING:
-    from unmask.config import Config
-    from unmask.training.run.base_run import Hooks, MakeFolder
+    from unmask.training.run.base_run import Hooks
 
 PROJECT = "unmask"
 COUNTS = "tracking.json"
@@ -107,16 +106,15 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb
 
 @contextmanager
 def tracking(
-    config: "Config", make_folder: "MakeFolder", hooks: "Hooks", resumed: bool
+    config: Mapping[str, Any], make_folder: MakeFolder, hooks: "Hooks", resumed: bool
 ) -> "Iterator[tuple[MakeFolder, Hooks]]":
     """`make_folder` and `hooks`, such that the first process starts the trackers with the folder and sends metrics."""
-    check_trackers(config.track)
-    trackers = Trackers(config.track)
+    trackers = Trackers(config["track"])
 
     def make_and_open() -> RunFolder:
         run = make_folder()
-        if config.track:
-            trackers.start(run.path, config.dump(), resumed)
+        if trackers.names:
+            trackers.start(run.path, config, resumed)
         return run
 
     def on_metrics(step: int, metrics: dict[str, float]) -> None:

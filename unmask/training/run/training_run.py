@@ -20,10 +20,10 @@ from unmask.rollout.sample import canvas
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metrics, samples_of
 from unmask.training.optim import Optimizer, learning_rate
-from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks, MakeFolder
+from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
 from unmask.training.run.broken import store_broken
 from unmask.training.run.card import Training, arxiv_ids
-from unmask.training.run.folder import BEST, RunFolder, read_metrics
+from unmask.training.run.folder import BEST, MakeFolder, RunFolder, read_metrics
 from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
 from unmask.training.run.recorder import TraceRecorder
