@@ -3,6 +3,7 @@
 # make test      style, types, tests
 # make system    bubblewrap, which runs the programs of code tasks, and chromium, for tests of the viewer's page (as root)
 # make test-trl  the tests of the TRL adapter, with TRL installed
+# make test-lm-eval  the tests of the lm-evaluation-harness adapter, with lm_eval installed
 # make docs      the documentation as a site, in build/site
 # make reference writes the pages of docs/reference that follow from the code
 # make audit     known advisories for the versions in constraints.txt
@@ -20,7 +21,7 @@ STAMP := $(VENV)/.installed
 # What the tests use beyond Python. Debian and Fedora give both the same names.
 PACKAGES ?= bubblewrap chromium
 
-.PHONY: install demo system test test-trl docs reference audit fuzz soak web web-test clean
+.PHONY: install demo system test test-trl test-lm-eval docs reference audit fuzz soak web web-test clean
 
 install: $(STAMP)
 
@@ -66,6 +67,10 @@ test: install
 test-trl: install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[trl]' -c constraints.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_examples.py
+
+test-lm-eval: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lm_eval]' -c constraints.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_lm_eval.py
 
 # For this target alone, so not in dev. A warning is an error, but for Material's own about its future.
 docs: install reference
