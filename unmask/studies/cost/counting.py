@@ -23,6 +23,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds, sample
 from unmask.studies.cost.network import network_of
 from unmask.tasks import Task
+from unmask.tasks.support.data import HubUnavailable
 from unmask.training.batch import RESAMPLES
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.mismatch import replay_logprobs
@@ -34,8 +35,6 @@ TEMPLATE = 16
 ASSUMED = 200
 """Tokens of a prompt whose row cannot be read, template included."""
 PIECES = re.compile(r"[^\W\d_]+|[^\s]")  # words, digits and signs
-NO_HUB = "read from the hub"
-"""Part of the message of tasks.support.data.hub_rows when it has no rows."""
 
 
 @dataclass
@@ -175,9 +174,7 @@ def prompt_tokens(config: Config, task: Task, model: Outline) -> tuple[int, list
     """The longest prompt of the first batch and of the evaluation, and what had to be assumed about it."""
     try:
         rows = task.rows("train", config.prompts, _first_batch(config)) + task.rows("test", config.eval.prompts, 0)
-    except ValueError as error:
-        if NO_HUB not in str(error):
-            raise
+    except HubUnavailable:
         note = f"prompts are assumed to have {ASSUMED} tokens; for the real length set {task.name}.data=FILE.jsonl"
         return ASSUMED, [f"the rows of {task.name} cannot be read from the hub: {note}"]
     if model.tokenizer is not None:

@@ -57,6 +57,10 @@ def _parse_line(line: str, fields: Mapping[str, FieldType], parse: Callable[[Row
         raise ValueError(f"{where}: {error}") from None
 
 
+class HubUnavailable(ValueError):
+    """A data set cannot be read from the hub."""
+
+
 @cache
 def hub_rows(name: str, config: str | None = None, split: str = "train", limit: int | None = None) -> tuple[Row, ...]:
     """The rows of a data set on the hub, read by the package `datasets`. With a limit the first rows are streamed, and
@@ -64,7 +68,7 @@ def hub_rows(name: str, config: str | None = None, split: str = "train", limit: 
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ValueError(
+        raise HubUnavailable(
             f"reading the data set {name} from the hub needs the package datasets: pip install 'unmask[data]', "
             "or give a file with --data FILE.jsonl"
         ) from None
@@ -72,7 +76,7 @@ def hub_rows(name: str, config: str | None = None, split: str = "train", limit: 
         rows = load_dataset(name, config, split=split, streaming=limit is not None)
         return tuple(dict(row) for row in islice(rows, limit))
     except (OSError, ValueError) as error:  # no connection, no such set or split
-        raise ValueError(f"the data set {name} ({split}) cannot be read from the hub: {error}") from None
+        raise HubUnavailable(f"the data set {name} ({split}) cannot be read from the hub: {error}") from None
 
 
 class DataTask(Task):
