@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import unmask
+from unmask.cli.examples import EXAMPLES
 from unmask.cli.main import app
 from unmask.config import Config
 from unmask.config.json_schema import json_schema
@@ -51,6 +52,7 @@ def commands() -> str:
     for name, function in found.items():
         lines += ["", f"## unmask {name}", ""]
         lines += [line for paragraph in _paragraphs(function) for line in (paragraph, "")]
+        lines += ["```sh", *EXAMPLES[name], "```", ""]
         lines += ["| argument or option | type | default | what it is |", "|---|---|---|---|", *_parameters(function)]
     return "\n".join(lines) + "\n"
 

@@ -1,10 +1,16 @@
 """The commands as a user types them."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from unmask.cli.examples import EXAMPLES
+from unmask.cli.main import COMMANDS
 from unmask.methods import BASES, PLUGINS
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape
@@ -27,6 +33,7 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     folder = "runs/sudoku-diffu_grpo+daca-seed3"
     assert folder in out and "before" in out and "after" in out
     assert out.count("KL 0.05") == 1
+    assert re.search(r"update +1/2 .*  \d:\d\d:\d\d, \d:\d\d:\d\d left\n", out)
     assert "strata: 8" in (tmp_path / folder / "config.yaml").read_text()
 
     code, out, _ = unmask("eval", folder, "--task", "sudoku", "--problems", "5", "--samples", "2", "--json")
@@ -148,3 +155,66 @@ def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.Monkey
     monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
     code, out, _ = unmask("doctor")
     assert code == 1 and "missing tiny model" in out
+
+
+# --- help, hints and completion --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [command.__name__ for command in COMMANDS])
+def test_every_help_has_examples_and_no_python_type(unmask, command) -> None:
+    code, out, _ = unmask(command, "-h")
+    assert code == 0 and "Examples:" in out and EXAMPLES[command][0].split()[1] in out
+    assert not re.search(r"<(bool|str|int|float|list|file|path|Path)\b|\b(TEXT|INTEGER|FLOAT)\b", out)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("train --updates 3", "write updates=3"),
+        ("train --optimizer.lr=1e-4", "write optimizer.lr=1e-4"),
+        ("eval tiny --rollout.steps 4", "write rollout.steps=4"),
+        ("train --inner-steps --seed 1", "write inner_steps=VALUE"),
+        ("train --method DACA", "write --with daca"),
+        ("train --with agrpo", "write --method agrpo"),
+        ("train --method AGRPO", "did you mean agrpo?"),
+        ("compare --methods dispo --out x", "write --with dispo"),
+        ("eval tiny --task countdown --protocol d1", "--task countdown_text"),
+        ("train optimizer.lr=1e38", "optimizer.lr: input should be less than or equal to 10"),
+        ("methods agrop", "did you mean agrpo?"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_write(unmask, line, hint) -> None:
+    code, out, err = unmask(*line.split())
+    assert (code, out) == (2, "") and hint in err
+
+
+def test_an_option_that_is_no_key_is_refused_as_before(unmask) -> None:
+    _, _, err = unmask("train", "--updats", "3")
+    assert "--updats" in err and "write" not in err
+
+
+def test_a_method_is_described_with_its_options(unmask) -> None:
+    _, out, _ = unmask("methods", "agrpo")
+    assert out.startswith("agrpo: a base method, --method agrpo")
+    assert re.search(r"draws +4\n", out) and re.search(r"kl_kind +k3 +one of k1, k2, k3\n", out)
+
+
+def test_names_are_completed_in_a_shell(tmp_path) -> None:
+    """By typer's own protocol, in a process of its own, which imports no torch to do so."""
+    code = "import sys; from unmask.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    asked = {"_UNMASK_COMPLETE": "complete_bash", "COMP_WORDS": "unmask train --method a", "COMP_CWORD": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == ["agrpo"] and not done.stderr
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(unmask, monkeypatch, tmp_path) -> None:
+    (tmp_path / "g.jsonl").write_text('{"prompt": "1"}\n')
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: not mode & os.W_OK)
+    monkeypatch.setattr("unmask.models.load_model", None)
+    for line in (
+        "eval tiny --steps 4 --out x.json", "eval tiny --steps 4 --plot x.png", "grade g.jsonl --task gsm8k --out x",
+        "generate tiny g.jsonl --out x", "train --out x", "compare --methods wd1 --out x", "audit tiny --out x",
+        "merge tiny --out x", "sft tiny --data sudoku --out x", "view g.jsonl --export x.html",
+    ):  # fmt: skip
+        code, out, err = unmask(*line.split())
+        assert (code, out) == (2, "") and "cannot be written" in err, line

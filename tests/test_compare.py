@@ -29,8 +29,8 @@ from unmask.studies.compare.worker import result_of
 from wording import mentions
 
 SHORT = ("prompts=2", "group=3", "sudoku.partial=0.5", "rollout.steps=4", "eval.prompts=6", "eval.samples=2")
-DIES = "optimizer.lr=1e38"
-"""What no optimiser takes."""
+DIES = "optimizer.weight_decay=1e300"
+"""The first update ruins the weights."""
 
 
 # --- the grid -------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     assert len(tables[0]) == 2 + 1 + 2
     results = [json.loads((folder / "results.json").read_text())["cells"] for folder in (killed, whole)]
     assert [len(row["runs"]) for row in results[0]] == [2, 0]
-    assert ["overflow" in error for error in results[0][1]["failed"].values()] == [True, True]
+    assert ["not finite" in error for error in results[0][1]["failed"].values()] == [True, True]
     assert err.count("FAILED") == 2 and err.count(" left\n") == 4 - len(finished)
     ends = [[run["curve"][-1]["forwards"] for row in rows for run in row["runs"].values()] for rows in results]
     assert ends[0] == ends[1] and all(ends[0])

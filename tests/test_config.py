@@ -192,3 +192,14 @@ def test_every_configuration_names_the_wrong_key_and_the_likely_one(data: dict, 
     for model in (Config, SftConfig):
         with pytest.raises(ValueError, match=naming(*names)):
             validate(model, {"model": "tiny", "data": ["sudoku"], **data} if model is SftConfig else data)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000), ("2.5e2", 250), ("1E+2", 100), ("7", 7)])
+def test_a_whole_number_may_be_written_with_an_exponent(text: str, value: int) -> None:
+    config = read_config(None, [f"updates={text}", f"daca.top={text}", "with=daca"])
+    assert (config.updates, config.dump()["daca"]["top"]) == (value, value)
+
+
+def test_a_fraction_with_an_exponent_is_not_a_whole_number() -> None:
+    with pytest.raises(ValueError, match=naming("updates", "1.5e0")):
+        read_config(None, ["updates=1.5e0"])

@@ -13,11 +13,16 @@ from unmask.cli.sft import Data, Out, Resume, Settings, read_settings, resume_sf
 
 
 def adapt(
-    model: Annotated[str | None, typer.Argument(help="smollm2, a folder, or a hub id: a Llama or a Qwen.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="smollm2, a folder, or a hub id: a Llama or a Qwen.")
+    ] = None,
     arguments: Settings = None,
     data: Data = None,
     mask_token: Annotated[
-        str | None, typer.Option(help="The MASK token; no text may contain it. Default: the model's, or a new one.")
+        str | None,
+        typer.Option(
+            metavar="TOKEN", help="The MASK token; no text may contain it. Default: the model's, or a new one."
+        ),
     ] = None,
     out: Out = None,
     resume: Resume = None,

@@ -6,14 +6,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from unmask.models import Model
+
+
+def names_of(key: str) -> "Callable[[str], list[str]]":
+    """Shell completion: the built-in names of `task`, `method` or `with`."""
+
+    def complete(incomplete: str) -> list[str]:
+        from unmask.config.published import published_names
+
+        return [name for name in published_names(key) if name.startswith(incomplete)]
+
+    return complete
+
 
 RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
-DataOption = Annotated[Path | None, typer.Option(help="The task's data, a JSONL file, instead of the hub's.")]
-TaskOption = Annotated[str | None, typer.Option(help="Default: the run's own task, or sudoku.")]
+DataOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The task's data, a JSONL file, instead of the hub's.")
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(metavar="TASK", autocompletion=names_of("task"), help="Default: the run's own task, or sudoku."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -23,25 +23,39 @@ if TYPE_CHECKING:
 
 
 def audit(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, tiny, or an audit.json to show again.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, tiny, or an audit.json to show again.")
+    ],
     overrides: Overrides = None,
     task: TaskOption = None,
     methods: Annotated[
-        str | None, typer.Option(help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators.")
+        str | None,
+        typer.Option(
+            metavar="METHODS", help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators."
+        ),
     ] = None,
-    problems: Annotated[int, typer.Option(min=1, max=2**20, help="Problems; intervals are over problems.")] = 8,
-    group: Annotated[int, typer.Option(min=2, max=2**16, help="Completions of each problem.")] = 8,
-    draws: Annotated[int, typer.Option(min=2, max=2**20, help="Draws of each estimator on each completion.")] = 16,
-    budget: Annotated[float, typer.Option(min=0.1, help="Forward passes per completion to compare at.")] = 4,
+    problems: Annotated[
+        int, typer.Option(metavar="N", min=1, max=2**20, help="Problems; intervals are over problems.")
+    ] = 8,
+    group: Annotated[int, typer.Option(metavar="N", min=2, max=2**16, help="Completions of each problem.")] = 8,
+    draws: Annotated[
+        int, typer.Option(metavar="N", min=2, max=2**20, help="Draws of each estimator on each completion.")
+    ] = 16,
+    budget: Annotated[
+        float, typer.Option(metavar="N", min=0.1, help="Forward passes per completion to compare at.")
+    ] = 4,
     states: Annotated[
         int | None,
-        typer.Option(min=0, help="Most passes for the sum over orders. Default: 100000, or 2000 for a large model."),
+        typer.Option(
+            metavar="N", min=0, help="Most passes for the sum over orders. Default: 100000, or 2000 for a large model."
+        ),
     ] = None,
     data: DataOption = None,
     compare: Annotated[
-        str | None, typer.Option(help="Two estimators of an audit.json, paired: agrpo:draws=4,agrpo:draws=2")
+        str | None,
+        typer.Option(metavar="A,B", help="Two estimators of an audit.json, paired: agrpo:draws=4,agrpo:draws=2"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for audit.json and audit.png.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for audit.json and audit.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient."""

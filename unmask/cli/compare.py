@@ -14,6 +14,7 @@ import typer
 
 from unmask.cli.arguments import AsJson, DataOption, of_task
 from unmask.cli.runs import short_warnings, split_settings
+from unmask.util.files import check_writable
 from unmask.util.signals import AT_ONCE
 
 if TYPE_CHECKING:
@@ -25,24 +26,34 @@ def compare(
         list[str] | None,
         typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="What all runs share; the demo's if not given."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
-    methods: Annotated[str, typer.Option(help="Base methods, e.g. diffu_grpo,agrpo:draws=2,my.py:NAME.")] = "",
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="What to learn (unmask tasks).")] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="METHODS", help="Base methods, e.g. diffu_grpo,agrpo:draws=2,my.py:NAME.")
+    ] = "",
     plugins: Annotated[
-        str, typer.Option("--with", help="Sets of plug-ins, e.g. none,daca:strata=8,daca+dispo,my.py:NAME.")
+        str,
+        typer.Option(
+            "--with", metavar="PLUGINS", help="Sets of plug-ins, e.g. none,daca:strata=8,daca+dispo,my.py:NAME."
+        ),
     ] = "none",
-    seeds: Annotated[int, typer.Option(help="Runs of each method, with seeds from 0.")] = 5,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of each method, with seeds from 0.")] = 5,
     budget: Annotated[
-        str | None, typer.Option(help="What a run may spend: updates=N, forwards=N or seconds=S.")
+        str | None, typer.Option(metavar="KEY=N", help="What a run may spend: updates=N, forwards=N or seconds=S.")
     ] = None,
     lr: Annotated[
-        str | None, typer.Option(help="Learning rates to choose from, for each method, e.g. 5e-5,1e-4,2e-4.")
+        str | None,
+        typer.Option(metavar="RATES", help="Learning rates to choose from, for each method, e.g. 5e-5,1e-4,2e-4."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; the same command resumes it.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs in parallel. Default: one per core; one on a GPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The folder; the same command resumes it.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs in parallel. Default: one per core; one on a GPU.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = None,
     data: DataOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run folder with its trained model.")] = False,
-    redraw: Annotated[Path | None, typer.Option(help="Print and draw a folder's results again; run nothing.")] = None,
+    redraw: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Print and draw a folder's results again; run nothing.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods over seeds: a table, learning curves, and a conclusion in one sentence.
@@ -60,6 +71,7 @@ def compare(
         raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
     else:
         folder = out
+        check_writable(out)
         check_words("method", methods.split(","))
         check_words("with", [name for names in plugins.split(",") if names != "none" for name in names.split("+")])
         with _stoppable(folder), short_warnings(), _display() as report:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from unmask.cli.panel import Completion, Panel, canvas
+from unmask.cli.panel import Completion, Panel, canvas, elapsed_and_left
 from unmask.training.run.health import warning_messages
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def training_display(config: "Config", name: str, should_stop: "Callable[[], boo
         panel.report(step, metrics, [message.split(": ")[1] for message in messages])
         if not drawn and ("eval/solved_sampled" in metrics or (step and step % every == 0)):
             text = "  ".join(f"{key.partition('/')[2]} {metrics[key]:.3f}" for key in SHOWN if key in metrics)
-            _line(f"update {step:4d}/{config.updates}  {text}")
+            _line(f"update {step:4d}/{config.updates}  {text}  {panel.times()}")
         for message in messages:
             print(f"update {step}: {message}", file=sys.stderr, flush=True)
         warning_counts.update({key: value for key, value in metrics.items() if key.startswith("warn/")})
@@ -81,13 +81,14 @@ def training_bar(steps: int, name: str, unit: str) -> "Iterator[OnMetrics]":
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()]
     columns += [TextColumn("{task.fields[text]}"), TimeRemainingColumn()]
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        job = bar.add_task(name, total=steps, text="")
+        job, started = bar.add_task(name, total=steps, text=""), time.monotonic()
 
         def report(step: int, metrics: dict[str, float]) -> None:
             text = "  ".join(f"{key} {value:.3f}" for key, value in metrics.items())
             bar.update(job, completed=step + 1, text=text)
             if not console.is_terminal and (step + 1) % max(1, steps // 20) == 0:
-                _line(f"{unit} {step + 1}/{steps}  {text}")
+                spent = time.monotonic() - started
+                _line(f"{unit} {step + 1}/{steps}  {text}  {elapsed_and_left(spent, spent * (steps / (step + 1) - 1))}")
 
         yield report
 

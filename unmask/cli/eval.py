@@ -25,31 +25,47 @@ def eval(
     task: TaskOption = None,
     problems: Annotated[
         int | None,
-        typer.Option(min=1, max=2**24, help="Held-out problems. Default: 256; in tables all of a finite set."),
+        typer.Option(
+            metavar="N", min=1, max=2**24, help="Held-out problems. Default: 256; in tables all of a finite set."
+        ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=2**16, help="Sampled completions of each, for pass@k. Default: 8; in tables none."),
+        typer.Option(
+            metavar="N", min=1, max=2**16, help="Sampled completions of each, for pass@k. Default: 8; in tables none."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the sampled completions.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**32, help="Seed of the sampled completions.")] = 0,
     overrides: Overrides = None,
-    protocol: Annotated[str | None, typer.Option(help="Prompts, grading, decoding: unmask, d1, ...")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Prompts, grading, decoding: unmask, d1, ...")
+    ] = None,
     data: DataOption = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths, decoded by the protocol's rules: 128,256,512.", rich_help_panel=TABLES)
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Lengths, decoded by the protocol's rules: 128,256,512.", rich_help_panel=TABLES
+        ),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="Numbers of steps, score against passes: 16,32,64.", rich_help_panel=TABLES)
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="Numbers of steps, score against passes: 16,32,64.", rich_help_panel=TABLES
+        ),
     ] = None,
     paraphrase: Annotated[
-        Path | None, typer.Option(help="Other wordings: JSONL, one template per line.", rich_help_panel=TABLES)
+        Path | None,
+        typer.Option(metavar="FILE", help="Other wordings: JSONL, one template per line.", rich_help_panel=TABLES),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write scores, cards and answers.", rich_help_panel=TABLES)
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write scores, cards and answers.", rich_help_panel=TABLES),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Of --steps. Default: beside --out, or frontier.png.", rich_help_panel=TABLES),
+        typer.Option(
+            metavar="FILE", help="Of --steps. Default: beside --out, or frontier.png.", rich_help_panel=TABLES
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -155,6 +171,8 @@ def _table(
         raise ValueError("--plot belongs to --steps")
     if out is not None and lengths is None and steps is None and paraphrase is None:
         raise ValueError("--out belongs to a table: --lengths, --steps or --paraphrase")
+    check_output(out)
+    check_output(plot)
     return lengths is not None or steps is not None or paraphrase is not None
 
 

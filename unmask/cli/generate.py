@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 def generate(
     run_or_model: RunOrModel,
     prompts: Annotated[
-        Path, typer.Argument(help='JSONL, one object with a "prompt" per line, a text or a list of turns.')
+        Path,
+        typer.Argument(metavar="FILE", help='JSONL, one object with a "prompt" per line, a text or a list of turns.'),
     ],
     overrides: Overrides = None,
     task: TaskOption = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write. Default: standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write. Default: standard output.")] = None,
     traces: Annotated[bool, typer.Option("--traces", help="Add token ids, their steps and log-probabilities.")] = False,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the first line; line i has seed + i.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**32, help="Seed of the first line; line i has seed + i.")
+    ] = 0,
 ) -> None:
     """Complete every prompt of a file; each line is returned with its "completion"."""
     from unmask.tasks.support.data import read_rows

@@ -11,12 +11,21 @@ from unmask.cli.arguments import AsJson, Overrides, of_task
 
 def grade(
     generations: Annotated[
-        Path, typer.Argument(help='JSONL, each line with a "generation" (or "completion") and its "ground_truth".')
+        Path,
+        typer.Argument(
+            metavar="FILE", help='JSONL, each line with a "generation" (or "completion") and its "ground_truth".'
+        ),
     ],
-    task: Annotated[str, typer.Option(help="What was asked (unmask tasks), or the Python file of your own.")],
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="What was asked (unmask tasks), or the Python file of your own.")
+    ],
     overrides: Overrides = None,
-    protocol: Annotated[str | None, typer.Option(help="Whose grading, e.g. d1. Default: our own.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the lines with their verdicts.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose grading, e.g. d1. Default: our own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the lines with their verdicts.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Grade stored generations, without a model: the score with its 95 % interval."""

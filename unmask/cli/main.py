@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from unmask.cli.adapt import adapt
 from unmask.cli.audit import audit
 from unmask.cli.compare import compare
 from unmask.cli.doctor import doctor
 from unmask.cli.eval import eval
+from unmask.cli.examples import EXAMPLES
 from unmask.cli.fetch import fetch
 from unmask.cli.generate import generate
 from unmask.cli.grade import grade
@@ -27,16 +29,38 @@ from unmask.cli.view import view
 # A wrong command line. The place of this class differs between versions of typer.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 
+
+def _hide_types(command: Any, ctx: Any) -> None:
+    """Let the help show FOLDER or N for an option and nothing for a switch, where typer shows Python types."""
+    for parameter in command.get_params(ctx):
+        shown = None if getattr(parameter, "is_flag", True) else parameter.metavar
+        vars(parameter)["display_type_rich"] = lambda ctx, shown=shown: shown
+
+
+class Command(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _hide_types(self, ctx)
+        super().format_help(ctx, formatter)
+
+
+class Group(TyperGroup):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _hide_types(self, ctx)
+        super().format_help(ctx, formatter)
+
+
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
 COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, doctor]
 COMMANDS += [merge, push, pretrain, fetch, adapt, sft, grade]
 for _command in COMMANDS:
-    app.command()(_command)
+    _examples = "\n".join(EXAMPLES[_command.__name__])
+    app.command(cls=Command, epilog=f"Examples:\n\n\b\n{_examples}")(_command)
 
 
 def main() -> None:
@@ -45,6 +69,7 @@ def main() -> None:
         sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # torchrun takes None for not ended
     except UsageError as error:
         command, message = error.ctx.command_path if error.ctx else "unmask", error.format_message()
+        message = _as_key(getattr(error, "option_name", "")) or message
         if message and "\n" not in message:  # else there were no arguments, and it is the help
             message = f"{command}: {message[0].lower()}{message[1:].rstrip('.')}"
             message += f"{' See' if message.endswith('?') else '; see'} {command} --help"
@@ -61,6 +86,19 @@ def main() -> None:
     except (ValueError, OSError) as error:
         typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)
         sys.exit(2)
+
+
+def _as_key(option: str) -> str:
+    """How to write an unknown option that is a key of the configuration; empty if it is not one."""
+    from unmask.config.published import is_key
+
+    key = option.lstrip("-").replace("-", "_")
+    words = [word.partition("=") for word in sys.argv]
+    given = next((number for number, (word, _, _) in enumerate(words) if word == option), None)
+    if not is_key(key) or given is None:
+        return ""
+    value = words[given][2] or next((word for word in sys.argv[given + 1 : given + 2] if word[:1] != "-"), "VALUE")
+    return f"{option} is a key of the configuration, not an option: write {key}={value}"
 
 
 def _version(wanted: bool) -> None:

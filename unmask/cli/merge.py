@@ -10,7 +10,7 @@ from unmask.cli.arguments import RunOrModel
 
 def merge(
     run_or_model: RunOrModel,
-    out: Annotated[Path, typer.Option(help="Where to write the checkpoint.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the checkpoint.")],
 ) -> None:
     """Merge a run's adapter into its model and write a plain checkpoint that the family's own tools can load."""
     from unmask.models.known import check_model_name

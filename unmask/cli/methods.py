@@ -1,29 +1,47 @@
 """unmask methods"""
 
+import inspect
 import json
+from typing import Annotated
 
 import typer
 
 from unmask.cli.arguments import AsJson
 
 
-def methods(as_json: AsJson = False) -> None:
-    """List the base methods and the plug-ins."""
-    from unmask.config.options import option_defaults
-    from unmask.methods import BASES, PLUGINS
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the base methods and the plug-ins, or describe one: what it does, its options and their defaults."""
+    from unmask.config.published import published_names, schema
+    from unmask.util.parsing import suggestion
 
+    sections = schema()["properties"]
+    kinds = {method: kind for key, kind in (("method", "base"), ("with", "plug-in")) for method in published_names(key)}
     rows = [
         {
-            "name": name,
+            "name": method,
             "kind": kind,
-            "summary": (factory.__doc__ or "").strip().splitlines()[0],
-            "options": option_defaults(factory),
+            "summary": sections[method]["description"],
+            "options": {key: option["default"] for key, option in sections[method]["properties"].items()},
         }
-        for kind, factories in (("base", BASES), ("plug-in", PLUGINS))
-        for name, factory in factories.items()
+        for method, kind in kinds.items()
+        if name in (None, method)
     ]
+    if not rows:
+        raise ValueError(f"there is no method {name!r}; {suggestion(str(name), kinds)}")
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary']}")
+        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
+    elif name is None:
+        for row in rows:
+            typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary']}")
+    else:
+        from unmask.methods import BASES, PLUGINS
+
+        flag = "--method" if kinds[name] == "base" else "--with"
+        typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}\n")
+        typer.echo(f"{inspect.getdoc({**BASES, **PLUGINS}[name])}\n\noptions, {name}.KEY=VALUE:")
+        for key, option in sections[name]["properties"].items():
+            choices = f"   one of {', '.join(option['enum'])}" if "enum" in option else ""
+            typer.echo(f"  {key:16} {option['default']}{choices}")

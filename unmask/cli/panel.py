@@ -92,6 +92,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round(place * (len(BARS) - 1)) if math.isfinite(place) else 0] for place in places)
 
 
+def elapsed_and_left(elapsed: float, left: float | None) -> str:
+    """The times of a run, e.g. `0:01:20, 0:03:00 left`."""
+    spent, rest = (None if seconds is None else timedelta(seconds=round(seconds)) for seconds in (elapsed, left))
+    return f"{spent}" if rest is None else f"{spent}, {rest} left"
+
+
 @dataclass
 class Panel:
     """What a run has reported so far, drawn at the current width of the terminal."""
@@ -114,7 +120,10 @@ class Panel:
     """Seconds of the last update's rollouts."""
 
     def __post_init__(self) -> None:
-        self.last = self.clock()
+        self.started = self.last = self.clock()
+
+    def times(self) -> str:
+        return elapsed_and_left(self.clock() - self.started, self.left())
 
     def report(self, step: int, metrics: dict[str, float], warnings: Sequence[str] = ()) -> None:
         now, self.step = self.clock(), step

@@ -5,17 +5,22 @@ from typing import Annotated
 
 import typer
 
+from unmask.util.files import check_writable
+
 
 def pretrain(
-    config: Annotated[Path, typer.Argument(help="e.g. configs/pretrain_tiny.yaml")],
-    out: Annotated[Path, typer.Option(help="Where to write the model.")],
-    device: Annotated[str, typer.Option(help="cpu or cuda; another device rounds differently.")] = "cpu",
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="e.g. configs/pretrain_tiny.yaml")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the model.")],
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cpu or cuda; another device rounds differently.")
+    ] = "cpu",
 ) -> None:
     """Pre-train the embedded model from scratch, on partly wrong solutions."""
     from unmask.cli.display import training_bar
     from unmask.config.defaults import check_device
     from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config
 
+    check_writable(out)
     settings = read_pretrain_config(config)
     check_device(device)
     with training_bar(settings.steps, "pre-training", "step") as report:

@@ -10,7 +10,9 @@ def push(
     run_or_model: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, or a model folder.")],
     repo: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository on the hub.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str | None, typer.Option(help="The branch, created if it is new. Default: main.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="The branch, created if it is new. Default: main.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be uploaded; upload nothing.")] = False,
 ) -> None:
     """Upload a checkpoint, its model card and its curves to the Hugging Face hub."""

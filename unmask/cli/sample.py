@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 def sample(
     run_or_model: RunOrModel,
-    prompt: Annotated[str, typer.Argument(help="The prompt as the model reads it, e.g. one of the task.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt as the model reads it, e.g. one of the task.")
+    ],
     overrides: Overrides = None,
     task: TaskOption = None,
     steps: Annotated[bool, typer.Option("--steps", help="Show the denoising; outside a terminal as lines.")] = False,
-    speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Steps a second, of --steps.")] = 8,
+    speed: Annotated[float, typer.Option(metavar="N", min=0.1, max=1000, help="Steps a second, of --steps.")] = 8,
     greedy: Annotated[bool, typer.Option(help="Take the likeliest token at every position.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
     decoding, policy, device, micro_batch = decoding_settings(run_or_model, overrides or [], greedy, task)

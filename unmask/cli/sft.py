@@ -21,14 +21,20 @@ Settings = Annotated[
 ]
 Data = Annotated[
     list[str] | None,
-    typer.Option("--data", help="A JSONL file with prompt and completion, or a task (unmask tasks). Repeatable."),
+    typer.Option(
+        "--data",
+        metavar="SOURCE",
+        help="A JSONL file with prompt and completion, or a task (unmask tasks). Repeatable.",
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="The run folder. Default: runs/NAME.")]
-Resume = Annotated[Path | None, typer.Option(help="Resume an interrupted run; give nothing else.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run folder. Default: runs/NAME.")]
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run; give nothing else.")]
 
 
 def sft(
-    model: Annotated[str | None, typer.Argument(help="A run, a model folder, tiny, or a hub id.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A run, a model folder, tiny, or a hub id.")
+    ] = None,
     arguments: Settings = None,
     data: Data = None,
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,

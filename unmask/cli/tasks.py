@@ -9,7 +9,9 @@ from unmask.cli.arguments import AsJson
 
 
 def tasks(
-    name: Annotated[str | None, typer.Argument(help="One of them, or the Python file of your own.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them, or the Python file of your own.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.arguments import DataOption, of_task
+from unmask.cli.arguments import DataOption, names_of, of_task
 from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_paused, split_settings
 from unmask.models.known import check_model_name
 from unmask.util.files import check_folder
@@ -25,20 +25,39 @@ def train(
         list[str] | None,
         typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="A configuration; overrides, e.g. daca.strata=8."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="What to learn (unmask tasks).")] = None,
-    model: Annotated[str | None, typer.Option(help="tiny, a folder with a checkpoint, or a hub id.")] = None,
-    method: Annotated[str | None, typer.Option(help="The base method (unmask methods).")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="TASK", autocompletion=names_of("task"), help="What to learn (unmask tasks)."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="tiny, a folder with a checkpoint, or a hub id.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", autocompletion=names_of("method"), help="The base method (unmask methods)."),
+    ] = None,
     plugins: Annotated[
         list[str] | None,
-        typer.Option("--with", help="Plug-ins on the base: daca, sml, dps, dispo; several as daca,dispo."),
+        typer.Option(
+            "--with",
+            metavar="PLUGINS",
+            autocompletion=names_of("with"),
+            help="Plug-ins on the base: daca, sml, dps, dispo; several as daca,dispo.",
+        ),
     ] = None,
     data: DataOption = None,
     full: Annotated[bool | None, typer.Option("--full", help="Train all weights, not a low-rank adapter.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of prompts, rollouts and probes.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. Default: runs/TASK-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run; give nothing else.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of prompts, rollouts and probes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The run folder. Default: runs/TASK-METHOD-seedN.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run; give nothing else.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print passes, memory and hours; train nothing.")] = False,
-    hardware: Annotated[str | None, typer.Option(help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a dry run: h200, h100, a100-80, 4090 or cpu.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
 ) -> None:
     """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.

@@ -12,13 +12,17 @@ from unmask.cli.runs import short_warnings
 
 def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN2 ...]", help="Run folders, e.g. runs/NAME.")],
-    export: Annotated[Path | None, typer.Option(help="Write one HTML file instead, to open or send anywhere.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead, to open or send anywhere.")
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
     animate: Annotated[
         Path | None, typer.Option(help="Write an animated SVG of one recorded rollout, e.g. denoising.svg.")
     ] = None,
     update: Annotated[int | None, typer.Option(help="Of --animate: a recorded update. Default: the last.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Of --animate: text that the prompt contains.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="PROMPT", help="Of --animate: text that the prompt contains.")
+    ] = None,
     rollout: Annotated[
         int | None, typer.Option(help="Of --animate: number of the rollout, from 1. Default: the highest reward.")
     ] = None,

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from unmask.tasks import TASKS, Task
 from unmask.tasks.support.split import with_validation_split
-from unmask.util.parsing import check_not_bool, pydantic_message, short_repr, suggestion
+from unmask.util.parsing import as_number, pydantic_message, short_repr, suggestion
 
 if TYPE_CHECKING:
     from unmask.config.schema import Config
@@ -22,10 +22,19 @@ def check_known(key: str, name: str, names: Collection[str]) -> None:
         raise ValueError(f"{key}: there is no {name!r}; {suggestion(name, names)}")
 
 
+def check_method(key: str, name: str, bases: Collection[str], plugins: Collection[str]) -> None:
+    """ValueError for a name that is not a base (`key` is `method`) or not a plug-in (`key` is `with`)."""
+    if key == "method" and name.lower() in plugins:
+        raise ValueError(f"method: {name.lower()} is a plug-in, not a base method; write --with {name.lower()}")
+    if key == "with" and name.lower() in bases:
+        raise ValueError(f"with: {name.lower()} is a base method, not a plug-in; write --method {name.lower()}")
+    check_known(key, name, bases if key == "method" else plugins)
+
+
 def check_option(key: str, value: Any, kind: Any) -> Any:
     """The value of an option as its type; ValueError that names the option."""
     try:
-        return TypeAdapter(kind).validate_python(check_not_bool(value, kind))
+        return TypeAdapter(kind).validate_python(as_number(value, kind))
     except ValidationError as error:
         raise ValueError(f"{key}: {pydantic_message(error.errors()[0])}, got {short_repr(value)}") from None
     except ValueError as error:
@@ -48,7 +57,9 @@ def arguments(factory: Callable[..., Any], name: str, section: Mapping[str, Any]
     known, values = parameters(factory), {}
     for key, value in section.items():
         if key not in known:
-            raise ValueError(f"{name}.{key}: unknown option; {suggestion(key, known)}")
+            text = TASKS.get(f"{name}_text")
+            other = f"{name}_text has it: --task {name}_text" if text and key in parameters(text) else ""
+            raise ValueError(f"{name}.{key}: unknown option; {other or suggestion(key, known)}")
         place = f"{name}.{key}"
         formulas = choices.get(key)
         values[key] = (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from unmask.config.arguments import check_known
+from unmask.config.arguments import check_known, check_method
 from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES
 from unmask.config.schema import Config
@@ -25,7 +25,7 @@ def check_names(config: Config) -> None:
     taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
     for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
         if own_method(key, word, CHOICES) is None:
-            check_known(key, word, BASES if key == "method" else PLUGINS)
+            check_method(key, word, BASES, PLUGINS)
         elif taken.setdefault(name := section_of(word), word) != word:
             raise ValueError(f"{key}: {word}: {name} is the name of something else; rename the function")
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from unmask.config.arguments import check_known, check_option, choose
+from unmask.config.arguments import check_known, check_method, check_option, choose
 from unmask.config.schema import Config
 from unmask.core.words import file_of, is_own, piece_of, section_of
 from unmask.util.parsing import suggestion
@@ -31,11 +31,22 @@ def published_names(key: str) -> list[str]:
     return names
 
 
+def is_key(key: str) -> bool:
+    """Whether this is a key of the configuration, e.g. `updates` or `optimizer.lr`."""
+    fields = schema()["properties"]
+    section, _, name = key.rpartition(".")
+    if not section:
+        return key in fields
+    inside = fields.get(section, {})
+    inside = schema()["$defs"][inside["$ref"].rpartition("/")[2]] if "$ref" in inside else inside
+    return name in inside.get("properties", {})
+
+
 def check_words(key: str, words: Iterable[str]) -> None:
     """ValueError for a word, e.g. `agrpo:draws=2`, that is neither a built-in name nor a function in a file."""
     for name in (piece_of(word)[0] for word in words if word):
         if not is_own(name):
-            check_known(key, name, published_names(key))
+            check_method(key, name, published_names("method"), published_names("with"))
 
 
 def check_by_schema(config: Config) -> None:
@@ -45,7 +56,7 @@ def check_by_schema(config: Config) -> None:
     )
     for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
         if (file := file_of(word)) is None:
-            check_known(key, word, published_names(key))
+            check_method(key, word, published_names("method"), published_names("with"))
             _check_options(word, config.options.get(word, {}))
         elif section_of(word) != word and not Path(file).is_file():
             raise ValueError(f"{key}: there is no file {file}")

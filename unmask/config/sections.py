@@ -41,7 +41,7 @@ class RolloutConfig(Strict):
 
 
 class OptimizerConfig(Strict):
-    lr: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-4, gt=0, le=10)
     """The learning rate of AdamW, for the adapter or for all weights."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """How the learning rate changes; cosine and linear fall to zero over `updates`."""

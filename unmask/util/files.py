@@ -95,6 +95,11 @@ def check_folder(folder: Path) -> None:
     """ValueError if the folder is not empty or cannot be written."""
     if folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder; choose another --out")
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """ValueError if a folder cannot be made, or files cannot be written in it."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
         raise ValueError(f"{parent} cannot be written to; choose another --out")

@@ -1,6 +1,7 @@
 """Safe YAML without duplicate keys, and values in error messages."""
 
 import difflib
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ import yaml
 
 LONGEST = 100  # characters of a text in a message
 DEEPEST = 32  # sections within sections
+INTEGER = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,11 +57,14 @@ def short_repr(value: Any) -> str:
     return short.repr(value)
 
 
-def check_not_bool(value: Any, annotation: Any) -> Any:
-    """The value; ValueError for true or false if a number is expected: Python would take them for 1 and 0."""
+def as_number(value: Any, annotation: Any) -> Any:
+    """The value; 1e3, which YAML reads as text, as 1000 if an integer is expected. ValueError for true or false if a
+    number is expected: Python would take them for 1 and 0."""
     kinds = {annotation, *get_args(annotation)}
     if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
         raise ValueError("input should be a number, not true or false")
+    if isinstance(value, str) and int in kinds and not kinds & {str, float} and INTEGER.fullmatch(value):
+        return int(float(value)) if float(value).is_integer() else value
     return value
 
 
@@ -90,7 +95,7 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
 def suggestion(name: str, names: Iterable[str]) -> str:
     """The known name that is closest to an unknown one, or all known names."""
     names = list(names)
-    match = difflib.get_close_matches(name, names, n=1)
+    match = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from unmask.util.parsing import check_not_bool
+from unmask.util.parsing import as_number
 
 
 class Strict(BaseModel):
@@ -13,4 +13,4 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        return check_not_bool(value, cls.model_fields[str(info.field_name)].annotation)
+        return as_number(value, cls.model_fields[str(info.field_name)].annotation)
