@@ -33,6 +33,7 @@ class Heard:
     """A tracker that writes down what it is told; with `fails`, one that stops working after so many lines."""
 
     lines: ClassVar[list[tuple[int, dict[str, float]]]]
+    tables: ClassVar[list[tuple[int, list[tuple[str, str, float]]]]]
     opened: ClassVar[list[tuple[str, dict[str, Any]]]]
     fails: int | None = None
     starts, closed = True, 0
@@ -47,6 +48,9 @@ class Heard:
             raise RuntimeError("the server is gone")
         self.lines.append((step, dict(metrics)))
 
+    def log_samples(self, step: int, rows: Any) -> None:
+        self.tables.append((step, rows))
+
     def close(self) -> None:
         type(self).closed += 1
 
@@ -55,6 +59,7 @@ class Heard:
 def heard(monkeypatch: pytest.MonkeyPatch) -> type[Heard]:
     class Fresh(Heard):
         lines: ClassVar = []
+        tables: ClassVar = []
         opened: ClassVar = []
 
     monkeypatch.setitem(TRACKERS, "tensorboard", Fresh)
@@ -68,6 +73,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     base = {"model": str(tmp_path / "model"), "task": "toy", "updates": 4, "prompts": 2, "group": 3, "save_every": 2}
+    base["trace_every"] = 2
     return parse_config({**base, "eval": {"prompts": 2, "samples": 1, "every": 2}, "track": "tensorboard"})
 
 
@@ -91,6 +97,13 @@ def rows(folder: Path) -> list[tuple[int, dict[str, float]]]:
     return [(int(row.pop("step")), row) for row in read_metrics(folder)]
 
 
+def samples(folder: Path, step: int) -> list[tuple[str, str, float]]:
+    """The rows of the table of samples after an update: its lines of samples.jsonl."""
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    prompt = toy_task().prompt
+    return [(prompt(line["row"]), line["completion"], line["reward"]) for line in lines if line["step"] == step]
+
+
 def timeless(lines: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
     return [(step, {k: v for k, v in row.items() if not k.startswith("time/")}) for step, row in lines]
 
@@ -98,6 +111,7 @@ def timeless(lines: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[
 def test_every_line_is_told_at_its_step_and_the_resolved_configuration_with_it(config, heard, tmp_path: Path) -> None:
     folder = run(config, tmp_path / "run")
     assert heard.lines == rows(folder) and [step for step, _ in heard.lines] == [0, 1, 2, 2, 3, 4, 4]
+    assert heard.tables == [(step, samples(folder, step)) for step in (1, 2, 4)]
     assert [settings for _, settings in heard.opened] == [yaml.safe_load((folder / "config.yaml").read_text())]
     assert heard.closed == 1
 
@@ -110,6 +124,7 @@ def test_no_line_is_told_twice_when_a_run_goes_on(config, heard, tmp_path: Path,
     assert len(heard.lines) == line + 1 and heard.closed == 1
     resume(tmp_path / "run")
     assert timeless(heard.lines) == timeless(rows(tmp_path / "run"))
+    assert [step for step, _ in heard.tables] == [1, 2, 4]
     assert len({number for number, _ in heard.opened}) == 1 and len(heard.opened) == 2
 
 
@@ -214,6 +229,12 @@ def test_tensorboard_holds_what_metrics_jsonl_does(config: Config, tmp_path: Pat
     for tag in {tag for _, row in lines for tag in row}:
         wanted = [(step, pytest.approx(row[tag])) for step, row in lines if tag in row]
         assert [(event.step, event.value) for event in events.Scalars(tag)] == wanted, tag
+    tables = events.Tensors("samples/text_summary")
+    assert [event.step for event in tables] == [1, 2, 4]
+    prompt, completion, reward = samples(tmp_path / "run", 4)[0]
+    table = tables[-1].tensor_proto.string_val[0].decode().splitlines()
+    assert table[:2] == ["| prompt | completion | reward |", "| --- | --- | --- |"] and len(table) == 5
+    assert table[2] == f"| {prompt} | {completion} | {reward} |"
     (told,) = events.Tensors("config/text_summary")
     text = re.fullmatch(r"```yaml\n(.*)```", told.tensor_proto.string_val[0].decode(), re.DOTALL)
     assert yaml.safe_load(text[1]) == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -231,12 +252,19 @@ def test_wandb_holds_what_metrics_jsonl_does(config: Config, tmp_path: Path, mon
         for data in log_records(path.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
             if record.HasField("history"):
-                row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                row = dict[str, Any]()
+                for item in record.history.item:
+                    name, *inner = item.nested_key or [item.key]
+                    value = json.loads(item.value_json)
+                    row[name] = {**row.get(name, {}), inner[0]: value} if inner else value
                 told.append((row.pop("step"), {k: v for k, v in row.items() if not k.startswith("_")}))
             if record.HasField("run"):
                 ids.add(record.run.run_id)
                 settings.append({item.key: json.loads(item.value_json) for item in record.run.config.update})
-    assert timeless(told) == lines and len(ids) == 1
+    tables = [(step, row["samples"]) for step, row in told if "samples" in row]
+    assert [step for step, _ in tables] == [1, 2, 4]
+    assert {(t["_type"], t["ncols"], t["nrows"]) for _, t in tables} == {("table-file", 3, 3)}
+    assert timeless([(step, row) for step, row in told if "samples" not in row]) == lines and len(ids) == 1
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {key: settings[0][key] for key in config.dump()} == {key: stored[key] for key in config.dump()}
 
@@ -265,7 +293,12 @@ def test_trackio_holds_what_metrics_jsonl_does(config: Config, tmp_path: Path, m
     name = f"run-{json.loads((tmp_path / 'run' / 'tracking.json').read_text())['id']}"
     told = SQLiteStorage.get_logs(unmask.training.run.trackers.PROJECT, name)
     found = [(row.pop("step"), {k: v for k, v in row.items() if k != "timestamp"}) for row in told]
-    assert timeless(found) == lines
+    tables = [(step, row["samples"]) for step, row in found if "samples" in row]
+    assert [step for step, _ in tables] == [1, 2, 4]
+    keys = ("prompt", "completion", "reward")
+    wanted = [dict(zip(keys, row, strict=True)) for row in samples(tmp_path / "run", 4)]
+    assert tables[-1][1]["_value"] == wanted
+    assert timeless([(step, row) for step, row in found if "samples" not in row]) == lines
     kept = SQLiteStorage.get_run_config(unmask.training.run.trackers.PROJECT, name)
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert {key: kept[key] for key in config.dump()} == {key: stored[key] for key in config.dump()}

@@ -270,7 +270,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return metrics
 
 
-def samples_of(batch: Batch, group: int) -> list[dict[str, object]]:
+def samples_of(batch: Batch, group: int) -> list[dict[str, Any]]:
     """The first group of the batch, for samples.jsonl."""
     first = zip(batch.rows[:group], batch.texts, batch.reward_B, strict=False)
     return [{"row": row, "completion": text, "reward": float(reward)} for row, text, reward in first]

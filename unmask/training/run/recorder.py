@@ -53,8 +53,7 @@ class TraceRecorder:
     def record(self, step: int, batch: Batch, updated: bool) -> None:
         """Store the first group of the batch, after an update or a skipped update."""
         logprobs, self.logprobs = self.logprobs, []
-        every, length = self.config.trace_every, self.experiment.decoding.length
-        due = every > 0 and (step == 1 or step % every == 0)
+        length, due = self.experiment.decoding.length, records.trace_due(step, self.config.trace_every)
         if not due or not self.experiment.setup.ranks.first or not len(batch.trace):
             return
         index = torch.arange(min(self.config.group, MOST))

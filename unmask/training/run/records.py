@@ -26,6 +26,11 @@ LONGEST = 200
 """The most characters of an answer or a verdict that are stored."""
 
 
+def trace_due(step: int, every: int) -> bool:
+    """Whether rollouts of this update are recorded: of the first, and of every `every`-th; 0: never."""
+    return every > 0 and (step == 1 or step % every == 0)
+
+
 def short_number(value: float, digits: int = 4) -> float | None:
     """Rounded to significant digits; None if not finite, because JSON has no such numbers."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -1,10 +1,11 @@
-"""Metrics in TensorBoard, Weights & Biases or trackio, in addition to metrics.jsonl.
+"""Metrics and samples in TensorBoard, Weights & Biases or trackio, in addition to metrics.jsonl and samples.jsonl.
 
     track: tensorboard               # or wandb, or trackio, or a list of them
 
 A tracker receives every line of metrics.jsonl at most once: `tracking.json` in the run folder counts them. A resumed
 run repeats some updates, whose lines are not sent again. A tracker that fails is dropped with a warning, and the run
-continues; the lines that it missed are sent when the run is resumed.
+continues; the lines that it missed are sent when the run is resumed. Samples are sent with the updates whose rollouts
+are recorded (`trace_every`), as a table.
 """
 
 import importlib.util
@@ -20,13 +21,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
+from unmask.training.batch import Batch, Experiment, samples_of
 from unmask.training.run.folder import MakeFolder, RunFolder, read_metrics
+from unmask.training.run.records import trace_due
 
 if TYPE_CHECKING:
     from unmask.training.run.base_run import Hooks
 
 PROJECT = "unmask"
 COUNTS = "tracking.json"
+COLUMNS = ("prompt", "completion", "reward")
+"""Of the table of samples."""
 
 
 class Tracker(Protocol):
@@ -35,6 +40,9 @@ class Tracker(Protocol):
     def __init__(self, folder: Path, config: Mapping[str, Any], number: str) -> None: ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def log_samples(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        """A table with the COLUMNS."""
 
     def close(self) -> None: ...
 
@@ -54,6 +62,11 @@ class TensorBoard:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()  # a killed run has then written every line that it counted
+
+    def log_samples(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+        cells = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines]
+        self.writer.add_text("samples", "\n".join(f"| {' | '.join(line)} |" for line in cells), step)
 
     def close(self) -> None:
         self.writer.close()
@@ -81,6 +94,11 @@ class Wandb:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log({"step": step, **metrics})
 
+    def log_samples(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        from wandb import Table
+
+        self.run.log({"step": step, "samples": Table(columns=list(COLUMNS), data=[list(row) for row in rows])})
+
     def close(self) -> None:
         self.run.finish()
 
@@ -96,6 +114,11 @@ class Trackio:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        from trackio import Table
+
+        self.run.log({"samples": Table(columns=list(COLUMNS), data=[list(row) for row in rows])}, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -122,8 +145,16 @@ def tracking(
             trackers.log(step, metrics)
         hooks.on_metrics(step, metrics)
 
+    def on_batch(experiment: Experiment, batch: Batch) -> None:
+        if trackers.folder is not None and trace_due(trackers.step, config["trace_every"]):
+            samples = samples_of(batch, config["group"])
+            trackers.log_samples(
+                [(experiment.task.prompt(each["row"]), each["completion"], each["reward"]) for each in samples]
+            )
+        hooks.on_batch(experiment, batch)
+
     try:
-        yield make_and_open, replace(hooks, on_metrics=on_metrics)
+        yield make_and_open, replace(hooks, on_metrics=on_metrics, on_batch=on_batch)
     finally:
         trackers.close()
 
@@ -151,6 +182,8 @@ class Trackers:
         self.names, self.open = names, dict[str, Tracker]()
         self.folder: Path | None = None
         self.lines, self.sent, self.number = 0, dict[str, int](), secrets.token_hex(4)
+        self.step, self.due = 0, dict[str, Tracker]()
+        """Of the last line, and the trackers that had not received it."""
 
     def start(self, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
         """Open the trackers, and send the lines of metrics.jsonl that they have not received."""
@@ -175,8 +208,8 @@ class Trackers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the next line of metrics.jsonl to the trackers that have not received it."""
-        self.lines += 1
-        due = {name: tracker for name, tracker in self.open.items() if self.sent.get(name, 0) < self.lines}
+        self.lines, self.step = self.lines + 1, step
+        self.due = due = {name: tracker for name, tracker in self.open.items() if self.sent.get(name, 0) < self.lines}
         if not due:
             return
         self.sent.update(dict.fromkeys(due, self.lines))
@@ -189,6 +222,16 @@ class Trackers:
                 self._save_counts()
                 del self.open[name]
                 _warn(name, error)
+
+    def log_samples(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Send the samples of the last line's update to the trackers that have just received that line."""
+        for name, tracker in self.due.items():
+            if name in self.open:
+                try:
+                    tracker.log_samples(self.step, rows)
+                except Exception as error:
+                    del self.open[name]
+                    _warn(name, error)
 
     def close(self) -> None:
         for name, tracker in self.open.items():
