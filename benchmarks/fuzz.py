@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.tasks.task import Task
     from unmask.util.parsing import parse_yaml
 
-GRADERS = {  # not those that run programs or ask math-verify, which have processes of their own
+GRADERS = {  # not those that run programs or compare formulas, which have processes of their own
     (name, protocol): TASKS[name](**({"protocol": protocol} if protocol else {}))
     for name in TASKS.keys() - {"humaneval", "mbpp", "code_mini", "reasoning_gym", "own"}
     for protocol in TASKS[name]().about.protocols or [None]

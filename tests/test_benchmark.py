@@ -223,7 +223,7 @@ ROWS = {
 def test_every_task_has_its_table(unmask, bytes_llada: Path, tmp_path: Path, name: str) -> None:
     if name in ("mbpp", "humaneval") and sandbox.problem():
         pytest.skip(sandbox.problem())
-    pytest.importorskip("math_verify" if name == "math500" else "jsonschema_rs" if name == "json_schema" else "json")
+    pytest.importorskip("sympy" if name == "math500" else "jsonschema_rs" if name == "json_schema" else "json")
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[name]) + "\n")
     (tmp_path / "mine.py").write_text("def reward(prompt, completion, row): return 0.0\n")
     task = "mine.py" if name == "own" else name

@@ -77,5 +77,5 @@ def test_where_our_graders_differ() -> None:
     assert scores("gsm8k") == [70.83, 78.72, 80.73]
     assert scores("countdown") == [19.20, 20.80, 20.00]
     assert scores("sudoku") == [0.81, 0.0, 0.0]
-    pytest.importorskip("math_verify")
-    assert scores("math500") == pytest.approx([30.56, 36.90, 41.27], abs=0.41)  # one row: a time limit may strike
+    pytest.importorskip("sympy")
+    assert scores("math500") == [30.16, 36.90, 41.27]

@@ -1,4 +1,4 @@
-"""MATH500: normalisation, math-verify in its own process, and the rows."""
+"""MATH500: d1's normalisation, the process that compares answers, and the rows; the pairs are in test_math_pairs.py."""
 
 import json
 import threading
@@ -94,46 +94,20 @@ def running() -> set[int]:
 class TestVerified:
     @pytest.fixture(autouse=True)
     def installed(self) -> None:
-        pytest.importorskip("math_verify")
+        pytest.importorskip("sympy")
 
-    @pytest.mark.parametrize(
-        ("gold", "answer"),
-        [
-            ("\\frac{639}{40}", "15.975"),
-            ("58,500", "58500"),
-            ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
-            ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
-            ("12", "12 cm"),
-            ("4210_{5}", "4210_5"),
-            ("256", "\\sqrt{2^{16}}"),
-            ("\\text{Evelyn}", "evelyn"),
-            ("\\text{(C)}", "C"),
-            ("x^2 - 1", "(x-1)(x+1)"),
-            (
-                "\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}",
-                "\\frac{16}{49}\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}",
-            ),
-        ],
-    )
-    def test_equal_answers(self, gold: str, answer: str) -> None:
-        assert math500.Math500().reward(row(gold), f"so it is\n\\boxed{{{answer}}}") == 1.0
-        assert math500.Math500().solved(row(gold), f"<answer>{answer}</answer>")
+    def test_an_answer_is_in_a_box_or_a_block(self) -> None:
+        task, gold = math500.Math500(), row("\\frac{639}{40}")
+        for completion, reward in (
+            ("so it is\n\\boxed{15.975}", 1.0),
+            ("<answer>15.975</answer>", 1.0),
+            ("<answer>$\\frac{639}{40}$.</answer>", 1.0),
+            ("\\boxed{15.976}", 0.0),
+            ("15.975", 0.0),
+        ):
+            assert task.reward(gold, completion) == task.solved(gold, completion) == reward
 
-    @pytest.mark.parametrize(
-        ("gold", "answer"),
-        [
-            ("7", "8"),
-            ("\\frac{1}{2}", "2"),
-            ("\\text{Evelyn}", "Carla"),
-            ("x+1", "x"),
-            ("7", "\\text{seven}"),
-            ("7", "?"),
-        ],
-    )
-    def test_other_answers(self, gold: str, answer: str) -> None:
-        assert math500.Math500().reward(row(gold), f"\\boxed{{{answer}}}") == 0.0
-
-    @pytest.mark.parametrize("answer", ["9^{9^{9^{9^9}}}", "((((10^{99})!)!)!)!", "\\sqrt{" * 60 + "2" + "}" * 60])
+    @pytest.mark.parametrize("answer", ["\\binom{999999999}{500000000}", "9^{9^{9^{9^9}}}", "((((10^{99})!)!)!)!"])
     def test_an_answer_that_never_ends_costs_its_time_and_is_wrong(
         self, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -145,7 +119,7 @@ class TestVerified:
         assert time.perf_counter() - start < 20
         monkeypatch.undo()
         assert verifier.equal("5", f"{5 * len(answer)}/{len(answer)}")  # not asked before
-        assert running() == before  # which has forked another one to answer, and is not started anew
+        assert running() == before  # it has forked another child and was not started again
 
     def test_a_process_that_died_is_replaced(self) -> None:
         assert verifier.equal("6", "6.0")

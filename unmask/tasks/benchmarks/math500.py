@@ -1,14 +1,13 @@
 r"""MATH500: competition problems whose answer is a formula.
 
 Protocols:
-    unmask    the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer after
-              normalisation, as words, or by math-verify (extra `math`, in a separate process with a time limit)
+    unmask    the last \boxed{...} that is not empty, else the last <answer> block; equal to the gold answer in form and
+              value (extra `math`, in a separate process with a time limit)
     d1        the last \boxed{...}, else the whole text; equal after normalisation; see docs/benchmarks.md
     agrpo     graded like unmask; the system turn asks for <think>; trained on MATH's levels 1 to 4
     justgrpo  like unmask, one token a step and one problem at a time
 """
 
-import re
 from collections.abc import Sequence
 
 from unmask.tasks.support import d1_answers, d1_rewards, verifier
@@ -30,7 +29,6 @@ FIELDS = {"problem": str}
 HUB = {"train": ("ankner/math-500", "train"), "test": ("HuggingFaceH4/MATH-500", "test")}
 MATH = "qwedsacf/competition_math"  # all 12,500 problems; the authors' own set is no longer on the hub
 EASIER = ("Level 1", "Level 2", "Level 3", "Level 4")
-WORD = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}")
 
 
 def d1_answer(completion: str) -> str | None:
@@ -42,20 +40,6 @@ def d1_grade(row: Row, completion: str) -> Grade:
     return Grade(float(text is not None and d1_answers.equal(text, row["answer"])), 1.0, text or "")
 
 
-def words(text: str) -> str:
-    r"""\text{(C)} -> c; for answers that are words, which math-verify reads as products of letters."""
-    return re.sub(r"[\s().$\\]", "", WORD.sub(r"\1", text)).lower()
-
-
-def alike(gold: str, answer: str) -> bool:
-    """Whether they are equal as texts, without mathematics."""
-    return d1_answers.equal(answer, gold) or (words(gold).isalpha() and words(gold) == words(answer))
-
-
-def equivalent(gold: str, answer: str) -> bool:
-    return alike(gold, answer) or verifier.equal(gold, answer)
-
-
 def answer(completion: str) -> str | None:
     text = text_before_end(completion)
     return last_box(text) or last_answer(text)
@@ -63,7 +47,8 @@ def answer(completion: str) -> str | None:
 
 def grade(row: Row, completion: str) -> Grade:
     text = answer(completion)
-    return Grade(float(text is not None and equivalent(row["answer"], text)), 1.0, text or "")
+    right = text is not None and (text == row["answer"] or verifier.equal(row["answer"], text))
+    return Grade(float(right), 1.0, text or "")
 
 
 def prompt(row: Row) -> str:
@@ -137,8 +122,8 @@ class Math500(ProtocolTask):
         return tagged_completion(row.get("solution") or row["answer"], f"\\boxed{{{row['answer']}}}")
 
     def prepare(self, rows: Sequence[Row], completions: Sequence[str]) -> None:
-        """Compare in parallel the answers that differ as texts."""
+        """Compare the answers in parallel."""
         if self.rules.grade is not grade:
             return
         pairs = [(row["answer"], answer(completion)) for row, completion in zip(rows, completions, strict=True)]
-        verifier.compare((gold, text) for gold, text in pairs if text is not None and not alike(gold, text))
+        verifier.compare((gold, text) for gold, text in pairs if text is not None and text != gold)

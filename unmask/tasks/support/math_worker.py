@@ -1,27 +1,94 @@
-"""A process that compares answers with math-verify; unmask/tasks/support/verifier.py starts and kills it.
+"""A process that compares answers in LaTeX; unmask/tasks/support/verifier.py starts and kills it.
 
-It runs as a file, so it imports neither unmask nor torch, and it bounds its memory. One line of JSON in:
-[gold, answer, seconds]. One line out: true or false. A comparison that takes more seconds of CPU time ends the process,
-because math-verify's own time limit raises an exception that some computations catch. So a child compares the answers;
+It bounds its memory. One line of JSON in: [gold, answer, seconds]. One line out: true or false. A comparison that takes
+more seconds of CPU time ends the process: an exception could be caught inside sympy. So a child compares the answers;
 if it ends, its parent, which has everything imported, replies false and forks another.
 """
 
 import json
-import logging
 import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from typing import TextIO
+
+from unmask.tasks.support.math_forms import Form, form, word
+from unmask.tasks.support.math_values import near, proportional, same_value, value
 
 MEMORY = 2 * 2**30
 
 
 def equal(gold: str, answer: str) -> bool:
-    from math_verify import parse, verify
+    """Whether two answers have the same form and equal values; ValueError if one cannot be read."""
+    one, other = form(gold), form(answer)
+    return word(gold) == word(answer) if "word" in (one.kind, other.kind) else same_form(one, other)
 
-    pair = [parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]
-    return all(pair) and bool(verify(*pair, timeout_seconds=None))
+
+def same_form(gold: Form, answer: Form) -> bool:
+    if answer.kind == "rounded":
+        exact, rounded = answer.parts
+        return same_form(gold, exact) and near(value(exact.text), value(rounded.text))
+    if answer.kind == "chain":  # 2 + 3 = 5: every side must be right
+        return all(same_form(gold, side) for side in answer.parts)
+    if gold.kind == "chain":
+        return same_form(gold.parts[-1], answer)
+    if "equation" in (gold.kind, answer.kind):
+        return _same_equation(gold, answer)
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    kinds = {gold.kind, answer.kind}
+    if kinds in ({"list"}, {"set"}, {"list", "set"}, {"union"}):
+        parts = [_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer)]
+        return _same_parts(*parts)
+    if len(kinds) > 1 or len(gold.parts) != len(answer.parts):
+        return False
+    if gold.kind == "expression":
+        return _same_expression(gold, answer)
+    return gold.text == answer.text and all(map(same_form, gold.parts, answer.parts))
+
+
+def _same_parts(gold: list[Form], answer: list[Form]) -> bool:
+    """Whether the parts are the same in some order."""
+    for one in gold:
+        place = next((place for place, other in enumerate(answer) if same_form(one, other)), None)
+        if place is None:
+            return False
+        del answer[place]
+    return not answer
+
+
+def _distinct(parts: Sequence[Form]) -> list[Form]:
+    result: list[Form] = []
+    for part in parts:
+        if not any(same_form(part, other) for other in result):
+            result.append(part)
+    return result
+
+
+def _same_equation(gold: Form, answer: Form) -> bool:
+    """Equations with the same solutions: y = 2x + 3 and 2x - y = -3."""
+    differences = []
+    for one in (gold, answer):
+        if one.kind == "equation":
+            differences.append(value(one.parts[0].text) - value(one.parts[1].text))
+        elif one.kind == "expression" and one.name:
+            differences.append(value(one.name) - value(one.text))
+        else:
+            return False
+    return proportional(*differences)
+
+
+def _same_expression(gold: Form, answer: Form) -> bool:
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return False
+    one, other = value(gold.text), value(answer.text)
+    if gold.unit == answer.unit or "percent" not in (gold.unit, answer.unit):
+        return same_value(one, other) and (answer.unit != "degree" or bool(gold.unit) or one.is_Rational)
+    if gold.unit == "percent":
+        return same_value(one / 100, other) or same_value(one, other)
+    # 50 % is 1/2; it also answers "how many percent?", whose gold answer is a number above 1 without a sign
+    return same_value(one, other / 100) or bool(one.is_Rational and one > 1 and same_value(one, other))
 
 
 def serve(replies: TextIO) -> None:
@@ -39,17 +106,12 @@ def serve(replies: TextIO) -> None:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable(logging.CRITICAL)  # it logs every text that it cannot parse
     replies = sys.stdout
     sys.stdout = sys.stderr  # sympy's output is not a verdict
-    equal("1", "1")  # imports and builds the parser
+    equal("\\sqrt{8}", "2\\sqrt{2}")  # imports what sympy imports late
     print("true", file=replies, flush=True)
     while child := os.fork():
         if os.waitpid(child, 0)[1] == 0:  # no more requests
             return
         print("false", file=replies, flush=True)
     serve(replies)
-
-
-if __name__ == "__main__":
-    main()

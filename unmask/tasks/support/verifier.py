@@ -1,19 +1,19 @@
-"""Whether two LaTeX answers are equal, by math-verify in a process that can be killed.
+"""Whether two LaTeX answers are equal, by math_worker.py in a process that can be killed.
 
-The answer is untrusted: sympy never finishes with an exponent tower. So each comparison has SECONDS of CPU time; then
-the process ends and the answer is wrong. The limit is CPU time, so a verdict does not depend on the machine's load;
-wall time is a second limit, for a process that hangs.
+The answer is untrusted, and a comparison in sympy may not finish. So each has SECONDS of CPU time; then the process
+ends and the answer is wrong. The limit is CPU time, so a verdict does not depend on the machine's load; wall time is a
+second limit, for a process that hangs.
 
 There are as many processes as processors, up to eight, started on first use; `compare` uses all.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 from queue import LifoQueue
 
 from unmask.tasks.support.process import Process, ProcessEnded, ProcessNotStarted
@@ -21,17 +21,19 @@ from unmask.tasks.support.process import Process, ProcessEnded, ProcessNotStarte
 SECONDS = 5.0
 PATIENCE = 12  # the limit of wall time, in limits of CPU time
 STARTING = 120.0  # seconds; imports sympy, perhaps from a slow disk
-WORKER = Path(__file__).parent / "math_worker.py"
+# Like multiprocessing: the other process finds modules in the same places.
+WORKER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.support.math_worker as w; w.main()"
+)
 LONGEST = 400  # characters of an answer that is compared; the longest of MATH500 has 53
-# -P: do not import modules from the file's folder
-COMMAND = [sys.executable, "-P", str(WORKER)]
+COMMAND = [sys.executable, "-c", WORKER, json.dumps(sys.path)]
 WORKERS = min(8, len(os.sched_getaffinity(0)))
 
 
 def check_installed() -> None:
-    if find_spec("math_verify") is None:
+    if find_spec("sympy") is None:
         raise ValueError(
-            "comparing answers needs the package math-verify: pip install 'unmask[math]'; "
+            "comparing answers needs the package sympy: pip install 'unmask[math]'; "
             "math500.protocol=d1 grades without it"
         )
 
@@ -55,7 +57,7 @@ def equal(gold: str, answer: str) -> bool:
     try:
         return process.ask([gold, answer, SECONDS], PATIENCE * SECONDS) is True
     except ProcessNotStarted:
-        raise ValueError("math-verify is installed but does not start: try python -c 'import math_verify'") from None
+        raise ValueError("sympy is installed but does not start: try python -c 'import sympy'") from None
     except ProcessEnded:
         return False
     finally:
