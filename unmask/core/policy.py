@@ -82,7 +82,7 @@ class Memory:
         attended_SL = None if self.attended_SL is None else self.attended_SL[index]
         return Memory([key[index] for key in self.keys], [value[index] for value in self.values], attended_SL)
 
-    def beside(self, others: list["Memory"], order: Tensor) -> "Memory":
+    def concat(self, others: list["Memory"], order: Tensor) -> "Memory":
         """The rows of this memory and then of the others, sorted by `order`."""
         every = [self, *others]
         attended = [memory.attended_SL for memory in every if memory.attended_SL is not None]

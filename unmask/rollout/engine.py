@@ -63,7 +63,7 @@ class Engine:
         """Append the rows that were set aside to the live ones, and sort all by `order_R`."""
         waiting, self.waiting = self.waiting, []
         self.memories = {
-            name: memory.beside([rows[name] for rows in waiting], order_R) for name, memory in self.memories.items()
+            name: memory.concat([rows[name] for rows in waiting], order_R) for name, memory in self.memories.items()
         }
 
     def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> list[Tensor]:
