@@ -210,5 +210,9 @@ def test_curves_show_every_mean_against_every_cost(tmp_path: Path, monkeypatch: 
     wanted = {"updates": [0, 10], "forwards": [0, 1002], "seconds": [0, 5]}
     for panel, (cost, height) in zip(plugged, [(c, h) for h in (56, 66) for c in wanted], strict=True):
         assert panel[0] == wanted[cost] and panel[1][1] == pytest.approx(height)
+    draw(results(row("a", {"0": 0.02, "1": 0.9}), seeds=2), tmp_path / "x.png")  # an interval wider than the axis
+    bands = [band for panel in drawn[1].axes for band in panel.collections]
+    heights = [y for band in bands for path in band.get_paths() for _, y in path.vertices]
+    assert len(bands) == 6 and (min(heights), max(heights)) == (0, 100)
     looks = [(line.get_color(), line.get_linestyle()) for line in axes[0].lines]
     assert looks[0][0] == looks[1][0] and looks[0][1] != looks[1][1]  # a colour a base, a stroke a set of plug-ins

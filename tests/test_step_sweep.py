@@ -7,7 +7,7 @@ import pytest
 
 from unmask.core.schedule import even, timestep
 from unmask.evaluation.benchmark import BenchmarkCase
-from unmask.evaluation.step_sweep import cases_by_steps, plot_path
+from unmask.evaluation.step_sweep import cases_by_steps
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import MicroBatch
@@ -51,27 +51,19 @@ def test_dreams_schedule_takes_any_number_and_a_threshold_none() -> None:
         cases_by_steps(case(16, 16, 16, threshold=0.9), [4])
 
 
-def test_the_plot_goes_where_it_is_told_or_beside_the_table_or_the_run(tmp_path: Path) -> None:
-    assert plot_path(Path("a.png"), Path("b.json"), "tiny") == Path("a.png")
-    assert plot_path(None, Path("x/b.json"), "tiny") == Path("x/b.png")
-    assert plot_path(None, None, str(tmp_path)) == plot_path(None, None, "tiny") == Path("frontier.png")
-    (tmp_path / "config.yaml").write_text("")
-    assert plot_path(None, None, str(tmp_path)) == tmp_path / "frontier.png"
-
-
 def test_the_command_draws_more_passes_for_a_better_score(unmask, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     command = ["eval", "tiny", "--task", "sudoku", "--problems", "48", "--steps", "1,4,16"]
-    code, said, _ = unmask(*command, "--out", "frontier.json")
-    assert code == 0 and "plot: frontier.png" in said
-    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    lines = json.loads((tmp_path / "frontier.json").read_text())
+    code, said, _ = unmask(*command, "--out", "sweep.json")
+    assert code == 0 and [path.name for path in tmp_path.iterdir()] == ["sweep.json"]  # no plot unless it is asked for
+    lines = json.loads((tmp_path / "sweep.json").read_text())
     assert [(line["steps"], line["passes"]) for line in lines] == [(1, 1.0), (4, 4.0), (16, 16.0)]
     assert lines[0]["score"] < lines[1]["score"] < lines[2]["score"]  # what the shipped model is known to do
     task = TASKS["sudoku"]()
     rows = task.rows("test", 48, 0)
     for line, row in zip(lines, said.splitlines()[2:], strict=False):
         solved = sum(task.solved(r, t) for r, t in zip(rows, line["answers"], strict=True))
+        assert line["points"] == [float(task.solved(r, t)) for r, t in zip(rows, line["answers"], strict=True)]
+        assert line["prompts"] == [task.prompt(row) for row in rows]
         assert line["score"] == solved / 48 and row.split()[:2] == [str(line["steps"]), f"{100 * solved / 48:.1f}"]
 
 
@@ -79,7 +71,7 @@ def test_json_alone_is_on_standard_output_and_samples_are_drawn(unmask, tmp_path
     pytest.importorskip("matplotlib")
     command = ["eval", "tiny", "--task", "sudoku", "--problems", "6", "--steps", "4,8", "--samples", "2"]
     code, said, told = unmask(*command, "--json", "--plot", "p.png", "--lengths", "16")
-    assert code == 0 and "plot: p.png" in told and (tmp_path / "p.png").is_file()
+    assert code == 0 and "plot: p.png" in told and (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     lines = json.loads(said)
     assert [line["steps"] for line in lines] == [4, 8] and all(line["pass@2"]["high"] <= 1 for line in lines)
     told = "2 at temperature 1.0, top_k 0, top_p 1.0, guidance 0.0, seed 0"

@@ -64,7 +64,7 @@ def eval(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Of --steps. Default: beside --out, or frontier.png.", rich_help_panel=TABLES
+            metavar="FILE", help="Of --steps: draw score against passes, e.g. sweep.png.", rich_help_panel=TABLES
         ),
     ] = None,
     as_json: AsJson = False,
@@ -108,7 +108,7 @@ def eval(
                 built, parse_numbers(lengths, "--lengths", "128,256,512"), decoding.cache, micro_batch
             )
         if steps is not None:
-            _show_step_sweep(bench, cases, steps, out, plot, run_or_model, as_json)
+            _show_step_sweep(bench, cases, steps, out, plot, as_json)
         elif paraphrase is not None:
             _show_variants(bench, cases, paraphrase, out, as_json)
         else:
@@ -182,21 +182,22 @@ def _show_step_sweep(
     steps: str,
     out: Path | None,
     plot: Path | None,
-    run_or_model: str,
     as_json: bool,
 ) -> None:
     from unmask.evaluation.benchmark import parse_numbers, run_benchmark, write_results
-    from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw, plot_path
+    from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw
 
-    path = plot_path(plot, out, run_or_model)
     check_output(out)
-    check_output(path)
-    check_plot(path)
+    if plot is not None:
+        check_output(plot)
+        check_plot(plot)
     cases = cases_by_steps(cases[0], parse_numbers(steps, "--steps", "16,32,64"))
     lines = run_benchmark(bench, cases, "steps", as_json)
     write_results(lines, [line.data() for line in lines], out, as_json)
-    message = f"plot: {path}" if draw(lines, path) else "no plot: it needs matplotlib, pip install 'unmask[plot]'"
-    typer.echo(message, err=as_json)
+    if plot is not None:
+        drawn = draw(lines, plot)
+        message = f"plot: {plot}" if drawn else "no plot: it needs matplotlib, pip install 'unmask[plot]'"
+        typer.echo(message, err=as_json)
 
 
 def _show_variants(

@@ -69,6 +69,7 @@ class BenchmarkResult:
     seconds: float
     """Mean time for a problem."""
     card: dict[str, Any]
+    prompts: tuple[str, ...]
     texts: tuple[str, ...]
     sampled: dict[int, Proportion] = field(default_factory=dict)
     """pass@k of sampled completions."""
@@ -194,6 +195,7 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
         tokens=sum(counts) / len(rows),
         seconds=seconds,
         card=card(bench, case),
+        prompts=tuple(map(task.prompt, rows)),
         texts=tuple(texts),
         sampled=sampled,
         failures=(*failures, *sample_failures),
@@ -273,9 +275,17 @@ def _label(case: BenchmarkCase, column: str) -> str:
 def write_results(
     results: Sequence[BenchmarkResult], data: Sequence[dict[str, Any]], out: Path | None, as_json: bool
 ) -> None:
-    """Print the results as JSON, and write them to `out` with every answer."""
+    """Print the results as JSON, and write them to `out` with every prompt, answer and its points."""
     if as_json:
         print(json.dumps(list(data), indent=2))
     if out is not None:
-        rows = [{**each, "answers": list(result.texts)} for each, result in zip(data, results, strict=True)]
+        rows = [
+            {
+                **each,
+                "prompts": list(result.prompts),
+                "answers": list(result.texts),
+                "points": [grade.points / grade.out_of if grade.out_of else None for grade in result.report.grades],
+            }
+            for each, result in zip(data, results, strict=True)
+        ]
         out.write_text(json.dumps(rows, indent=1) + "\n")

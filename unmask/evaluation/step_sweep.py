@@ -44,16 +44,6 @@ def _fitting_steps(decoding: Decoding) -> str:
     return f"these do: {', '.join(map(str, fitting))}"
 
 
-def plot_path(chosen: Path | None, out: Path | None, run_or_model: str) -> Path:
-    """The path of the plot: as given, next to `out`, in the run's folder, or in the current folder."""
-    if chosen is not None:
-        return chosen
-    if out is not None:
-        return out.with_suffix(".png")
-    folder = Path(run_or_model)
-    return (folder if (folder / "config.yaml").is_file() else Path()) / "frontier.png"
-
-
 def check_plot(path: Path) -> None:
     """ValueError for a file type that matplotlib cannot write; no check if it is not installed."""
     try:

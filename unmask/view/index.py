@@ -17,9 +17,11 @@ import yaml
 from unmask.training.run.health import current_name
 from unmask.util.parsing import parse_yaml
 from unmask.util.trace_lines import VERSION, TraceLine
-from unmask.view.series import Series
+from unmask.view.series import BINS, Series
 
 ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FULL, FEWEST = 8, 50
+"""Runs whose curves have all their bins, and the bins that a curve has at least if there are many more runs."""
 PROMPT = 120
 """Characters of a prompt in the list of groups."""
 TAIL = 64
@@ -80,12 +82,12 @@ class JsonLines:
 
 
 class RunReader:
-    """A run as the page shows it."""
+    """A run as the page shows it. A run that is not named is called after its folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         if not (folder / "config.yaml").is_file():
             raise ValueError(f"{folder} is not a run folder: there is no config.yaml in it")
-        self.folder = folder
+        self.folder, self.name = folder, name or folder.resolve().name
         self.config = _settings(folder / "config.yaml")
         self._clear()
 
@@ -119,10 +121,11 @@ class RunReader:
             self._read_samples()
         self.warnings += [_warning(row) for _, _, row in self.logs["warnings"].new_lines()]
         self.errors += sum(1 for _ in self.logs["errors"].new_lines())
-        self.finished = _finish_facts(self.folder / "finished.json")
+        self.finished = _finish_facts(self.folder)
         return again or before != ({name: log.read for name, log in self.logs.items()}, self.finished)
 
-    def data(self, name: str) -> dict[str, Any]:
+    def data(self, name: str, bins: int = BINS) -> dict[str, Any]:
+        """What the index has of the run; curves have at most 2 `bins` points."""
         config, plugins = self.config, self.config.get("with") or []
         names = [config.get("method"), *(plugins if isinstance(plugins, list) else [plugins])]
         return {
@@ -133,8 +136,8 @@ class RunReader:
             "finished": self.finished,
             "updates": _number(config.get("updates")),
             "done": self.done,
-            "metrics": {key: series.data() for key, series in self.series.items()},
-            "clock": self.clock.data(),
+            "metrics": {key: series.data(bins) for key, series in self.series.items()},
+            "clock": self.clock.data(bins),
             "warnings": self.warnings,
             "errors": self.errors,
             "traces": self.groups(),
@@ -145,9 +148,14 @@ class RunReader:
         return self.traces or [group for line in self.sampled.values() if (group := _group_summary(line)) is not None]
 
     def trace(self, name: str) -> bytes | None:
-        """A group as JSON; None if there is no such group. If the log was rewritten, `refresh` reads the run again."""
+        """A group as JSON; None if there is no such group."""
+        line = self.line(name)
+        return None if line is None else json_text(line).encode()
+
+    def line(self, name: str) -> TraceLine | None:
+        """A group; None if there is no such group. If the log was rewritten, `refresh` reads the run again."""
         if name not in self.places:
-            return json_text(self.sampled[name]).encode() if name in self.sampled else None
+            return self.sampled.get(name)
         start, length = self.places[name]
         try:
             with self.logs["traces"].path.open("rb") as file:
@@ -156,9 +164,14 @@ class RunReader:
         except (OSError, ValueError, RecursionError):
             line = None
         if isinstance(line, dict) and line.get("id") == name:
-            return json_text(line).encode()
+            return line
         self.cut = True
         return None
+
+    def search(self, text: str) -> list[str]:
+        """The groups with a completion that contains a text, in upper or lower case."""
+        lines = ((group["id"], self.line(group["id"])) for group in self.groups())
+        return [name for name, line in lines if line is not None and text.lower() in completions_text(line)]
 
     def size(self, name: str) -> int:
         """The size of a group in bytes."""
@@ -193,10 +206,10 @@ class RunReader:
 
 def runs_index(runs: Sequence[RunReader], live: bool) -> dict[str, Any]:
     """What the page is given. While an unfinished run is served it is live: the page asks again."""
-    names = [run.folder.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.folder) for run in runs]
-    data = [run.data(name) for run, name in zip(runs, names, strict=True)]
+    names = [run.name for run in runs]
+    names = [str(run.folder) if names.count(run.name) > 1 else run.name for run in runs]
+    bins = max(FEWEST, BINS * FULL // max(FULL, len(runs)))
+    data = [run.data(name, bins) for run, name in zip(runs, names, strict=True)]
     return {"v": VERSION, "live": live and any(run.finished is None for run in runs), "runs": data}
 
 
@@ -222,13 +235,25 @@ def _is_unsafe(text: str) -> bool:
     return False
 
 
-def _finish_facts(path: Path) -> Any:
-    """The content of finished.json; None while the run is not finished. The file is written in one step."""
-    try:
-        facts = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return json_value(facts) if isinstance(facts, dict) else None
+def _finish_facts(folder: Path) -> Any:
+    """The content of finished.json; None while the run is not finished. The file is written in one step. A cell of a
+    comparison has result.json or error.json instead."""
+    for name in ("finished.json", "result.json", "error.json"):
+        try:
+            facts = json.loads((folder / name).read_text())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(facts, dict):
+            failed = {"ended": f"failed: {facts.get('error')}"} if name == "error.json" else {}
+            return json_value(facts) if name == "finished.json" else failed
+    return None
+
+
+def completions_text(line: TraceLine) -> str:
+    """The completions of a group in lower case, one after the other."""
+    rollouts = [rollout for rollout in line["rollouts"] if isinstance(rollout, dict)]
+    texts = [rollout["tokens"] if isinstance(rollout.get("tokens"), list) else [] for rollout in rollouts]
+    return "\n".join("".join(map(str, tokens)) for tokens in texts).lower()
 
 
 def _is_number(value: float) -> bool:

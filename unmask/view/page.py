@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unmask.util.files import check_output
 from unmask.view.index import RunReader, json_text, runs_index
+from unmask.view.sources import find_runs
 
 PAGE = Path(__file__).parent / "page.html"
 DATA, TRACES = "<!--unmask-data-->", "<!--unmask-traces-->"
@@ -34,10 +35,10 @@ def block(name: str, text: str) -> str:
 
 
 def export(runs: Path | str | Sequence[Path | str], path: Path | str, page: Path = PAGE) -> Path:
-    """Write one run folder or several, with the viewer, to one HTML file that opens anywhere."""
-    folders, path = [runs] if isinstance(runs, Path | str) else list(runs), Path(path)
+    """Write runs, with the viewer, to one HTML file that opens anywhere; each path as in `unmask view`."""
+    paths, path = [runs] if isinstance(runs, Path | str) else list(runs), Path(path)
     check_output(path)
-    readers = [RunReader(Path(folder)) for folder in folders]
+    readers = find_runs(list(map(Path, paths)))
     head, middle, tail = template(page)
     for run in readers:
         run.refresh()

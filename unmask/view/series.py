@@ -28,10 +28,16 @@ class Series:
         if len(self.xs) >= PENDING:
             self._settle()
 
-    def data(self) -> dict[str, list[float | None]]:
-        """The points that are kept, in order; None where the value is not finite."""
+    def data(self, bins: int = BINS) -> dict[str, list[float | None]]:
+        """At most two points per bin, in order; None where the value is not finite."""
         self._settle()
-        _, x_K, y_K = self.points
+        number_K, x_K, y_K = self.points
+        if self.count > bins * self.width:
+            width = self.width
+            while self.count > bins * width:
+                width *= 2
+            chosen = _extremes(number_K // width, y_K)
+            x_K, y_K = x_K[chosen], y_K[chosen]
         return {"x": x_K.tolist(), "y": [y if math.isfinite(y) else None for y in y_K.tolist()]}
 
     def _settle(self) -> None:
@@ -44,9 +50,13 @@ class Series:
         self.xs, self.ys = [], []
         while self.count > BINS * self.width:
             self.width *= 2
-        bin_K = number_K // self.width
-        chosen = np.union1d(_least(bin_K, y_K), _least(bin_K, -y_K))
+        chosen = _extremes(number_K // self.width, y_K)
         self.points = number_K[chosen], x_K[chosen], y_K[chosen]
+
+
+def _extremes(bin_K: NDArray[np.int64], y_K: Numbers) -> NDArray[np.int64]:
+    """The indices of the minimum and the maximum of each bin, in order."""
+    return np.union1d(_least(bin_K, y_K), _least(bin_K, -y_K))
 
 
 def _least(bin_K: NDArray[np.int64], y_K: Numbers) -> NDArray[np.int64]:

@@ -1,9 +1,9 @@
 """The viewer's server, for one reader, on the loopback interface.
 
-It answers GET and HEAD for three addresses: the page, api/index and api/trace?run=NUMBER&id=NAME. All have a random
-prefix, which other accounts of the machine do not know. Names in a request are looked up among the runs that were read;
-none becomes a path. A Host that is not this machine is refused, so that no other web page can read a run by DNS
-rebinding.
+It answers GET and HEAD for the page, api/index, api/trace?run=NUMBER&id=NAME and api/search?text=TEXT. All have a
+random prefix, which other accounts of the machine do not know. Names in a request are looked up among the runs that
+were read; none becomes a path. A Host that is not this machine is refused, so that no other web page can read a run by
+DNS rebinding.
 """
 
 import hashlib
@@ -13,13 +13,15 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from unmask.view.index import RunReader, json_text, runs_index
+from unmask.view.index import json_text, runs_index
 from unmask.view.page import PAGE, block, template
+from unmask.view.sources import find_runs
 
 HOST = "127.0.0.1"
 # Any port: a tunnel may start at another one.
@@ -44,8 +46,8 @@ class Viewer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folders: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
-        self.runs = {str(number): RunReader(folder) for number, folder in enumerate(folders)}
+    def __init__(self, paths: Sequence[Path], port: int = 0, page: Path = PAGE) -> None:
+        self.paths, self.runs = paths, {str(number): run for number, run in enumerate(find_runs(paths))}
         self.page, self.lock, self.index, self.tag = template(page), threading.Lock(), "", ""
         self.root = f"/{secrets.token_urlsafe(16)}/"
         try:
@@ -61,6 +63,10 @@ class Viewer(ThreadingHTTPServer):
     def fresh_index(self) -> tuple[str, str]:
         """The index as JSON, and its ETag."""
         with self.lock:
+            known = {run.folder for run in self.runs.values()}
+            with suppress(ValueError, OSError):  # a folder may have been removed
+                for run in find_runs(self.paths, known):
+                    self.runs[str(len(self.runs))] = run
             changed = [run.refresh() for run in self.runs.values()]
             if any(changed) or not self.index:
                 self.index = json_text(runs_index(list(self.runs.values()), live=True))
@@ -81,6 +87,11 @@ class Viewer(ThreadingHTTPServer):
             with self.lock:
                 line = self.runs[run].trace(name)
         return line
+
+    def search(self, text: str) -> list[tuple[int, str]]:
+        """The number of the run and the name of every group with a completion that contains the text."""
+        with self.lock:
+            return [(int(number), name) for number, run in self.runs.items() for name in run.search(text)]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A connection that is closed during a response is not an error."""
@@ -108,6 +119,9 @@ class Handler(BaseHTTPRequestHandler):
             self._index()
         elif name == "api/trace":
             self._trace(query)
+        elif name == "api/search":
+            groups = self.server.search(_fields(query).get("text", [""])[0])
+            self._respond(HTTPStatus.OK, json_text(groups).encode(), "application/json")
         else:
             self._respond(HTTPStatus.NOT_FOUND, b"Not found.\n")
 
@@ -126,10 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             self._respond(HTTPStatus.OK, text.encode(), "application/json", ETag=tag)
 
     def _trace(self, query: str) -> None:
-        try:
-            fields = parse_qs(query, max_num_fields=4)
-        except ValueError:
-            fields = {}
+        fields = _fields(query)
         line = self.server.trace(fields.get("run", [""])[0], fields.get("id", [""])[0])
         if line is None:
             self._respond(HTTPStatus.NOT_FOUND, b"No such group.\n")
@@ -146,3 +157,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing on the terminal."""
+
+
+def _fields(query: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(query, max_num_fields=4)
+    except ValueError:
+        return {}

@@ -224,12 +224,13 @@ def draw(results: Mapping[str, Any], path: Path) -> Path | None:
         look: dict[str, Any] = {"color": f"C{bases.index(row['base'])}", "linestyle": style}
         points = list(zip(*(run["curve"] for run in row["runs"].values()), strict=False))
         for line, measure in zip(panels, ("sampled", "greedy"), strict=True):
-            means = [t_interval([100 * point[measure] for point in at]) for at in points]
+            means = [_share_interval(t_interval([point[measure] for point in at])) for at in points]
             for axes, cost in zip(line, ("updates", "forwards", "seconds"), strict=True):
                 spent = [sum(point[cost] for point in at) / len(at) for at in points]
-                axes.plot(spent, [value.mean for value in means], marker="o", markersize=3, label=row["label"], **look)
-                if all(value.low is not None for value in means):
-                    low, high = [value.low for value in means], [value.high for value in means]
+                mean = [100 * value["mean"] for value in means]
+                axes.plot(spent, mean, marker="o", markersize=3, label=row["label"], **look)
+                if all(value["low"] is not None for value in means):
+                    low, high = ([100 * value[end] for value in means] for end in ("low", "high"))
                     axes.fill_between(spent, low, high, color=look["color"], alpha=0.12, linewidth=0)
     for line, measure in zip(panels, ("sampled", "greedy"), strict=True):
         line[0].set_ylabel(f"solved {measure}, %")

@@ -1,0 +1,119 @@
+"""What `unmask view` opens: runs in a folder, a comparison, and the results of `unmask eval` and `unmask grade`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unmask.evaluation.grade import grade_file
+from unmask.tasks import TASKS
+from unmask.view.index import RunReader, runs_index
+from unmask.view.series import BINS
+from unmask.view.sources import find_runs
+from wording import mentions
+
+
+def made(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("task: sudoku\nmethod: agrpo\nupdates: 2\n")
+    for name, text in files.items():
+        (folder / f"{name}.json").write_text(text)
+    return folder
+
+
+def shown(*paths: Path) -> dict[str, dict[str, Any]]:
+    runs = find_runs(paths)
+    for run in runs:
+        run.refresh()
+    return {run["name"]: run for run in runs_index(runs, live=False)["runs"]}
+
+
+def test_a_folder_shows_the_runs_in_it_by_their_path(tmp_path: Path) -> None:
+    for name in ("b", "a/x", "a/y", ".hidden", "1/2/3/4/5"):
+        made(tmp_path / name)
+    made(tmp_path / "b" / "checkpoint")  # inside a run
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.yaml").write_text("- of something else\n")
+    assert [run.name for run in find_runs([tmp_path])] == ["a/x", "a/y", "b"]
+    assert [run.name for run in find_runs([tmp_path / "b"])] == ["b"]
+    assert [run.name for run in find_runs([tmp_path], {tmp_path / "a" / "x"})] == ["a/y", "b"]
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "none", tmp_path / "1/2/3/4/5/config.yaml"):
+        with pytest.raises(ValueError, match=str(path)):
+            find_runs([path])
+
+
+def test_a_comparison_shows_its_cells_with_how_they_ended(tmp_path: Path) -> None:
+    made(tmp_path / "cells" / "agrpo-seed0-aa", result='{"curve": [], "config": {}}')
+    made(tmp_path / "cells" / "agrpo-seed1-bb", error='{"error": "ValueError: no"}')
+    made(tmp_path / "cells" / "agrpo-seed2-cc" / "run", finished='{"ended": ""}')
+    made(tmp_path / "cells" / "agrpo-seed3-dd")
+    for kind in ("rates", "pilots"):
+        made(tmp_path / kind / "agrpo-seed0-ee")
+    ends = {name: run["finished"] for name, run in shown(tmp_path).items()}
+    assert ends == {
+        "cells/agrpo-seed0-aa": {},
+        "cells/agrpo-seed1-bb": {"ended": "failed: ValueError: no"},
+        "cells/agrpo-seed2-cc/run": {"ended": ""},
+        "cells/agrpo-seed3-dd": None,
+    }
+
+
+def test_many_runs_have_shorter_curves_and_lose_no_spike(tmp_path: Path) -> None:
+    for number in range(16):
+        folder = made(tmp_path / f"{number:02}")
+        rows = ({"step": n, "a": 9.0 if n == 777 + number else n % 2} for n in range(4 * BINS))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) if number < 2 else "")
+    for number, run in enumerate(list(shown(tmp_path).values())[:2]):
+        series = run["metrics"]["a"]
+        assert len(series["x"]) <= BINS and series["x"] == sorted(series["x"])  # half of what a run alone has
+        assert series["x"][series["y"].index(9.0)] == 777 + number and min(series["y"]) == 0
+    assert len(shown(tmp_path / "00")["00"]["metrics"]["a"]["x"]) > BINS
+
+
+def test_an_evaluation_opens_with_its_scores_and_answers(unmask, tmp_path: Path) -> None:
+    command = ["eval", "tiny", "--task", "sudoku", "--problems", "6", "--steps", "1,8", "--out", "sweep.json"]
+    assert unmask(*command)[0] == 0
+    lines = json.loads((tmp_path / "sweep.json").read_text())
+    runs = shown(tmp_path / "sweep.json")
+    assert list(runs) == ["sweep.json: length 16, 1 steps", "sweep.json: length 16, 8 steps"]
+    for line, reader in zip(lines, find_runs([tmp_path / "sweep.json"]), strict=True):
+        run = runs[reader.name]
+        assert (run["task"], run["finished"], run["config"]["problems"]) == ("sudoku", {"ended": "evaluation"}, 6)
+        assert run["metrics"]["eval/solved_greedy"] == {"x": [0], "y": [line["score"]]}
+        assert [group["prompt"] for group in run["traces"]] == line["prompts"]
+        assert [group["rewards"] for group in run["traces"]] == [[points] for points in line["points"]]
+        group = json.loads(reader.trace("e0-3") or b"")
+        assert group["rollouts"][0]["tokens"] == [line["answers"][3]] and group["steps"] == 0
+        assert reader.search(line["answers"][3])[0] in {f"e0-{n}" for n in range(4)}
+
+
+def test_graded_generations_open_with_their_points(tmp_path: Path) -> None:
+    rows = [{"question": "1 + 1?", "ground_truth": "2", "generation": text} for text in ("\\boxed{2}", "\\boxed{3}")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grade_file(TASKS["gsm8k"](), tmp_path / "in.jsonl", tmp_path / "graded.jsonl")
+    (run,) = shown(tmp_path / "graded.jsonl").values()
+    assert run["metrics"] == {"eval/solved_greedy": {"x": [0], "y": [0.5]}}
+    assert [(group["prompt"], group["solved"]) for group in run["traces"]] == [("1 + 1?", [True]), ("1 + 1?", [False])]
+    (reader,) = find_runs([tmp_path / "graded.jsonl"])
+    assert json.loads(reader.trace("e0-1") or b"")["answer"] == "2" and reader.search("BOXED{3}") == ["e0-1"]
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "{}"), ("a.json", "[1]"), ("a.jsonl", "{}\n"), ("a.txt", "x")])
+def test_other_files_are_refused(unmask, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    code, out, err = unmask("view", name)
+    assert (code, out) == (2, "") and mentions(err, name, "unmask eval", "unmask grade") and err.count("\n") == 1
+
+
+def test_completions_are_searched_in_any_case(tmp_path: Path) -> None:
+    folder = made(tmp_path / "a")
+    lines = [
+        {"id": f"t{n}-0", "step": n, "rollouts": [{"tokens": tokens}, {"tokens": None}, 5]}
+        for n, tokens in enumerate([["Th", "e sum"], ["the", " product"], [3, None]])
+    ]
+    (folder / "traces.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = RunReader(folder)
+    run.refresh()
+    assert run.search("the S") == ["t0-0"] and run.search("THE") == ["t0-0", "t1-0"] and run.search("x") == []
