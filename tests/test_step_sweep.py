@@ -1,4 +1,4 @@
-"""The frontier: scores against passes really made, steps that fit, and where the plot goes."""
+"""The step sweep: scores against the passes that were made, steps that fit, and the plot if it is asked for."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from unmask.evaluation.step_sweep import cases_by_steps
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import TASKS
 from unmask.util.micro_batch import MicroBatch
+from unmask.view.sources import find_runs
 from wording import naming
 
 
@@ -65,6 +66,18 @@ def test_the_command_draws_more_passes_for_a_better_score(unmask, tmp_path: Path
         assert line["points"] == [float(task.solved(r, t)) for r, t in zip(rows, line["answers"], strict=True)]
         assert line["prompts"] == [task.prompt(row) for row in rows]
         assert line["score"] == solved / 48 and row.split()[:2] == [str(line["steps"]), f"{100 * solved / 48:.1f}"]
+    runs = find_runs([tmp_path / "sweep.json"])  # the viewer opens the file
+    assert [run.name for run in runs] == [f"sweep.json: length 16, {steps} steps" for steps in (1, 4, 16)]
+    for line, run in zip(lines, runs, strict=True):
+        shown = run.data(run.name)
+        assert (shown["task"], shown["config"]["problems"]) == ("sudoku", 48)
+        assert shown["finished"] == {"ended": "evaluation"}
+        assert shown["metrics"]["eval/solved_greedy"] == {"x": [0], "y": [line["score"]]}
+        assert [group["prompt"] for group in shown["traces"]] == line["prompts"]
+        assert [group["rewards"] for group in shown["traces"]] == [[points] for points in line["points"]]
+        group = json.loads(run.trace("e0-3") or b"")
+        assert group["rollouts"][0]["tokens"] == [line["answers"][3]] and group["steps"] == 0
+        assert "e0-3" in run.search(line["answers"][3])
 
 
 def test_json_alone_is_on_standard_output_and_samples_are_drawn(unmask, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -222,6 +223,22 @@ def test_a_log_that_was_cut_is_read_again_when_a_group_is_asked_for(viewer: View
     log.unlink()
     assert asked(viewer, "/api/trace?run=0&id=t1-0")[0] == 404
     assert json.loads(asked(viewer, "/api/index", If_None_Match=tag)[2])["runs"][0]["traces"] == []
+
+
+def test_completions_are_searched_in_all_runs(viewer: Viewer) -> None:
+    for text, groups in (("ALERT(1)", [[0, "t1-0"], [1, "e0-0"]]), ("nowhere", [])):
+        status, headers, body = asked(viewer, f"/api/search?text={text}")
+        assert (status, headers["Content-Type"], json.loads(body)) == (200, "application/json", groups)
+
+
+def test_a_folder_that_is_served_shows_runs_that_start_later(template: Path, tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "b")
+    with Viewer([tmp_path / "runs"], page=template) as viewer:
+        made(tmp_path / "runs" / "a")
+        names = [run["name"] for run in json.loads(viewer.fresh_index()[0])["runs"]]
+        assert names == ["b", "a"]  # the numbers of runs do not change
+        shutil.rmtree(tmp_path / "runs")
+        assert len(json.loads(viewer.fresh_index()[0])["runs"]) == 2
 
 
 def test_the_index_grows_with_the_run_until_it_is_finished(viewer: Viewer, tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from unmask.cli.runs import short_warnings
 
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN2 ...]", help="Run folders, e.g. runs/NAME.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN [RUN2 ...]",
+            help="Run folders, folders of runs, comparisons, results of eval --out and grade --out.",
+        ),
+    ],
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead, to open or send anywhere.")
     ] = None,

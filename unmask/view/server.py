@@ -67,6 +67,7 @@ class Viewer(ThreadingHTTPServer):
             with suppress(ValueError, OSError):  # a folder may have been removed
                 for run in find_runs(self.paths, known):
                     self.runs[str(len(self.runs))] = run
+                    self.index = ""
             changed = [run.refresh() for run in self.runs.values()]
             if any(changed) or not self.index:
                 self.index = json_text(runs_index(list(self.runs.values()), live=True))

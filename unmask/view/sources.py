@@ -1,6 +1,7 @@
 """What `unmask view` opens: run folders, folders of runs, comparisons, results of `unmask eval` and `unmask grade`."""
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ from unmask.view.results import results_of
 
 DEPTH = 4
 """Levels of folders in which runs are searched."""
+CELL = re.compile(r"cells/(.+-seed\d+)-[0-9a-f]{12}(/run)?")
+"""The folder of a cell of a comparison, which is called after its method and seed."""
 MOST = 1000
 """Runs that one page shows."""
 
@@ -28,7 +31,8 @@ def find_runs(paths: Sequence[Path], known: Collection[Path] = ()) -> list[RunRe
                 raise ValueError(f"{path} is not a run folder and has none in it: no config.yaml was found")
             for folder in folders:
                 with suppress(ValueError):  # a config.yaml that is not a run's, or not yet
-                    runs += [] if folder in known else [RunReader(folder, str(folder.relative_to(path)))]
+                    name = str(folder.relative_to(path))
+                    runs += [] if folder in known else [RunReader(folder, CELL.sub(r"\1", name))]
     if len(runs) > MOST:
         raise ValueError(f"{len(runs)} runs are more than the {MOST} that a page shows: name fewer folders")
     return runs

@@ -68,6 +68,27 @@ async function read(run: number, id: string): Promise<Trace> {
   return complete((await answer.json()) as Trace);
 }
 
+const EMBEDDED = 'script[id^="trace-"]';
+/** Groups of an exported page that are searched before the page is drawn again. */
+const AT_ONCE = 20;
+
+/** The groups with a completion that contains a text, as "run/id". */
+export async function search(text: string, runs: Index["runs"]): Promise<ReadonlySet<string>> {
+  if (document.querySelector(EMBEDDED) === null && location.protocol.startsWith("http")) {
+    const answer = await fetch(`api/search?text=${encodeURIComponent(text)}`);
+    if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
+    return new Set(((await answer.json()) as [number, string][]).map(([run, id]) => `${run}/${id}`));
+  }
+  const matching = new Set<string>();
+  const names = runs.flatMap((run, number) => run.traces.map(({ id }) => [number, id] as const));
+  for (const [place, [run, id]] of names.entries()) {
+    if (place % AT_ONCE === 0) await new Promise((next) => setTimeout(next));
+    const trace = complete(JSON.parse(embedded(`trace-${run}-${id}`) ?? "{}") as Trace);
+    if (trace.rollouts.some(({ tokens }) => tokens.join("").toLowerCase().includes(text.toLowerCase()))) matching.add(`${run}/${id}`);
+  }
+  return matching;
+}
+
 /** Fill in keys that a recorder left out. */
 export function complete(trace: Trace): Trace {
   return { ...trace, rollouts: (trace.rollouts ?? []).map(completeRollout) };

@@ -14,6 +14,13 @@ export const signed = (value: number | null | undefined): string =>
 
 export const percent = (value: number): string => `${number(100 * value)} %`;
 
+/** "45 s", "3 min", "2 h 5 min". */
+export function duration(seconds: number): string {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 120 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
 export const count = (amount: number, one: string, many = `${one}s`): string => `${amount} ${amount === 1 ? one : many}`;
 
 /** "update 40"; step 0 is before training. */

@@ -2,6 +2,7 @@
 
 import { useEffect } from "preact/hooks";
 import { COLOURINGS, colouring } from "./parts/legend";
+import { reading } from "./parts/rollout";
 import type { Player } from "./player";
 
 export const HELP: [string, string][] = [
@@ -11,6 +12,7 @@ export const HELP: [string, string][] = [
   ["Home, End", "first and last state"],
   ["[ ]", "previous or next rollout"],
   ["1 2 3 4, or s p w a", "colour by step, probability, credit, advantage × credit"],
+  ["t", "the completion as tokens or as text"],
   ["Tab to the canvas, then arrows", "from token to token"],
   ["Esc", "back to the rollout from a branch or a probe"],
   ["?", "this list"],
@@ -42,6 +44,7 @@ function act(key: string, { player, rollout, reset }: Actions): boolean {
     player.go(to);
   } else if (colour) colouring.value = colour.name;
   else if (key === " ") player.toggle();
+  else if (key === "t") reading.value = !reading.value;
   else if (key === "[" || key === "]") rollout(key === "]" ? 1 : -1);
   else if (key === "Escape") reset();
   else return false;

@@ -14,7 +14,7 @@ import type { Index } from "./types";
 
 function Page({ index, at }: { index: Index; at: Route }) {
   if (at.at === "trace") return <TracePage runs={index.runs} run={at.run} id={at.id} />;
-  if (at.at === "compare") return <ComparePage runs={index.runs} left={at.left} right={at.right} />;
+  if (at.at === "compare") return <ComparePage all={index.runs} pair={at.runs} left={at.left} right={at.right} />;
   return <RunsPage runs={index.runs} />;
 }
 

@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 export type Route =
   | { at: "runs" }
   | { at: "trace"; run: number; id: string }
-  | { at: "compare"; left: Ref | null; right: Ref | null };
+  | { at: "compare"; runs: [number, number] | null; left: Ref | null; right: Ref | null };
 
 export interface Ref {
   run: number;
@@ -17,6 +17,8 @@ const encode = (ref: Ref) => `${ref.run}/${encodeURIComponent(ref.id)}`;
 export const traceLink = (run: number, id: string): string => `#/trace/${encode({ run, id })}`;
 export const compareLink = (left?: Ref, right?: Ref): string =>
   left && right ? `#/compare/${encode(left)}/${encode(right)}` : "#/compare";
+/** Two runs side by side, at their first common prompt. */
+export const runsLink = (left: number, right: number): string => `#/compare/${left}/${right}`;
 export const RUNS = "#/";
 
 function decode(text: string): string | null {
@@ -37,7 +39,12 @@ export function routeOf(hash: string): Route {
   const [place, ...rest] = hash.replace(/^#\/?/, "").split("/");
   const ref = refOf(rest[0], rest[1]);
   if (place === "trace" && ref) return { at: "trace", ...ref };
-  if (place === "compare") return { at: "compare", left: ref, right: refOf(rest[2], rest[3]) };
+  if (place === "compare") {
+    const [left, right] = [ref, refOf(rest[2], rest[3])];
+    const numbers = left && right ? [left.run, right.run] : rest.filter((text) => /^\d{1,4}$/.test(text)).map(Number);
+    const runs: [number, number] | null = numbers.length === 2 ? [numbers[0]!, numbers[1]!] : null;
+    return left && right ? { at: "compare", runs, left, right } : { at: "compare", runs, left: null, right: null };
+  }
   return { at: "runs" };
 }
 

@@ -43,6 +43,13 @@ export function shownInProbe(rollout: Rollout, probe: { masked: readonly number[
   return (position) => (masked.has(position) ? null : (rollout.tokens[position] ?? null));
 }
 
+/** The completion as plain text: without masks and end tokens, and with line breaks. */
+export function plainText(rollout: Rollout): string {
+  const special = new Set(rollout.special ?? []);
+  const written = rollout.tokens.filter((_, i) => !special.has(i) && rollout.filled[i] !== null);
+  return written.join("").replaceAll("↵\n", "\n").replaceAll("↵", "\n").trim();
+}
+
 /** A token with visible white space; a line break still breaks the line. */
 export const visible = (token: string): string =>
   token.replace(/\r/g, "␍").replace(/\t/g, "→\t").replace(/\n/g, "↵\n");

@@ -12,7 +12,8 @@ export interface Run {
   method: string;
   task: string;
   finished: Record<string, unknown> | null;
-  updates: number;
+  /** Null for an evaluation. */
+  updates: number | null;
   done: number;
   metrics: Record<string, Series>;
   /** Seconds of training by update, cumulative. */

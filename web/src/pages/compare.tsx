@@ -9,26 +9,73 @@ import { Tabs } from "../parts/group";
 import { Choice, Coloured, Legend, usedFor } from "../parts/legend";
 import { Prompt, useTrace, Waiting } from "../parts/loaded";
 import { Controls } from "../parts/player";
-import { Facts, Focus } from "../parts/rollout";
+import { Facts, Focus, reading, ReadingChoice } from "../parts/rollout";
 import { type Player, playerOf } from "../player";
-import { compareLink, type Ref } from "../route";
+import { compareLink, type Ref, runsLink } from "../route";
+import { chosen as chosenRuns } from "../table";
 import type { Run, Trace } from "../types";
 
 const refOf = ({ run, entry }: Side): Ref => ({ run, id: entry.id });
 const linkOf = ([left, right]: [Side, Side]): string => compareLink(refOf(left), refOf(right));
 const is = (side: Side, ref: Ref | null): boolean => ref !== null && side.run === ref.run && side.entry.id === ref.id;
 
-export function ComparePage({ runs, left, right }: { runs: readonly Run[]; left: Ref | null; right: Ref | null }) {
-  const all = useMemo(() => pairings(runs, 0, runs.length > 1 ? 1 : 0), [runs]);
+interface PageProps {
+  all: readonly Run[];
+  pair: [number, number] | null;
+  left: Ref | null;
+  right: Ref | null;
+}
+
+/** The two runs to compare: as the address says, else the first two that are chosen, else one run with itself. */
+function pairOf(runs: readonly Run[], pair: PageProps["pair"]): [number, number] {
+  if (pair && runs[pair[0]] && runs[pair[1]]) return pair;
+  const [first, second] = chosenRuns(runs);
+  return [first ?? 0, second ?? (runs.length === 2 ? 1 : (first ?? 0))];
+}
+
+export function ComparePage({ all: runs, pair, left, right }: PageProps) {
+  const [one, other] = pairOf(runs, pair);
+  const all = useMemo(() => pairings(runs, one, other), [runs, one, other]);
+  return (
+    <>
+      <h1>{one === other ? "Before and after training" : `${runs[one]!.name} and ${runs[other]!.name}`}</h1>
+      {runs.length > 1 && <RunPickers runs={runs} pair={[one, other]} />}
+      {all.length > 0 ? (
+        <Compared runs={runs} all={all} left={left} right={right} />
+      ) : (
+        <p>{one === other ? "No prompt of this run has two recorded groups. To compare two runs: unmask view A B." : "The two runs have no recorded prompt in common."}</p>
+      )}
+    </>
+  );
+}
+
+function RunPickers({ runs, pair }: { runs: readonly Run[]; pair: [number, number] }) {
+  return (
+    <p class="picker">
+      {(["Left", "Right"] as const).map((label, side) => (
+        <label>
+          {label}{" "}
+          <select
+            value={pair[side]}
+            onChange={(event) => {
+              const to = Number(event.currentTarget.value);
+              location.hash = side === 0 ? runsLink(to, pair[1]) : runsLink(pair[0], to);
+            }}
+          >
+            {runs.map((run, i) => <option value={i}>{run.name}</option>)}
+          </select>
+        </label>
+      ))}
+    </p>
+  );
+}
+
+function Compared({ runs, all, left, right }: { runs: readonly Run[]; all: Pairing[]; left: Ref | null; right: Ref | null }) {
   const chosen = all.findIndex((one) => one.left.some((side) => is(side, left)) && one.right.some((side) => is(side, right)));
-  if (all.length === 0) {
-    return <p>{runs.length > 1 ? "The two runs have no recorded prompt in common." : "No prompt of this run has two recorded groups. To compare two runs: unmask view A B."}</p>;
-  }
   const pairing = all[Math.max(0, chosen)]!;
   const [one, other] = chosen < 0 ? firstPair(pairing).map(refOf) : [left!, right!];
   return (
     <>
-      <h1>{runs.length > 1 ? `${runs[0]!.name} and ${runs[1]!.name}` : "Before and after"}</h1>
       <Problems all={all} at={Math.max(0, chosen)} />
       <SideBySide runs={runs} pairing={pairing} left={one!} right={other!} />
     </>
@@ -96,11 +143,14 @@ function Stage(props: { runs: readonly Run[]; pairing: Pairing; refs: [Ref, Ref]
         ))}
       </div>
       <section class="stage" aria-label="Steps of both">
-        <Controls player={player} marks={[]} />
-        <div class="colours">
-          <Choice rollouts={rollouts} />
-          <Legend by={by} limits={limits} picture="steps" />
-        </div>
+        {steps > 0 && <ReadingChoice />}
+        {steps > 0 && !reading.value && <Controls player={player} marks={[]} />}
+        {steps > 0 && !reading.value && (
+          <div class="colours">
+            <Choice rollouts={rollouts} />
+            <Legend by={by} limits={limits} picture="steps" />
+          </div>
+        )}
       </section>
     </Coloured>
   );

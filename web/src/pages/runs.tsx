@@ -2,33 +2,30 @@
 
 import { useCallback, useMemo } from "preact/hooks";
 import { sectionsOf } from "../curves";
-import { atUpdate, count, number, percent } from "../format";
+import { atUpdate, count, duration, number, percent } from "../format";
 import { pairings } from "../match";
 import { Chart } from "../parts/chart";
 import { PlotOptions } from "../parts/options";
+import { RunsTable } from "../parts/runs-table";
 import { Samples } from "../parts/samples";
 import { compareLink } from "../route";
-import type { Run, Series, Warning } from "../types";
+import { chosen, ends, secondsLeft, secondsOf, stateOf } from "../table";
+import type { Run, Warning } from "../types";
 
 const HEADLINES: [string, string][] = [
   ["eval/solved_greedy", "held out, greedy"],
   ["eval/solved_sampled", "held out, sampled"],
 ];
 
-function beforeAndAfter(series: Series | undefined): [number, number] | null {
-  const known = (series?.y ?? []).filter((y) => y !== null);
-  return known.length ? [known[0]!, known.at(-1)!] : null;
-}
-
 function Headline({ run }: { run: Run }) {
   return (
     <dl class="headline">
       {HEADLINES.map(([key, label]) => {
-        const ends = beforeAndAfter(run.metrics[key]);
-        return ends && (
+        const values = ends(run.metrics[key]);
+        return values && (
           <div>
             <dt>{label}</dt>
-            <dd><span class="quiet">{percent(ends[0])}</span> <span aria-label="to">→</span> <b>{percent(ends[1])}</b></dd>
+            <dd><span class="quiet">{percent(values[0])}</span> <span aria-label="to">→</span> <b>{percent(values[1])}</b></dd>
           </div>
         );
       })}
@@ -36,10 +33,12 @@ function Headline({ run }: { run: Run }) {
   );
 }
 
-function stateOf(run: Run): string {
-  const ended = run.finished?.["ended"];
-  if (typeof ended === "string" && ended) return ended;
-  return run.finished ? "finished" : "not finished";
+/** How far the run is and, unless it is finished, how long it took and still takes. */
+function progressOf(run: Run): string {
+  if (run.updates === null) return stateOf(run);
+  const [spent, left] = [secondsOf(run), secondsLeft(run)];
+  const times = left === null || spent === null ? "" : `: ${duration(spent)} of training so far, about ${duration(left)} left`;
+  return `${run.done} of ${count(run.updates, "update")}, ${stateOf(run)}${times}`;
 }
 
 function Card({ run }: { run: Run }) {
@@ -49,8 +48,8 @@ function Card({ run }: { run: Run }) {
       <p class="what"><span>{run.method}</span> <span class="quiet">on</span> <span>{run.task}</span></p>
       <Headline run={run} />
       <p class="progress">
-        <progress max={Math.max(1, run.updates)} value={run.done} aria-label={`Updates of ${run.name}`} />
-        <span>{run.done} of {count(run.updates, "update")}, {stateOf(run)}</span>
+        {run.updates !== null && <progress max={Math.max(1, run.updates)} value={run.done} aria-label={`Updates of ${run.name}`} />}
+        <span>{progressOf(run)}</span>
         {run.errors > 0 && <span>{count(run.errors, "reward")} failed</span>}
       </p>
     </article>
@@ -138,12 +137,17 @@ function Configuration({ runs }: { runs: readonly Run[] }) {
   );
 }
 
-export function RunsPage({ runs }: { runs: readonly Run[] }) {
-  const comparable = useMemo(() => pairings(runs, 0, runs.length > 1 ? 1 : 0).length, [runs]);
+/** Up to this many runs have a card each; more are in a table. */
+const CARDS = 2;
+
+export function RunsPage({ runs: all }: { runs: readonly Run[] }) {
+  const numbers = chosen(all);
+  const runs = useMemo(() => numbers.map((i) => all[i]!), [all, numbers.join()]);
+  const comparable = useMemo(() => runs.length < 3 && pairings(runs, 0, runs.length > 1 ? 1 : 0).length, [runs]);
   return (
     <>
       <h1 class="unseen">Training runs</h1>
-      <div class="runs">{runs.map((run) => <Card key={run.name} run={run} />)}</div>
+      {all.length > CARDS ? <RunsTable runs={all} /> : <div class="runs">{runs.map((run) => <Card key={run.name} run={run} />)}</div>}
       <Warnings runs={runs} />
       <section>
         <h2>Curves</h2>
@@ -152,11 +156,11 @@ export function RunsPage({ runs }: { runs: readonly Run[] }) {
       <section>
         <div class="heading">
           <h2>Samples</h2>
-          {comparable > 0 && (
+          {comparable !== false && comparable > 0 && (
             <a href={compareLink()}>{runs.length > 1 ? "Both runs on the same prompts" : "The same prompts before and after training"}</a>
           )}
         </div>
-        <Samples runs={runs} />
+        <Samples runs={all} numbers={numbers} />
       </section>
       <Configuration runs={runs} />
     </>

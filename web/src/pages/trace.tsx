@@ -9,7 +9,7 @@ import { Group } from "../parts/group";
 import { Choice, Coloured, Legend, usedFor } from "../parts/legend";
 import { Prompt, useTrace, Waiting } from "../parts/loaded";
 import { Announcer, Controls, type Mark } from "../parts/player";
-import { described, Facts, Focus, type Picture } from "../parts/rollout";
+import { described, Facts, Focus, type Picture, reading, ReadingChoice } from "../parts/rollout";
 import { playerOf } from "../player";
 import { traceLink } from "../route";
 import { firstViolation, puzzleOf } from "../sudoku";
@@ -70,12 +70,13 @@ function TraceView({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; r
           <div class="heading">
             <h2>Rollout {focused + 1} <span class="quiet">of {total}</span></h2>
             <Facts rollout={rollout} />
+            {steps > 0 && <ReadingChoice />}
           </div>
           <Focus id="focus" trace={trace} rollout={rollout} by={by} limits={limits} player={player} picture={picture} />
-          {steps > 0 && <Controls player={player} marks={marksOf(trace, rollout)} />}
-          {steps > 0 && (
+          {steps > 0 && !reading.value && <Controls player={player} marks={marksOf(trace, rollout)} />}
+          {steps > 0 && !reading.value && (
             <div class="colours">
-              <Choice rollouts={trace.rollouts} />
+              <Choice rollouts={trace.rollouts} picture={picture.of} />
               <Legend by={by} limits={limits} picture={picture.of} />
             </div>
           )}

@@ -49,12 +49,19 @@ function ends(by: Colouring, limits: Limits): [string, string, string] {
   return [signed(-limits.gain), "0", signed(limits.gain)];
 }
 
-export function Choice({ rollouts }: { rollouts: readonly Rollout[] }) {
-  const used = usedFor(rollouts);
+/** Why a colouring cannot be chosen in this picture; null if it can. */
+function unavailable(name: Colouring, rollouts: readonly Rollout[], picture: Picture): string | null {
+  if (picture === "branch") return "the colours of a branch show which tokens were filled";
+  if (picture === "probe" && name !== "p") return "a scored state is coloured by probability";
+  return missing(name, rollouts);
+}
+
+export function Choice({ rollouts, picture = "steps" }: { rollouts: readonly Rollout[]; picture?: Picture }) {
+  const used = picture === "branch" ? null : picture === "probe" ? "p" : usedFor(rollouts);
   return (
     <div class="segments" role="group" aria-label="Colour tokens by">
       {COLOURINGS.map(({ name, label, letter }, i) => {
-        const why = missing(name, rollouts);
+        const why = unavailable(name, rollouts, picture);
         return (
           <button
             type="button"
@@ -71,10 +78,12 @@ export function Choice({ rollouts }: { rollouts: readonly Rollout[] }) {
   );
 }
 
+type Picture = "steps" | "branch" | "probe";
+
 interface LegendProps {
   by: Colouring;
   limits: Limits;
-  picture: "steps" | "branch" | "probe";
+  picture: Picture;
 }
 
 export function Legend({ by, limits, picture }: LegendProps) {

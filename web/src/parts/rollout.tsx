@@ -1,11 +1,11 @@
 /** One rollout, large: its canvas, a line about the selected token, and its board. */
 
-import { type Signal, useSignal } from "@preact/signals";
+import { signal, type Signal, useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { binsOf, certaintyBin, type Colouring, type Limits } from "../colour";
 import { count, number, signed } from "../format";
 import type { Player } from "../player";
-import { GIVEN, named, shownAfter, shownInBranch, shownInProbe, written } from "../state";
+import { GIVEN, named, plainText, shownAfter, shownInBranch, shownInProbe, written } from "../state";
 import { board, firstViolation, puzzleOf } from "../sudoku";
 import type { Branch, Probe, Rollout, Sudoku, Trace } from "../types";
 import { Board, SteppedBoard } from "./board";
@@ -122,10 +122,33 @@ interface FocusProps {
   picture: Picture;
 }
 
+/** Whether completions are shown as plain text instead of a canvas of tokens. */
+export const reading = signal(false);
+
+export function ReadingChoice() {
+  return (
+    <div class="segments" role="group" aria-label="Show the completion as">
+      {[["Tokens", false], ["Text", true]].map(([label, on]) => (
+        <button type="button" aria-pressed={reading.value === on} title="Key t" onClick={() => (reading.value = on === true)}>{label}</button>
+      ))}
+    </div>
+  );
+}
+
 export function Focus(props: FocusProps) {
   const { trace, rollout } = props;
   const puzzle = useMemo(() => puzzleOf(trace, rollout), [trace, rollout]);
   const cursor = useSignal<number | null>(null);
+  if (reading.value || trace.steps === 0) {
+    return (
+      <div class="focus">
+        <div class="canvas">
+          <article class="reading" aria-label="Completion">{plainText(rollout) || "(empty)"}</article>
+          {rollout.verdict && <p class="verdict"><b>Verdict</b> {rollout.verdict}</p>}
+        </div>
+      </div>
+    );
+  }
   return (
     <div class={puzzle ? "focus with-board" : "focus"}>
       <div class="canvas">

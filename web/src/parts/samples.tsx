@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { EVERYTHING, type Filter, outcomeOf, passes } from "../filter";
 import { atUpdate, count, number } from "../format";
+import { search } from "../data";
 import { traceLink } from "../route";
 import type { Entry, Run } from "../types";
 
@@ -16,11 +17,31 @@ const wish = (change: Partial<Filter>) => {
   filter.value = { ...filter.value, ...change };
   shown.value = PAGE;
 };
+/** The groups that the search in completions found; null: no search. */
+const matches = signal<ReadonlySet<string> | null>(null);
+const sought = signal("");
+const trouble = signal("");
+let timer: ReturnType<typeof setTimeout> | undefined;
+
+/** Search a moment after the last key. */
+function seek(text: string, runs: readonly Run[]): void {
+  sought.value = text;
+  clearTimeout(timer);
+  timer = setTimeout(async () => {
+    try {
+      const result = text.trim() === "" ? null : await search(text.trim(), [...runs]);
+      if (sought.value === text) [matches.value, trouble.value, shown.value] = [result, "", PAGE];
+    } catch (error) {
+      trouble.value = `The completions could not be searched. ${(error as Error).message}`;
+    }
+  }, 250);
+}
+
 const numberIn = (event: { currentTarget: HTMLInputElement }) =>
   event.currentTarget.value === "" ? null : Number(event.currentTarget.value);
 
-function Filters() {
-  const { kind, outcome, from, to, text } = filter.value;
+function Filters({ runs, numbers }: Props) {
+  const { kind, outcome, run, from, to, leastReward, mostReward, text } = filter.value;
   return (
     <form class="filters" role="search" aria-label="Samples" onSubmit={(event) => event.preventDefault()}>
       <label>
@@ -31,6 +52,15 @@ function Filters() {
           <option value="train">training batches</option>
         </select>
       </label>
+      {numbers.length > 1 && (
+        <label>
+          Run
+          <select value={run ?? ""} onChange={(event) => wish({ run: event.currentTarget.value === "" ? null : Number(event.currentTarget.value) })}>
+            <option value="">all that are shown</option>
+            {numbers.map((i) => <option value={i}>{runs[i]!.name}</option>)}
+          </select>
+        </label>
+      )}
       <label>
         Outcome
         <select value={outcome} onChange={(event) => wish({ outcome: event.currentTarget.value as Filter["outcome"] })}>
@@ -48,9 +78,21 @@ function Filters() {
         to
         <input type="number" min={0} inputMode="numeric" value={to ?? ""} onInput={(event) => wish({ to: numberIn(event) })} />
       </label>
+      <label>
+        Best reward from
+        <input type="number" step="any" value={leastReward ?? ""} onInput={(event) => wish({ leastReward: numberIn(event) })} />
+      </label>
+      <label>
+        to
+        <input type="number" step="any" aria-label="Best reward to" value={mostReward ?? ""} onInput={(event) => wish({ mostReward: numberIn(event) })} />
+      </label>
       <label class="wide">
         Prompt contains
         <input type="search" value={text} onInput={(event) => wish({ text: event.currentTarget.value })} />
+      </label>
+      <label class="wide">
+        Completion contains
+        <input type="search" value={sought.value} onInput={(event) => seek(event.currentTarget.value, runs)} />
       </label>
     </form>
   );
@@ -76,13 +118,22 @@ function Row({ entry, run, runs }: { entry: Entry; run: number; runs: readonly R
   );
 }
 
-export function Samples({ runs }: { runs: readonly Run[] }) {
-  const all = runs.flatMap((run, number) => run.traces.map((entry) => ({ entry, run: number })));
-  const matching = all.filter(({ entry }) => passes(entry, filter.value));
-  if (all.length === 0) return <p class="quiet">No groups were recorded in this run.</p>;
+interface Props {
+  runs: readonly Run[];
+  /** The numbers of the runs that are shown. */
+  numbers: readonly number[];
+}
+
+export function Samples({ runs, numbers }: Props) {
+  const all = numbers.flatMap((run) => runs[run]!.traces.map((entry) => ({ entry, run })));
+  const [now, inCompletions] = [filter.value, matches.value];
+  const asked = { ...now, run: now.run !== null && numbers.includes(now.run) ? now.run : null };
+  const matching = all.filter(({ entry, run }) => passes(entry, run, asked) && (inCompletions?.has(`${run}/${entry.id}`) ?? true));
+  if (all.length === 0) return <p class="quiet">No groups were recorded: train with trace_every=10.</p>;
   return (
     <>
-      <Filters />
+      <Filters runs={runs} numbers={numbers} />
+      {trouble.value && <p role="alert">{trouble.value}</p>}
       <p class="quiet" role="status">{matching.length === all.length ? count(all.length, "group") : `${matching.length} of ${count(all.length, "group")}`}</p>
       <ol class="samples">
         {matching.slice(0, shown.value).map(({ entry, run }) => <Row key={`${run}/${entry.id}`} entry={entry} run={run} runs={runs} />)}

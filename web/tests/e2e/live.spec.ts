@@ -5,7 +5,7 @@ const HERE = "http://localhost:8123";
 
 test("a run that is being written is followed, and the reader keeps the place", async ({ page }) => {
   const traces = sudokuTraces(3, 0.99);
-  const world = worldOf([runOf("first", traces.slice(0, 6), { finished: null, done: 20 }), []]);
+  const world = worldOf([runOf("first", traces.slice(0, 6), { finished: null, done: 20, clock: { x: [10, 20], y: [12, 24] } }), []]);
   world.index.live = true;
   const asked: (string | undefined)[] = [];
   let now = { tag: '"1"', index: world.index };
@@ -20,7 +20,7 @@ test("a run that is being written is followed, and the reader keeps the place", 
   });
   await page.clock.install();
   await page.goto(HERE);
-  await expect(page.getByText("20 of 80 updates, not finished")).toBeVisible();
+  await expect(page.getByText("20 of 80 updates, not finished: 24 s of training so far, about 72 s left")).toBeVisible();
   await page.getByLabel("Prompt contains").fill("1..");
   await expect(page.locator(".samples li")).toHaveCount(6);
   await page.clock.runFor(3100);

@@ -107,6 +107,9 @@ test("branches, probes and the board", { tag: "@core" }, async ({ page }) => {
   await expect(page.locator(".sheet .updated")).toHaveCount(0);
   await page.getByRole("combobox", { name: "State" }).selectOption("1");
   await expect(page.locator(".sheet .asked")).toHaveCount(4);
+  const colours = page.getByRole("group", { name: "Colour tokens by" });
+  await expect(colours.locator('[aria-pressed="true"]')).toHaveText("Probability"); // the colour that is used
+  await expect(colours.getByRole("button", { name: "Step" })).toBeDisabled();
   await page.locator(".sheet .asked").first().click();
   await expect(page.locator(".token-line")).toContainText(`log-probability ${String(rollout.probes![1]!.logp[0]).replace("-", "−")}`);
   await page.keyboard.press("Escape");
@@ -116,6 +119,59 @@ test("branches, probes and the board", { tag: "@core" }, async ({ page }) => {
   await page.locator("body").press("ArrowLeft");
   await expect(page.locator(".player .at b")).toHaveText(String(at - 1));
   await expect(broken).toHaveCount(0);
+});
+
+test("a completion can be read as text", async ({ page }) => {
+  const [trace] = [textTrace(4, 20)];
+  await open(page, worldOf([runOf("first", [trace]), [trace]]), "#/trace/0/t20-0");
+  await page.getByRole("button", { name: "Text" }).click();
+  const [tokens, ends] = [trace.rollouts[0]!.tokens, new Set(trace.rollouts[0]!.special)];
+  const shown = trace.rollouts.findIndex((rollout) => rollout.solved);
+  const text = trace.rollouts[Math.max(0, shown)]!;
+  expect(await page.locator(".reading").textContent()).toBe(text.tokens.filter((_, i) => !text.special!.includes(i)).join("").trim());
+  expect(tokens.length - ends.size).toBeGreaterThan(100);
+  await page.locator("h1").click();
+  await page.keyboard.press("t");
+  await expect(page.locator(".sheet .t")).toHaveCount(256);
+});
+
+test("many runs are a table: sorted, chosen, any two side by side", { tag: "@core" }, async ({ page }) => {
+  const runs = Array.from({ length: 12 }, (_, i) => {
+    const traces = i % 2 ? second : first;
+    return [runOf(`run ${i}`, traces, { method: i % 2 ? "agrpo" : "wd1" }, 0.1 + 0.05 * i), traces] as [Parameters<typeof worldOf>[0][0], typeof first];
+  });
+  await open(page, worldOf(...runs));
+  const rows = page.locator(".all-runs tbody tr");
+  await expect(rows).toHaveCount(12);
+  await page.getByRole("button", { name: "solved, sampled" }).click();
+  await expect(rows.first().locator("th")).toHaveText("run 11"); // the best first
+  await expect(page.getByRole("columnheader", { name: "solved, sampled" })).toHaveAttribute("aria-sort", "descending");
+  await expect(rows.first()).toContainText("15 % → 76.8 %");
+  await expect(page.getByRole("checkbox", { checked: true })).toHaveCount(10);
+  await expect(page.locator(".chart").first().locator(".keys li")).toHaveCount(30); // ten runs, three lines each
+  await rows.getByRole("button", { name: "run 3", exact: true }).click();
+  await page.getByRole("checkbox", { name: "Show run 8" }).check();
+  await expect(page.getByRole("checkbox", { checked: true })).toHaveCount(2);
+  await page.getByRole("link", { name: "The two chosen runs side by side" }).click();
+  await expect(page.getByRole("heading", { level: 1 })).toHaveText("run 3 and run 8");
+  await page.getByLabel("Left").selectOption("run 11");
+  await expect(page.getByRole("heading", { level: 1 })).toHaveText("run 11 and run 8");
+  await expect(page.locator(".sheet")).toHaveCount(2);
+});
+
+test("groups are found by run, reward and completion", async ({ page }) => {
+  await open(page, TWO);
+  const rows = page.locator(".samples li");
+  await expect(rows).toHaveCount(36);
+  await page.getByRole("combobox", { name: "Run" }).selectOption("second");
+  await expect(rows).toHaveCount(18);
+  await page.getByLabel("Best reward to").fill("0.99");
+  const unsolved = second.filter(({ rollouts }) => rollouts.every(({ reward }) => reward! < 1)).length;
+  await expect(rows).toHaveCount(unsolved);
+  await page.getByLabel("Best reward to").fill("");
+  const text = second[4]!.rollouts[1]!.tokens.join("");
+  await page.getByLabel("Completion contains").fill(text);
+  await expect(rows).toHaveCount(second.filter(({ rollouts }) => rollouts.some(({ tokens }) => tokens.join("").includes(text))).length);
 });
 
 test("two runs on the same prompt step together", { tag: "@core" }, async ({ page }) => {
@@ -155,7 +211,8 @@ test("the page's own policy stops a script that gets in", async ({ page }) => {
 test("a phone's width needs no sideways scrolling, in any place", async ({ page }) => {
   await page.setViewportSize({ width: 360, height: 700 });
   const traces = [textTrace(4, 20), hostileTrace(), ...first];
-  await open(page, worldOf([runOf("a-run-with-a-name-that-is-long-enough-to-matter", traces), traces]));
+  const name = "a-run-with-a-name-that-is-long-enough-to-matter";
+  await open(page, worldOf(...["", "-2", "-3"].map((end): [ReturnType<typeof runOf>, typeof traces] => [runOf(name + end, traces), traces])));
   for (const hash of ["#/", "#/trace/0/t20-0", "#/trace/0/t1-9", "#/trace/0/t40-0", "#/compare"]) {
     await page.evaluate((to) => (location.hash = to), hash);
     await expect(page.getByRole("heading", { level: 1 })).toBeAttached();
@@ -166,7 +223,8 @@ test("a phone's width needs no sideways scrolling, in any place", async ({ page 
 test("no accessibility fault that axe can find, in both themes", async ({ page }) => {
   const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf-8");
   await page.emulateMedia({ reducedMotion: "reduce" });
-  await open(page, TWO);
+  const third: [(typeof TWO.index.runs)[0], typeof first] = [runOf("third", first, { finished: null }), first];
+  await open(page, worldOf([TWO.index.runs[0]!, first], [TWO.index.runs[1]!, second], third)); // three: a table
   await page.evaluate(axe);
   for (const [hash, theme] of [["#/", "light"], ["#/trace/0/t40-0", "dark"], ["#/trace/0/t40-0", "light"], ["#/compare", "dark"]] as const) {
     await page.emulateMedia({ colorScheme: theme });

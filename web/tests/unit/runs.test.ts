@@ -2,10 +2,11 @@ import { describe, expect, test } from "vitest";
 import { complete } from "../../src/data";
 import { sectionsOf } from "../../src/curves";
 import { EVERYTHING, type Filter, outcomeOf, passes } from "../../src/filter";
-import { number, signed } from "../../src/format";
+import { duration, number, signed } from "../../src/format";
 import { firstPair, pairings } from "../../src/match";
 import { msPerStep, playerOf } from "../../src/player";
-import { compareLink, routeOf, traceLink } from "../../src/route";
+import { compareLink, routeOf, runsLink, traceLink } from "../../src/route";
+import { choose, chosen, secondsLeft, sorted } from "../../src/table";
 import { runOf } from "../fixtures";
 import type { Entry, Trace } from "../../src/types";
 
@@ -42,7 +43,7 @@ describe("filters", () => {
     entry("t5-0", "train", 5, "beta", [true, false]),
     entry("t9-0", "train", 9, "alphabet", [true, true]),
   ];
-  const ids = (filter: Partial<Filter>) => all.filter((one) => passes(one, { ...EVERYTHING, ...filter })).map(({ id }) => id);
+  const ids = (filter: Partial<Filter>) => all.filter((one, i) => passes(one, i, { ...EVERYTHING, ...filter })).map(({ id }) => id);
 
   test("each alone and together", () => {
     expect(ids({})).toHaveLength(3);
@@ -52,6 +53,9 @@ describe("filters", () => {
     expect(ids({ from: 5, to: 5 })).toEqual(["t5-0"]);
     expect(ids({ text: " ALPHA " })).toEqual(["e0-0", "t9-0"]);
     expect(ids({ kind: "train", text: "alpha" })).toEqual(["t9-0"]);
+    expect(ids({ run: 1 })).toEqual(["t5-0"]);
+    expect(ids({ leastReward: 0.5 })).toEqual(["t5-0", "t9-0"]);
+    expect(ids({ mostReward: 0.5 })).toEqual(["e0-0"]);
   });
 
   test("a run that wrote no outcome down has none", () =>
@@ -79,9 +83,44 @@ describe("curves", () => {
 test("an address leads back to where it came from, or to the runs", () => {
   expect(routeOf(traceLink(1, "t4/0 ?"))).toEqual({ at: "trace", run: 1, id: "t4/0 ?" });
   const [left, right] = [{ run: 0, id: "e0-0" }, { run: 1, id: "e8-0" }];
-  expect(routeOf(compareLink(left, right))).toEqual({ at: "compare", left, right });
-  expect(routeOf(compareLink())).toEqual({ at: "compare", left: null, right: null });
+  expect(routeOf(compareLink(left, right))).toEqual({ at: "compare", runs: [0, 1], left, right });
+  expect(routeOf(compareLink())).toEqual({ at: "compare", runs: null, left: null, right: null });
+  expect(routeOf(runsLink(3, 7))).toEqual({ at: "compare", runs: [3, 7], left: null, right: null });
   for (const hash of ["", "#", "#/nowhere", "#/trace/x/t1", "#/trace/0", "#/trace/0/%"]) expect(routeOf(hash)).toEqual({ at: "runs" });
+});
+
+describe("the table of runs", () => {
+  const solved = (...y: number[]) => ({ metrics: { "eval/solved_sampled": { x: y.map((_, i) => i), y } } });
+  const runs = [
+    runOf("seed10", [], solved(0.4, 0.5)),
+    runOf("seed2", [], { ...solved(), finished: { ended: "failed: no" } }),
+    runOf("seed1", [], { ...solved(0.4, 0.7), clock: undefined }),
+  ];
+
+  test("is sorted by any column; runs without a value come last", () => {
+    expect(sorted(runs, { by: "name", descending: false })).toEqual([2, 1, 0]);
+    expect(sorted(runs, { by: "sampled", descending: true })).toEqual([2, 0, 1]);
+    expect(sorted(runs, { by: "sampled", descending: false })).toEqual([0, 2, 1]);
+    expect(sorted(runs, { by: "seconds", descending: true })).toEqual([0, 1, 2]);
+    expect(sorted(runs, { by: "status", descending: false })).toEqual([1, 0, 2]);
+  });
+
+  test("chooses ten runs at first, and then what the reader chooses", () => {
+    const many = Array.from({ length: 12 }, (_, i) => runOf(`run ${i}`, []));
+    expect(chosen(many)).toEqual([0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    choose(many, 11, true);
+    choose(many, 0, false);
+    expect(chosen(many)).toEqual([1, 2, 3, 4, 5, 6, 7, 8, 9, 11]);
+  });
+
+  test("says how long an unfinished run still takes, by its last updates", () => {
+    const clock = { x: Array.from({ length: 40 }, (_, i) => i + 1), y: Array.from({ length: 40 }, (_, i) => (i < 20 ? 100 * i : 1900 + 2 * (i - 19))) };
+    const run = runOf("a", [], { finished: null, done: 40, updates: 100, clock });
+    expect(secondsLeft(run)).toBeCloseTo(120, 6); // 60 updates of 2 s
+    expect(secondsLeft({ ...run, finished: {} })).toBeNull();
+    expect(secondsLeft({ ...run, clock: { x: [1], y: [3] } })).toBeNull();
+    expect([12.4, 200, 7600].map(duration)).toEqual(["12 s", "3 min", "2 h 7 min"]);
+  });
 });
 
 test("numbers as they are printed", () => {

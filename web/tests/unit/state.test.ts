@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { named, positionsByStep, shownAfter, shownInBranch, shownInProbe, stepsTaken, visible } from "../../src/state";
+import { named, plainText, positionsByStep, shownAfter, shownInBranch, shownInProbe, stepsTaken, visible } from "../../src/state";
 import { sudokuTrace, textTrace } from "../fixtures";
 import type { Rollout } from "../../src/types";
 
@@ -39,6 +39,11 @@ describe("the canvas after so many steps", () => {
   test("a probe masks what it says and shows the rest as finally written", () => {
     expect(text(shownInProbe(rollout, { masked: [0, 4] }))).toBe("_bcd_");
   });
+});
+
+test("plain text has no masks, no end tokens, and line breaks", () => {
+  const tokens = ["So", "↵", " x", "↵\n", "y", "¶", "·"];
+  expect(plainText({ ...rollout, tokens, special: [5], filled: [0, 0, 0, 0, -1, 0, null] })).toBe("So\n x\ny");
 });
 
 test("white space is named and still breaks lines", () => {
