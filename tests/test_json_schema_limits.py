@@ -77,6 +77,16 @@ def test_two_branches_at_every_level_do_not_double_the_work(kind: str):
     assert time.perf_counter() - start < 2.0
 
 
+def test_references_that_double_the_work_at_every_level_are_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(json_schema, "SECONDS", 0.2)
+    levels = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    bomb = {"schema": {"$defs": {**levels, "a40": {"type": "integer"}}, "$ref": "#/$defs/a0"}}
+    json_schema.check_schema(bomb["schema"])
+    assert not json_schema.schema_match(bomb, "1").valid
+    assert "0.2 seconds" in json_schema.explanation(bomb, "1")
+    assert valid({"type": "integer"}, 1)  # by a new process
+
+
 class Counting(http.server.BaseHTTPRequestHandler):
     asked: list[str]
 
@@ -107,7 +117,7 @@ def test_nothing_is_ever_fetched(tmp_path: Path):
                     {"properties": {"a": {"$dynamicRef": reference}}},
                 ):
                     with pytest.raises(ValueError, match="schema cannot be used"):
-                        json_schema.validator(schema)
+                        json_schema.check_schema(schema)
             assert asked == []
             jsonschema_rs.validator_for({"$ref": url})  # the server is there to be asked: without our settings it is
             assert asked == ["/schema.json"]
@@ -172,7 +182,7 @@ def test_a_missing_package_is_named():
         "import sys; sys.modules['jsonschema_rs'] = None\n"
         "from unmask.tasks.benchmarks import json_schema\n"
         "json_schema.JsonSchema()\n"
-        "try: json_schema.validator({})\n"
+        "try: json_schema.check_schema({})\n"
         "except ValueError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

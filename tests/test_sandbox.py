@@ -2,7 +2,11 @@
 
 import contextlib
 import os
+import platform
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +23,7 @@ from unmask.sandbox.filter import MACHINES, seccomp_program
 from unmask.sandbox.tests import free_names, with_guards
 from unmask.sandbox.verdicts import _probe
 from unmask.sandbox.wire import DEEPEST, LARGEST, ProtocolError, pack, unpack
+from unmask.tasks.support.process import Process
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
 
@@ -296,3 +301,65 @@ def test_a_timeout_is_a_number_of_seconds(timeout):
     if not sandbox.problem():
         with pytest.raises(ValueError, match="timeout"):
             sandbox.run("x = 1", ["assert x"], timeout=timeout)
+
+
+@needs_sandbox
+def test_only_python_and_shared_libraries_are_visible():
+    interpreter = next(path for path in jail.interpreters() if str(path) in sandbox.description())
+    stdlib, libraries = f"lib/{interpreter.name}", f"{platform.machine()}-linux-gnu"
+    tests = [
+        "assert names('/dev') == ['null'] and names('/etc') in ([], ['ld.so.cache'])",
+        f"assert set(names('/')) <= { {'dev', 'etc', 'lib', 'lib64', 'usr', interpreter.parts[1]} }",
+        f"assert names({str(interpreter.parent)!r}) == [{interpreter.name!r}]",
+        f"assert names({str(interpreter.parents[1] / stdlib / 'site-packages')!r}) == []",
+        f"assert names({str(interpreter.parents[1] / stdlib / 'dist-packages')!r}) == []",
+    ]
+    if Path("/usr/lib", libraries).is_dir() and interpreter.parents[1] == Path("/usr"):  # Debian's own Python
+        tests.append(f"assert names('/usr/lib') == {sorted([interpreter.name, libraries])}")
+    program = "import os\ndef names(path): return sorted(os.listdir(path)) if os.path.isdir(path) else []"
+    assert [verdict.reason for verdict in sandbox.run(program, tests)] == ["passed"] * len(tests)
+
+
+@needs_sandbox
+def test_asyncio_works():
+    program = "import asyncio\nasync def later(): return 3\ndef answer(): return asyncio.run(later())"
+    assert sandbox.run(program, ["assert answer() == 3"])[0].passed
+
+
+AS_PID_1 = """
+import os
+from unmask import sandbox
+from unmask.sandbox import ProgramJob
+
+programs = ["def f(x): return x", "def f(x): return 0", "import os; f = os._exit", "def f(x):\\n    while True: pass"]
+jobs = [ProgramJob(program, ["assert f(1) == 1"], timeout=0.5) for program in programs]
+passed = [verdict.passed for [verdict] in sandbox.run_many(jobs, workers=4)]
+own = os.spawnlp(os.P_NOWAIT, "true", "true")
+stats = [open(f"/proc/{name}/stat").read() for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+print(os.getpid(), passed, [stat.rpartition(")")[2].split()[0] for stat in stats].count("Z"), os.waitpid(own, 0)[1])
+"""
+
+
+@needs_sandbox
+def test_as_the_first_process_of_a_container_it_leaves_no_zombies():
+    namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
+        pytest.skip("a PID namespace cannot be made here: unshare --pid --fork --mount-proc")
+    done = subprocess.run([*namespace, sys.executable, "-c", AS_PID_1], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "1 [True, False, False, False] 0 0\n", done.stderr
+
+
+@needs_sandbox
+def test_a_limit_on_processes_is_a_sentence(monkeypatch):
+    def full(*_, **options):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    sandbox.problem()
+    monkeypatch.setattr("unmask.sandbox.verdicts.RETRY", 0.0)
+    monkeypatch.setattr("unmask.util.processes.subprocess.Popen", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(sandbox.SandboxUnavailable, match="too many processes; raise the limit"):
+        sandbox.run("x = 1", ["assert True"])
+    with pytest.raises(ValueError, match="too many processes"):
+        Process(["true"], 1.0).ask("x", 1.0)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -2,8 +2,9 @@
 
 Namespaces, limits and a read-only view already confine a program. The filter removes what they leave: processes
 (threads stay, so one address space is all the memory there is), memory that the address-space limit does not count
-(shared memory, message queues, anonymous files), sockets of every kind, tracing, and kernel features through which
-sandboxes have been escaped before: new namespaces, mounts, keys, bpf, io_uring, userfaultfd.
+(shared memory, message queues, anonymous files), sockets, tracing, and kernel features through which sandboxes have
+been escaped before: new namespaces, mounts, keys, bpf, io_uring, userfaultfd. `socketpair` stays: asyncio needs it, and
+a pair connects the process only with itself.
 """
 
 import struct

@@ -1,21 +1,23 @@
 """The sandbox: a bubblewrap command, and what it requires.
 
-Inside there are a Python with its standard library, read-only, and /dev/null: no user files, nothing writable, no
-/proc, no network, no other process. If root starts it, it runs as nobody.
+Inside there are a Python with its standard library and the shared libraries of the system, read-only, and /dev/null: no
+user files, nothing writable, no /proc, no network, no other process. If root starts it, it runs as nobody.
 """
 
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 from unmask.sandbox.filter import seccomp_program
-from unmask.util.signals import block_signals
+from unmask.util.processes import start_process
 
 MEMORY = 1 << 30  # bytes of address space
 THREADS = 16  # in one sandbox, including the process of bubblewrap
@@ -39,8 +41,10 @@ def interpreters() -> Iterator[Path]:
 @cache
 def confinement(interpreter: Path) -> tuple[str, ...]:
     """bubblewrap's arguments for this interpreter, except the filter."""
-    prefix = interpreter.parent.parent
-    folders = [Path("/usr/lib"), Path("/usr/lib64"), prefix / "lib", prefix / "lib64"]
+    prefix, libraries = interpreter.parent.parent, Path(f"/usr/lib/{platform.machine()}-linux-gnu")
+    own = ["lib", "lib64"] if prefix != Path("/usr") else [f"lib/{interpreter.name}"]
+    shared = [libraries if libraries.is_dir() else Path("/usr/lib"), Path("/usr/lib64")]  # Debian's, and others'
+    folders = [*shared, *(prefix / name for name in own)]
     view: list[str] = []
     for path in (Path("/lib"), Path("/lib64")):
         if path.is_symlink():
@@ -51,12 +55,13 @@ def confinement(interpreter: Path) -> tuple[str, ...]:
     for path in [*seen, interpreter]:
         view += ["--ro-bind", str(path), str(path)]
     # installed packages may contain a data set with its answers
-    packages = [p for path in seen for kind in ("site", "dist") for p in path.glob(f"python3*/{kind}-packages")]
+    places = [place for path in seen for place in (path, *path.glob("python3*"))]
+    packages = [p for place in places for kind in ("site", "dist") if (p := place / f"{kind}-packages").is_dir()]
     for path in packages:
         view += ["--tmpfs", str(path), "--remount-ro", str(path)]
     settings = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
     return (
-        *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
+        *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent"),
         *("--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"),
         *view,
         *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--dev-bind", "/dev/null", "/dev/null"),
@@ -82,7 +87,10 @@ def inner_code(interpreter: Path, role: str) -> list[str]:
     and the sandbox does not contain them as files."""
     texts = [(HERE / f"{name}.py").read_text() for name in ("start", "wire", role)]
     command = [*AS_NOBODY, str(interpreter), "-S", "-s", "-c", COMPILE_SCRIPT, *texts]
-    return subprocess.run(command, capture_output=True, text=True, cwd="/", env=ENVIRONMENT).stdout.split()
+    process = start_process(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd="/", env=ENVIRONMENT
+    )
+    return str(process.communicate()[0]).split()
 
 
 def start(
@@ -94,7 +102,7 @@ def start(
     fds: Sequence[int] = (),
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> "subprocess.Popen[bytes]":
-    """Start a sandbox for a role. Killing it kills everything in it; so does the end of the thread that started it."""
+    """Start a sandbox for a role, in its own process group. It also ends with the thread that started it."""
     rules = os.memfd_create("seccomp")
     try:
         os.write(rules, seccomp_program(platform.machine()))
@@ -105,18 +113,26 @@ def start(
             *(str(interpreter), "-S", "-s", "-c", START_SCRIPT, *inner_code(interpreter, role)),
             *map(str, (MEMORY, THREADS, FILES, cpu, *fds)),
         ]
-        with block_signals():
-            return subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=(rules, *fds),
-                start_new_session=True,
-                env={"PATH": os.environ.get("PATH", os.defpath)},  # no secrets of the user, also not in bubblewrap
-            )
+        return start_process(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(rules, *fds),
+            start_new_session=True,
+            env={"PATH": os.environ.get("PATH", os.defpath)},  # no secrets of the user, also not in bubblewrap
+        )
     finally:
         os.close(rules)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a sandbox. PID 1 adopts the child of bubblewrap then; if this process is PID 1, it reaps the child."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-process.pid, 0)  # its process group only, so no other child's exit status is taken
 
 
 def missing_requirement() -> str:

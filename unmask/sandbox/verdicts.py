@@ -5,6 +5,7 @@ import os
 import selectors
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,10 +17,12 @@ from typing import Any
 from unmask.sandbox import jail
 from unmask.sandbox.tests import free_names, names_in, with_guards
 from unmask.sandbox.wire import ProtocolError, pack, receive, send
+from unmask.util.processes import ProcessLimit
 
 RESTARTS = 3  # times that a program may hang or end its process before its remaining tests fail without a run
 LONGEST = 1 << 20  # characters of a program
 STARTING = 20.0  # seconds that a sandbox may take to start on a busy machine
+RETRY = 0.2  # seconds before another try to start a sandbox
 
 
 class SandboxUnavailable(ValueError):
@@ -140,10 +143,11 @@ def _judge(interpreter: Path, job: ProgramJob, errors: int = subprocess.DEVNULL)
             with _SandboxPair(interpreter, job.timeout, len(job.tests) + 1, errors) as pair:
                 verdicts += pair.verdicts(message, len(job.tests) - len(verdicts))
                 restarts -= 1
-        except _NotStarted as error:
+        except (_NotStarted, ProcessLimit) as error:
             tries -= 1
             if not tries:
                 raise SandboxUnavailable(f"a sandbox could not be started, {RESTARTS} times: {error}") from None
+            time.sleep(RETRY)
     rest = len(job.tests) - len(verdicts)
     return verdicts + [Verdict(False, f"not run: the program hung or ended {RESTARTS} times")] * rest
 
@@ -164,26 +168,27 @@ class _SandboxPair:
 
     def __enter__(self) -> "_SandboxPair":
         cpu = math.ceil(self.timeout * self.turns) + 1
-        with ExitStack() as ours:  # closes the ends that belong to the sandboxes: an open copy here would block readers
+        # `passed` closes the ends that belong to the sandboxes: an open copy here would block readers.
+        with ExitStack() as passed, ExitStack() as closing:
 
             def pipe() -> tuple[int, int]:
                 ends = os.pipe()
                 for end in ends:
-                    ours.callback(os.close, end)
+                    passed.callback(os.close, end)
                 return ends
+
+            def start(role: str, stdin: int, stdout: int, fds: tuple[int, ...] = ()) -> None:
+                process = jail.start(self.interpreter, role, cpu, stdin, stdout, fds, self.errors)
+                closing.callback(jail.end, process)
 
             requests, answers, jobs, verdicts = pipe(), pipe(), pipe(), pipe()
             self.jobs, self.verdict_pipe = os.dup(jobs[1]), os.dup(verdicts[0])
-            self.closing.callback(os.close, self.jobs)
-            self.closing.callback(os.close, self.verdict_pipe)
-            self._start("worker", cpu, requests[0], answers[1])
-            self._start("judge", cpu, jobs[0], verdicts[1], (answers[0], requests[1]))
+            closing.callback(os.close, self.jobs)
+            closing.callback(os.close, self.verdict_pipe)
+            start("worker", requests[0], answers[1])
+            start("judge", jobs[0], verdicts[1], (answers[0], requests[1]))
+            self.closing = closing.pop_all()
         return self
-
-    def _start(self, role: str, cpu: int, stdin: int, stdout: int, fds: tuple[int, ...] = ()) -> None:
-        process = jail.start(self.interpreter, role, cpu, stdin, stdout, fds, self.errors)
-        self.closing.callback(process.wait)
-        self.closing.callback(process.kill)
 
     def __exit__(self, *_: object) -> None:
         self.closing.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import unmask
 from unmask.studies.compare.cells import outcome_of, write_json
-from unmask.util.signals import block_signals
+from unmask.util.processes import start_process
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def _start_worker(threads: int) -> "subprocess.Popen[str]":
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
     command = [sys.executable, "-m", "unmask.studies.compare.worker"]
-    with block_signals():  # a signal to the process group stops the parent, which then ends the workers
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    # It ignores the signals of a job: they stop the parent, which then ends the workers.
+    return start_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
 def _run_job(process: "subprocess.Popen[str]", job: CellJob, keep: bool, over: Flag) -> Iterator[JobEvent]:

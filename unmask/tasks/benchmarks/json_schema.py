@@ -6,26 +6,34 @@ could write two answers). Broken JSON is not searched for valid parts.
 
 What the model writes is untrusted, and a schema may be hostile: completions are cut at 20,000 characters and 64
 levels, patterns run on a linear engine or, where they look around, with a bounded number of steps (giving up is
-invalid, also under `not`), and a `$ref` to another document is never fetched: such a schema is refused.
+invalid, also under `not`), and a `$ref` to another document is never fetched: such a schema is refused. Schemas are
+checked in another process, with SECONDS of CPU time for each check: references can double the work at every level. An
+answer whose check takes longer is invalid.
 """
 
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from unmask.tasks.support.answers import text_before_end
 from unmask.tasks.support.data import hub_rows
+from unmask.tasks.support.process import Process, ProcessEnded, ProcessNotStarted
 from unmask.tasks.support.protocol import TextTask
 from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Weights, valid_partial
 
 DEEPEST = 64
 DIGITS = 400
-PATTERN_STEPS = 100_000
-PATTERN_BYTES = 10_000_000
+SECONDS = 2.0  # of CPU time for one check
+PATIENCE = 12  # the limit of wall time, in limits of CPU time
+STARTING = 60.0  # seconds
+WORKER = Path(__file__).parents[1] / "support" / "json_worker.py"
 BLANK = " \t\n\r"  # what JSON calls white space
 
 FIELDS = {"schema": (dict, str, bool)}
@@ -129,30 +137,31 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-@lru_cache(maxsize=4096)
-def _validator(schema: str, formats: Formats) -> Any:
+@cache
+def _process() -> Process:
+    if find_spec("jsonschema_rs") is None:
+        raise ValueError("JSON schemas are checked by the package jsonschema-rs: pip install 'unmask[json]'")
+    return Process([sys.executable, "-P", str(WORKER)], STARTING, bare=True)  # -P: no imports from the file's folder
+
+
+@lru_cache(maxsize=65536)
+def _check(schema: str, formats: Formats, document: str | None, explain: bool) -> dict[str, Any]:
+    """The worker's reply. Cached, because reward and solved both need it."""
     try:
-        import jsonschema_rs
-    except ImportError:
-        raise ValueError("JSON schemas are checked by the package jsonschema-rs: pip install 'unmask[json]'") from None
-    engines = (
-        jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES),
-        jsonschema_rs.FancyRegexOptions(backtrack_limit=PATTERN_STEPS, size_limit=PATTERN_BYTES),
-    )
-    problem = ""
-    for engine in engines:
-        try:
-            return jsonschema_rs.validator_for(
-                json.loads(schema), validate_formats=formats == "asserted", pattern_options=engine, offline=True
-            )
-        except (ValueError, jsonschema_rs.ReferencingError) as error:
-            problem = str(error).split("\n")[0]
-    raise ValueError(f"the schema cannot be used: {problem}")
+        request = [schema, formats == "asserted", document, explain, SECONDS]
+        reply: dict[str, Any] = _process().ask(request, PATIENCE * SECONDS)
+    except ProcessNotStarted:
+        raise ValueError("jsonschema-rs does not start: try python -c 'import jsonschema_rs'") from None
+    except ProcessEnded:
+        problem = f"the check takes more than {SECONDS:g} seconds, or too much memory"
+        return {"problem": problem} if document is None else {"valid": False, "error": problem}
+    return reply
 
 
-def validator(schema: Any, formats: Formats = "asserted") -> Any:
-    """The compiled schema, of the draft that its `$schema` names or 2020-12; ValueError where it is none."""
-    return _validator(json.dumps(schema), formats)
+def check_schema(schema: Any, formats: Formats = "asserted") -> None:
+    """ValueError if the schema cannot be used."""
+    if "problem" in (reply := _check(json.dumps(schema), formats, None, False)):
+        raise ValueError(f"the schema cannot be used: {reply['problem']}")
 
 
 def leaves(document: Any) -> dict[tuple[str | int, ...], Any]:
@@ -193,7 +202,8 @@ def schema_match(row: Row, completion: str, formats: Formats = "asserted") -> Sc
     answer = json_answer(completion)
     if answer is None:
         return SchemaMatch(None)
-    valid = bool(validator(row["schema"], formats).is_valid(answer.value))
+    check_schema(row["schema"], formats)
+    valid = _check(json.dumps(row["schema"]), formats, json.dumps(answer.value), False)["valid"]
     return SchemaMatch(answer, valid, agreement(row["reference"], answer.value) if "reference" in row else None)
 
 
@@ -203,8 +213,8 @@ def explanation(row: Row, completion: str, formats: Formats = "asserted") -> str
     if match.answer is None:
         return "no JSON value was found"
     if not match.valid:
-        errors = validator(row["schema"], formats).iter_errors(match.answer.value)
-        return "against the schema: " + next((error.message for error in errors), "a pattern takes too long")
+        error = _check(json.dumps(row["schema"]), formats, json.dumps(match.answer.value), True)["error"]
+        return f"against the schema: {error}"
     if not match.right:
         return f"follows the schema; {match.agreement:.0%} of the fields agree with the reference"
     return "follows the schema" + ("" if match.agreement is None else " and agrees with the reference")
@@ -274,7 +284,7 @@ class JsonSchema(TextTask):
     def parse_row(self, row: Row) -> Row:
         """A row with `request`, `schema` and `reference`."""
         schema = parse_json(row["schema"]) if isinstance(row["schema"], str) else row["schema"]
-        validator(schema, self.formats)
+        check_schema(schema, self.formats)
         request = row.get("request", row.get("prompt", ""))
         if isinstance(request, list) and all(isinstance(turn, dict) for turn in request):
             # Messages: their system turn has the schema, which our prompt adds.

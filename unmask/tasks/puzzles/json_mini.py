@@ -10,7 +10,7 @@ import json
 import random
 from typing import Any
 
-from unmask.tasks.benchmarks.json_schema import credit, explanation, schema_match, validator
+from unmask.tasks.benchmarks.json_schema import check_schema, credit, explanation, schema_match
 from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
 
@@ -51,7 +51,7 @@ class JsonMini(GeneratedTask):
         self.length = fields * WRITTEN + (fields - 1) + 2
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
-        validator(True)  # fails now if the package is missing, not at the first reward
+        check_schema(True)  # fails now if the package is missing, not at the first reward
         return super().rows(split, n, seed)
 
     def draw(self, rng: random.Random, split: str) -> Row | None:

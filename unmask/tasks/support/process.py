@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from unmask.util.signals import block_signals
+from unmask.util.processes import start_process
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
@@ -50,17 +50,16 @@ class Process:
             return self._reply(json.dumps(request), seconds)
 
     def _start(self) -> None:
-        with block_signals():
-            self.running = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL if self.bare else None,
-                env={name: os.environ[name] for name in NEEDED if name in os.environ} if self.bare else None,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-            )
+        self.running = start_process(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if self.bare else None,
+            env={name: os.environ[name] for name in NEEDED if name in os.environ} if self.bare else None,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
         self.killed = weakref.finalize(self, _kill, self.running)  # at the latest when Python ends
         try:
             reply = self._reply(None, self.starting)
