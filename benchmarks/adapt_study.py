@@ -10,7 +10,7 @@ The model is a folder with a checkpoint, or a GGUF file, whole or in pieces. Sta
 
 Solve rates are sampled at temperature 1 and greedy, with as many denoising steps as half the positions, a quarter and
 an eighth. How decoding can be faster, and what reinforcement learning adds, is then for decoding.py and for
-`unmask compare configs/smollm2_rl.yaml`.
+`unmask compare recipe:smollm2_rl`.
 """
 
 import argparse

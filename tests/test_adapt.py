@@ -240,7 +240,7 @@ def test_refused_rows_leave_nothing_and_the_corrected_command_runs(unmask, toy: 
 
 
 def test_the_shipped_configurations_can_be_used_one_after_the_other() -> None:
-    folder = Path(__file__).parent.parent / "configs"
+    folder = Path(__file__).parent.parent / "unmask" / "config" / "recipes"
     config = read_sft_config(folder / "adapt_smollm2.yaml", model="start", device="cpu")
     assert [lesson.name for lesson in config.data] == ["countdown_text", "sudoku_text", "word_problems"]
     then = read_config(folder / "smollm2_rl.yaml", device="cpu")

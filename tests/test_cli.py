@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from unmask.cli import doctor as doctor_module
+from unmask.cli.doctor import EXTRAS, _extra
 from unmask.cli.examples import EXAMPLES
 from unmask.cli.main import COMMANDS
 from unmask.methods import BASES, PLUGINS
@@ -143,6 +147,24 @@ def test_the_catalogues_list_everything_with_a_line_each(unmask) -> None:
     assert {row["name"] for row in json.loads(out)} == set(TASKS)
     _, out, _ = unmask("tasks")
     assert len(out.splitlines()) == len(TASKS)
+
+
+def test_doctor_checks_every_extra_peft_first_and_says_what_it_is_for(unmask, monkeypatch) -> None:
+    pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert {*EXTRAS} == {*pyproject["project"]["optional-dependencies"]} and next(iter(EXTRAS)) == "lora"
+    installed = {"peft": "0.99", "gguf": "0.19.0"}
+
+    def version_of(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(doctor_module, "version", version_of)
+    monkeypatch.setattr(doctor_module, "requires", lambda _: ["peft<0.22,>=0.21; extra == 'lora'"])
+    findings = {extra: _extra(extra) for extra in EXTRAS}
+    assert not findings["lora"].ok and "0.99 is installed" in findings["lora"].detail
+    assert findings["gguf"].ok and not findings["trl"].ok and "unmask[trl]" in findings["trl"].detail
+    assert all(EXTRAS[extra][1] in finding.detail for extra, finding in findings.items())
 
 
 def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

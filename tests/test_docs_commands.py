@@ -112,7 +112,7 @@ def plain(text: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder as the pages have it: files of one's own beside the checkout's."""
-    for name in ("configs", "benchmarks", "examples", "tests"):
+    for name in ("benchmarks", "examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

@@ -32,7 +32,7 @@ from unmask.sft.pretrain import (
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles import code_mini
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[1] / "unmask" / "config" / "recipes"
 CONFIG, MINIS = CONFIGS / "pretrain_tiny.yaml", CONFIGS / "pretrain_minis.yaml"
 SMALL = TinyShape(width=16, layers=2, heads=2, hidden=32, max_length=40)
 MICRO = PretrainConfig(

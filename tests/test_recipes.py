@@ -1,23 +1,29 @@
-"""The files under configs/: each is read, can be trained with, and says where every value comes from."""
+"""Recipes: each is read, can be trained with, and says where every value comes from."""
 
+import json
 import re
 import socket
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
-from unmask.config import read_config
+from unmask.config import DEMO, read_config
+from unmask.config.recipes import FOLDER, recipes, summary
+from unmask.methods import BASES, PLUGINS
 from unmask.models.load import Outline, outline
 from unmask.sft.pretrain import read_pretrain_config
 from unmask.studies.cost import estimate as estimate_module
 from unmask.studies.cost.estimate import estimate
+from unmask.tasks import TASKS
 from unmask.tasks.benchmarks import gsm8k, math500
+from unmask.tasks.support.data import HubUnavailable
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+ROOT = Path(__file__).parent.parent
 OURS = ("adapt_", "pretrain_", "smollm2_")
 """Files that are no paper's."""
-RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith(OURS))
+RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OURS))
 NAMES = [path.stem for path in RECIPES]
 SOURCE = re.compile(r"  # (paper \d{4}\.\d{5}|code [\w-]+/[\w-]+|inferred: |ours\b)")
 
@@ -31,7 +37,7 @@ def once(name: str) -> Outline:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
-        raise ValueError("the data set cannot be read from the hub: no test reaches it")
+        raise HubUnavailable("the data set cannot be read from the hub: no test reaches it")
 
     def unplugged(*_: object) -> None:
         raise AssertionError("a connection was tried")
@@ -79,45 +85,76 @@ def test_a_recipe_says_what_it_is_not_and_how_to_see_its_cost(path: Path) -> Non
         "Not the paper's task" not in text and len(re.findall(r"\bStill differs from the paper\. Prompt: ", text)) == 1
     )
     assert {"Reward: ", "Data: "} <= set(re.findall("Reward: |Data: ", _flowing(text)))
-    assert f"unmask train configs/{path.name} --dry-run" in text
+    assert f"unmask train recipe:{path.stem} --dry-run" in text
 
 
 def _flowing(text: str) -> str:
     return re.sub(r"\n# ?", " ", text)
 
 
-def test_the_page_lists_every_recipe() -> None:
-    page = (CONFIGS.parent / "docs" / "recipes.md").read_text()
-    assert RECIPES and set(re.findall(r"`(\w+)\.yaml`", page)) == {path.stem for path in CONFIGS.glob("*.yaml")}
+def test_the_page_and_the_command_list_every_recipe_with_a_line(unmask) -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert {*recipes()} <= {*re.findall(r"`(\w+)`", page)}
+    code, out, _ = unmask("recipes")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == [*recipes()]
+    assert all(20 < len(summary(path)) < 110 and summary(path).endswith(".") for path in recipes().values())
+
+
+@pytest.mark.parametrize(
+    "line", ["train recipe:d1_gsm8k updates=0", "train updates=0 recipe:d1_gsm8k", "compare recipe:d1_gsm8k updates=0"]
+)
+def test_a_recipe_is_used_where_a_file_is(unmask, line: str) -> None:
+    more = ["--methods", "wd1", "--out", "x"] if line.startswith("compare") else []
+    code, _, err = unmask(*line.split(), *more)
+    assert code == 2 and "updates: input should be greater than or equal to 1" in err
+    assert read_config("recipe:d1_gsm8k", device="cpu") == read_config(FOLDER / "d1_gsm8k.yaml", device="cpu")
+
+
+def test_an_unknown_recipe_is_refused_with_a_suggestion(unmask) -> None:
+    for line in ("train recipe:d1_gsm", "sft tiny recipe:d1_gsm", "pretrain recipe:d1_gsm --out x"):
+        code, _, err = unmask(*line.split())
+        assert code == 2 and "there is no recipe 'd1_gsm'; did you mean d1_gsm8k?" in err
+
+
+def test_the_schema_is_printed_and_accepts_every_recipe(unmask) -> None:
+    code, out, _ = unmask("schema")
+    validator = pytest.importorskip("jsonschema_rs").Draft202012Validator(json.loads(out))
+    assert code == 0
+    for path in [*RECIPES, DEMO]:
+        validator.validate(yaml.safe_load(path.read_text()))
+    wrong = [{"updats": 3}, {"daca": {"starta": 8}}, {"method": "agrop"}, {"with": ["agrpo"]}]
+    assert not [data for data in wrong if validator.is_valid(data)]
+    sections = json.loads(out)["properties"]
+    assert {*BASES, *PLUGINS, *TASKS} <= {*sections} and sections["agrpo"]["properties"]["draws"]["default"] == 4
 
 
 def test_the_embedded_model_has_its_own_reader() -> None:
-    assert read_pretrain_config(CONFIGS / "pretrain_tiny.yaml").steps == 4000
+    assert read_pretrain_config(FOLDER / "pretrain_tiny.yaml").steps == 4000
 
 
 def test_the_numbers_of_a_recipe_are_the_published_ones() -> None:
     """The few that the rest hangs on: sequences an optimiser step, and optimiser steps in all."""
     published = {
-        "d1_diffu_grpo_sudoku": (96, 3800),
-        "d1_diffu_grpo_countdown": (96, 5000),
+        "d1_sudoku": (96, 3800),
+        "d1_countdown": (96, 5000),
         "dispo_sudoku": (96, 3800),
         "dispo_countdown": (96, 5000),
         "dispo_spg_sudoku": (96, 4000),
         "dispo_spg_countdown": (96, 4600),
         "agrpo_countdown": (128, 6250),
-        "d1_diffu_grpo_gsm8k": (96, 7704),  # 7700 of inner 12, rounded up
-        "d1_diffu_grpo_math500": (96, 6600),
+        "d1_gsm8k": (96, 7704),  # 7700 of inner 12, rounded up
+        "d1_math500": (96, 6600),
         "dispo_gsm8k": (96, 7704),
         "dispo_math500": (96, 6600),
         "agrpo_gsm8k": (128, 2335),
     }
     for name, expected in published.items():
-        config = read_config(CONFIGS / f"{name}.yaml", device="cpu")
+        config = read_config(FOLDER / f"{name}.yaml", device="cpu")
         assert (config.prompts * config.group, config.updates * config.inner_steps) == expected, name
 
 
 def test_agrpo_on_gsm8k_has_the_lengths_and_draws_of_the_paper() -> None:
-    config = read_config(CONFIGS / "agrpo_gsm8k.yaml", device="cpu")
+    config = read_config(FOLDER / "agrpo_gsm8k.yaml", device="cpu")
     assert (config.rollout.length, config.rollout.steps, config.options["agrpo"]["draws"]) == (384, 128, 24)
 
 

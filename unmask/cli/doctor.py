@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 import typer
 
@@ -23,22 +23,49 @@ class Finding:
     detail: str
 
 
-def _package(name: str, needed: bool, purpose: str) -> Finding:
+EXTRAS = {
+    "lora": ("peft", "low-rank adapters: training any model but the embedded one without --full"),
+    "plot": ("matplotlib", "curves.png of a run, and the plots of compare, audit and eval"),
+    "data": ("datasets", "data sets from the Hugging Face hub: gsm8k, math500, humaneval, mbpp"),
+    "math": ("math-verify", "equal formulas in math500"),
+    "json": ("jsonschema-rs", "the task json_schema"),
+    "gym": ("reasoning-gym", "the task reasoning_gym"),
+    "gguf": ("gguf", "GGUF files in unmask fetch"),
+    "tensorboard": ("tensorboard", "track=tensorboard"),
+    "wandb": ("wandb", "track=wandb"),
+    "trackio": ("trackio", "track=trackio"),
+    "trl": ("trl", "training inside TRL"),
+    "lm_eval": ("lm_eval", "lm-evaluation-harness with our models"),
+    "docs": ("mkdocs-material", "building the site, make docs"),
+    "fuzz": ("atheris", "fuzzing, make fuzz"),
+    "dev": ("pytest", "the tests, make test"),
+}
+"""Extra of pyproject.toml -> the package that it installs, and what that is for."""
+
+
+def _extra(name: str) -> Finding:
+    """Not imported: some packages take seconds."""
+    from packaging.requirements import Requirement
+
+    (package, purpose), install = EXTRAS[name], f"pip install 'unmask[{name}]'"
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        return Finding(package, False, False, f"{purpose}; {install}")
+    for needed in map(Requirement, requires("unmask") or []):
+        if needed.name == package and installed not in needed.specifier:
+            problem = f"{installed} is installed, and {needed.specifier} is needed"
+            return Finding(package, False, False, f"{problem}: {purpose}; {install}")
+    return Finding(package, True, False, f"{installed}: {purpose}")
+
+
+def _package(name: str, purpose: str) -> Finding:
+    """A package without which nothing works, imported."""
     try:
         importlib.import_module(name)
-        return Finding(name, True, needed, f"{version(name)}: {purpose}")
+        return Finding(name, True, True, f"{version(name)}: {purpose}")
     except (ImportError, PackageNotFoundError) as error:
-        return Finding(name, False, needed, f"{purpose}; pip install {name} ({error})")
-
-
-def _gym() -> Finding:
-    from unmask.tasks.benchmarks.reasoning_gym import VERSION, check_installed
-
-    try:
-        check_installed()
-        return Finding("reasoning-gym", True, False, f"{VERSION}: the task reasoning_gym (extra: gym)")
-    except ValueError as error:
-        return Finding("reasoning-gym", False, False, str(error))
+        return Finding(name, False, True, f"{purpose}; pip install {name} ({error})")
 
 
 def examine() -> list[Finding]:
@@ -46,10 +73,9 @@ def examine() -> list[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
         Finding("python", sys.version_info >= (3, 11), True, f"{python}; 3.11 or newer is needed"),
-        _package("torch", True, "tensors"),
-        _package("transformers", True, "models"),
-        _package("matplotlib", False, "curves.png of a run (extra: plot)"),
-        _gym(),
+        _package("torch", "tensors"),
+        _package("transformers", "models"),
+        *map(_extra, EXTRAS),
     ]
     if findings[1].ok:
         import torch
@@ -83,6 +109,6 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             state = "ok" if finding.ok else "missing" if finding.needed else "none"
-            typer.echo(f"{state:8}{finding.what:14} {finding.detail}")
+            typer.echo(f"{state:8}{finding.what:16} {finding.detail}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)

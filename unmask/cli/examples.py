@@ -35,10 +35,16 @@ EXAMPLES = {
     ),
     "methods": ("unmask methods", "unmask methods agrpo", "unmask methods --json"),
     "tasks": ("unmask tasks", "unmask tasks gsm8k", "unmask tasks my_task.py"),
+    "recipes": (
+        "unmask recipes",
+        "unmask train recipe:d1_gsm8k --dry-run",
+        "unmask train recipe:espo_sudoku updates=10",
+    ),
+    "schema": ("unmask schema",),
     "doctor": ("unmask doctor", "unmask doctor --json"),
     "merge": ("unmask merge runs/first --out merged",),
     "push": ("unmask push runs/first ORG/NAME",),
-    "pretrain": ("unmask pretrain configs/pretrain_tiny.yaml --out tiny-again",),
+    "pretrain": ("unmask pretrain recipe:pretrain_tiny --out tiny-again",),
     "fetch": ("unmask fetch smollm2", "unmask fetch model.gguf --out model"),
     "adapt": (
         "unmask adapt smollm2 --data sudoku_text --data countdown_text",

@@ -20,7 +20,9 @@ from unmask.cli.merge import merge
 from unmask.cli.methods import methods
 from unmask.cli.pretrain import pretrain
 from unmask.cli.push import push
+from unmask.cli.recipes import recipes
 from unmask.cli.sample import sample
+from unmask.cli.schema import schema
 from unmask.cli.sft import sft
 from unmask.cli.tasks import tasks
 from unmask.cli.train import train
@@ -56,8 +58,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
-COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, doctor]
-COMMANDS += [merge, push, pretrain, fetch, adapt, sft, grade]
+COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, recipes]
+COMMANDS += [doctor, schema, merge, push, pretrain, fetch, adapt, sft, grade]
 for _command in COMMANDS:
     _examples = "\n".join(EXAMPLES[_command.__name__])
     app.command(cls=Command, epilog=f"Examples:\n\n\b\n{_examples}")(_command)

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from unmask.config.recipes import config_path
 from unmask.util.files import check_writable
 
 
 def pretrain(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="e.g. configs/pretrain_tiny.yaml")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="A file, or recipe:pretrain_tiny.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the model.")],
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="cpu or cuda; another device rounds differently.")
@@ -21,7 +22,7 @@ def pretrain(
     from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config
 
     check_writable(out)
-    settings = read_pretrain_config(config)
+    settings = read_pretrain_config(config_path(config))
     check_device(device)
     with training_bar(settings.steps, "pre-training", "step") as report:
         run_pretraining(settings, out, report, device)

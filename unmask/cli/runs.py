@@ -11,14 +11,16 @@ from typing import TypeVar
 
 import typer
 
+from unmask.config.recipes import PREFIX, config_path
+
 Result = TypeVar("Result")
 
 
 def split_settings(arguments: list[str]) -> tuple[Path | None, list[str]]:
     """The configuration file, at any place (a first argument without = is one), and the overrides."""
     for place, word in enumerate(arguments):
-        if Path(word).is_file() or (place == 0 and "=" not in word):
-            return Path(word), arguments[:place] + arguments[place + 1 :]
+        if Path(word).is_file() or word.startswith(PREFIX) or (place == 0 and "=" not in word):
+            return config_path(word), arguments[:place] + arguments[place + 1 :]
     return None, arguments
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from unmask.config.arguments import build_task, check_known
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.published import check_by_schema, published_names
+from unmask.config.recipes import config_path
 from unmask.config.schema import Config, as_list
 from unmask.core.words import file_of, section_of
 from unmask.tasks import TASKS
@@ -20,12 +21,16 @@ from unmask.util.parsing import read_keys, short_repr
 from unmask.util.user_file import run_file
 
 
-def read_config(path: Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **named: Any) -> Config:
-    """The configuration of a file (or of data, or of nothing), then `key=value` overrides, then keyword arguments.
+def read_config(
+    path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **named: Any
+) -> Config:
+    """The configuration of a file, a recipe (`recipe:NAME`), data, or nothing; then `key=value` overrides, then keyword
+    arguments.
 
     Raises ValueError with one sentence that names the wrong key.
     """
-    data = with_current_keys(read_keys(path) if isinstance(path, Path) else deepcopy(dict(path or {})))
+    content = read_keys(config_path(path)) if isinstance(path, str | Path) else deepcopy(dict(path or {}))
+    data = with_current_keys(content)
     sections, names = set(data), _section_names(data)
     replaced = apply_overrides(data, overrides)
     sections -= {key.split(".")[0] for key in replaced}

@@ -53,7 +53,7 @@ class PretrainConfig(BaseModel):
 
 def read_pretrain_config(path: str | Path) -> PretrainConfig:
     if not Path(path).is_file():
-        raise ValueError(f"There is no file {path}; the embedded model has configs/pretrain_tiny.yaml.")
+        raise ValueError(f"There is no file {path}; the embedded model has recipe:pretrain_tiny.")
     try:
         data = parse_yaml(Path(path).read_text(), str(path))
         return PretrainConfig.model_validate(with_current_keys(data, RENAMED) if isinstance(data, dict) else data)
