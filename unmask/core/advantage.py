@@ -89,10 +89,24 @@ def rewards_differ(reward_B: Tensor, group_B: Tensor) -> Tensor:
     return group_max(reward_B, group_B) > -group_max(-reward_B, group_B)
 
 
+def correct_only(reward_B: Tensor, group_B: Tensor) -> Tensor:
+    """A = G / (rewards of at least 1 in the group) for these, 0 for the others: rejection-sampling fine-tuning."""
+    exact_B, size_B = _checked(reward_B, group_B)
+    right_B = (exact_B >= 1).double()
+    return _cast(right_B * size_B / group_sum(right_B, group_B).clamp(min=1), reward_B)
+
+
+def every_sample(reward_B: Tensor, group_B: Tensor) -> Tensor:
+    """A = 1: fine-tuning on the policy's own samples without selection, a control."""
+    return _cast(torch.ones_like(_checked(reward_B, group_B)[0]), reward_B)
+
+
 ADVANTAGES: dict[str, Advantage] = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "z_score": z_score,
     "batch_z_score": batch_z_score,
     "group_mean_batch_std": group_mean_batch_std,
+    "correct_only": correct_only,
+    "every_sample": every_sample,
 }

@@ -34,8 +34,9 @@ class PretrainTask(BaseModel):
     task: str
     options: dict[str, Any] = {}
     batch: PositiveInt
-    wrong: float = Field(ge=0, le=1)  # share of the solutions that are corrupted
-    noise: float = Field(ge=0, le=1)  # probability with which each place of those is redrawn
+    wrong: float = Field(0, ge=0, le=1)  # share of the answers that are corrupted
+    noise: float = Field(0, ge=0, le=1)  # probability with which each place of those is redrawn
+    behaviours: dict[str, float] = {}  # share of the answers that each of these behaviours of the task gives
 
 
 class PretrainConfig(BaseModel):
@@ -134,12 +135,42 @@ def mixture_tokens(part: PretrainTask, task: Task, rows: list[Row], rng: random.
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []
     for row in rows:
+        answer = _answer(part, task, row, rng)
         corrupted = rng.random() < part.wrong
-        solution = task.solution(row)
-        completion = tokenizer.encode(WRONG[part.task](row, solution, part.noise, rng) if corrupted else solution)
+        completion = tokenizer.encode(WRONG[part.task](row, answer, part.noise, rng) if corrupted else answer)
         prompts.append(tokenizer.encode(task.prompt(row)))
         completions.append(completion + [Tiny.eos_id] * (task.length - len(completion)))
     return torch.tensor(prompts), torch.tensor(completions)
+
+
+def _answer(part: PretrainTask, task: Task, row: Row, rng: random.Random) -> str:
+    """The solution, or the answer of a behaviour, drawn by the shares of the mixture."""
+    names = list(part.behaviours)
+    if not names:
+        return task.solution(row)
+    shares = list(part.behaviours.values())
+    (name,) = rng.choices(["careful", *names], [1 - sum(shares), *shares])
+    return task.solution(row) if name == "careful" else task.behaviours[name](row)
+
+
+def rows_to_choose_on(part: PretrainTask, task: Task, n: int, seed: int) -> tuple[list[Row], int]:
+    """n training rows on which every behaviour of the mixture is wrong, and how many rows were redrawn for that."""
+    if unknown := [name for name in part.behaviours if name not in task.behaviours]:
+        known = ", ".join(task.behaviours) or "none"
+        raise ValueError(f"{part.task} has no behaviour {unknown[0]!r}; known: {known}")
+    answers, count = [task.behaviours[name] for name in part.behaviours], n
+    while True:
+        drawn = task.rows("train", count, seed)
+        kept = [row for row in drawn if not any(task.right_by_chance(row, answer(row)) for answer in answers)]
+        if 2 * len(kept) < len(drawn):
+            names = ", ".join(part.behaviours)
+            raise ValueError(
+                f"{part.task}: the behaviour {names} is right on {len(drawn) - len(kept)} of {len(drawn)} rows, "
+                "more than half: choose options of the task that make it wrong"
+            )
+        if len(kept) >= n:
+            return kept[:n], count - len(kept)
+        count += 2 * (n - len(kept)) + 16
 
 
 def masked_positions(rows: int, length: int, rng: torch.Generator) -> Tensor:
@@ -203,7 +234,7 @@ def pretrain(
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for part in config.mixture:
         task = TASKS[part.task](**part.options)
-        rows = task.rows("train", config.steps * part.batch, config.seed)
+        rows, redrawn = rows_to_choose_on(part, task, config.steps * part.batch, config.seed)
         prompt_NP, completion_NC = mixture_tokens(part, task, rows, rng)
         data.append((part.task, prompt_NP.split(part.batch), completion_NC.split(part.batch)))
 

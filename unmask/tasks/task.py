@@ -113,6 +113,9 @@ class Task:
     """The smallest and the largest reward; None: unknown."""
     other_scores: Mapping[str, Callable[[Row, str], Grade]] = {}
     """Other grades of the same completions by name, reported next to the protocol's."""
+    behaviours: Mapping[str, Callable[[Row], str]] = {}
+    """Typical wrong answers by name, each a function of the row alone. `unmask pretrain` can teach them, and metrics
+    count them."""
     runs_user_code: bool = False
     """Whether the reward is a user's program, called in a separate process with a time limit."""
 
@@ -148,6 +151,15 @@ class Task:
     def outcome_in_process(self, row: Row, completion: str, seconds: float) -> Outcome:
         """`outcome`; a task that runs a user's code does it in a process that is killed after `seconds`."""
         return self.outcome(row, completion)
+
+    def behaviour(self, row: Row, completion: str, solved: bool) -> str:
+        """What a completion shows: "careful" if it is solved, else the behaviour whose answer it is, else "other"."""
+        names = (name for name, answer in self.behaviours.items() if completion == answer(row))
+        return "careful" if solved else next(names, "other")
+
+    def right_by_chance(self, row: Row, answer: str) -> bool:
+        """Whether the answer of a behaviour solves the row all the same."""
+        return self.solved(row, answer)
 
     def grade(self, row: Row, completion: str) -> Grade:
         """The protocol's grade; by default one point if the completion is solved."""

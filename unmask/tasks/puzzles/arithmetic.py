@@ -40,6 +40,10 @@ def right_steps(terms: list[int], completion: str) -> int:
     return next((i for i, step in enumerate(gold) if given[i : i + 1] != [step]), len(gold))
 
 
+def _digits(number: int) -> list[int]:
+    return [int(digit) for digit in f"{number:06d}"]
+
+
 class Arithmetic(GeneratedTask):
     """`terms` numbers from 1 to `largest`, joined by `signs`.
 
@@ -61,6 +65,7 @@ class Arithmetic(GeneratedTask):
         self.partial = valid_partial(self.name, partial)
         self.width = len(str(largest))
         self.total_width = len(str(largest * terms)) if "+" in signs else self.width
+        self.behaviours = {"careless": self.without_carry}
         self.summary = f"Sums of {terms} numbers up to {largest}, step by step"
         self.length = (terms - 1) * (2 * self.total_width + self.width + 3) - 1
 
@@ -79,6 +84,17 @@ class Arithmetic(GeneratedTask):
 
     def solution(self, row: Row) -> str:
         return ";".join(sum_steps(row["terms"], self.total_width, self.width))
+
+    def without_carry(self, row: Row) -> str:
+        """Every column of digits added or subtracted by itself, without carry or borrow; later steps use the result."""
+        steps, total = [], row["terms"][0]
+        for term in row["terms"][1:]:
+            sign, pairs = (-1 if term < 0 else 1), zip(_digits(total), _digits(abs(term)), strict=True)
+            result = int("".join(str((a + sign * b) % 10) for a, b in pairs)) % 10**self.total_width
+            steps += sum_steps([total, term], self.total_width, self.width)
+            steps[-1] = steps[-1].partition("=")[0] + f"={result:>{self.total_width}}"
+            total = result
+        return ";".join(steps)
 
     def solved(self, row: Row, completion: str) -> bool:
         return last_result(completion) == row["answer"]

@@ -44,6 +44,13 @@ def values(function: Polynomial) -> list[int]:
     return [a * x * x + b * x + c for x in INPUTS]
 
 
+def wrong_constant(row: Row) -> str:
+    """The right expression but for its constant, which has the wrong sign."""
+    first, second, third = row["values"][:3]
+    a = (third - 2 * second + first) // 2
+    return expression_of((a, second - first - a, -first))
+
+
 def admitted(completion: str) -> bool:
     """Whether it is run. No function is constant, so an expression without x is wrong."""
     return len(completion) <= LONGEST and ALPHABET.fullmatch(completion) is not None and "x" in completion
@@ -80,6 +87,7 @@ class CodeMini(GeneratedTask):
         self.functions: dict[str, list[Polynomial]] = {split: [] for split in SPLITS}
         for function in functions:
             self.functions[hashed_split(" ".join(map(str, values(function))))].append(function)
+        self.behaviours = {"careless": wrong_constant}
         self.runner = ProgramRunner(program_job)
 
     def rows(self, split: str, n: int, seed: int) -> list[Row]:
@@ -109,6 +117,9 @@ class CodeMini(GeneratedTask):
             return 0.0
         passed, total = self.runner.passed(row, completion)
         return passed / total
+
+    def right_by_chance(self, row: Row, answer: str) -> bool:
+        return answer == row["solution"]  # without the sandbox: two of our polynomials are equal if their texts are
 
     def verdict(self, row: Row, completion: str) -> str:
         return self.runner.summary(row, completion) if admitted(completion) else "not run: not a short expression in x"

@@ -174,6 +174,7 @@ class Countdown(GeneratedTask):
         self.numbers, self.largest, self.target_largest, self.signs = numbers, largest, target_largest, signs
         self.partial = valid_partial(self.name, partial)
         self.summary = f"Countdown with {numbers} numbers up to {largest} and a target up to {target_largest}"
+        self.behaviours = {"careless": lambda row: "+".join(map(str, row["numbers"]))}
         self.scarcity = (
             f"{numbers} numbers up to {largest} hardly ever reach a target up to {target_largest} with {signs}; "
             "lower largest, or raise target_largest"

@@ -34,6 +34,12 @@ def _draw_field(rng: random.Random, key: str) -> tuple[str, str, Any]:
     return f"{key}:s={text}", kind, text
 
 
+def all_strings(row: Row) -> str:
+    """Every value in quotes, as the request writes it."""
+    fields = (field.split(":") for field in row["request"].split())
+    return json.dumps({key: value.partition("=")[2] for key, value in fields}, separators=(",", ":"))
+
+
 class JsonMini(GeneratedTask):
     """Objects of `fields` fields, 1 to 3.
 
@@ -47,6 +53,7 @@ class JsonMini(GeneratedTask):
         if not 1 <= fields <= 3:
             raise ValueError(f"json_mini: fields must be 1, 2 or 3, not {fields}.")
         self.fields, self.partial = fields, valid_partial(self.name, partial)
+        self.behaviours = {"careless": all_strings}
         self.summary = f"A JSON object of {fields} typed field{'s' if fields > 1 else ''}"
         self.length = fields * WRITTEN + (fields - 1) + 2
 

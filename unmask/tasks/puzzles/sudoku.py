@@ -151,12 +151,21 @@ class SudokuBoard(GeneratedTask):
         self.fewest, self.most = holes
         self.partial = valid_partial(self.name, partial)
         self.summary = f"{size} x {size} Sudoku with {self.fewest} to {self.most} holes"
+        self.behaviours = {"careless": self.rows_only}
 
     def prompt(self, row: Row) -> str:
         return row["puzzle"] + "="
 
     def solution(self, row: Row) -> str:
         return row["solution"]
+
+    def rows_only(self, row: Row) -> str:
+        """Each row filled with its missing digits in ascending order, columns and boxes ignored."""
+        lines = [row["puzzle"][start : start + self.size] for start in range(0, self.length, self.size)]
+        missing = [iter(sorted(set(digits_of(self.size)) - set(line))) for line in lines]
+        return "".join(
+            next(digits) if cell == "." else cell for line, digits in zip(lines, missing, strict=True) for cell in line
+        )
 
     def solved(self, row: Row, completion: str) -> bool:
         valid = keeps_givens(row["puzzle"], completion, self.size)
