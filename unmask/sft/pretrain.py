@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from torch import Tensor
 
 from unmask.config.keys import with_current_keys
@@ -28,15 +28,24 @@ RENAMED = {"lessons": "mixture"}  # keys that had another name in 0.1
 RECORD = "pretrain.json"  # the configuration, saved with the weights
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class PretrainTask(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str
     options: dict[str, Any] = {}
     batch: PositiveInt
-    wrong: float = Field(0, ge=0, le=1)  # share of the answers that are corrupted
-    noise: float = Field(0, ge=0, le=1)  # probability with which each place of those is redrawn
-    behaviours: dict[str, float] = {}  # share of the answers that each of these behaviours of the task gives
+    wrong: Share = 0.0  # share of the answers that are corrupted
+    noise: Share = 0.0  # probability with which each place of those is redrawn
+    behaviours: dict[str, Share] = {}  # share of the answers that each of these behaviours of the task gives
+
+    @model_validator(mode="after")
+    def shares_fit(self) -> "PretrainTask":
+        if sum(self.behaviours.values()) > 1:
+            raise ValueError("the shares of the behaviours exceed 1")
+        return self
 
 
 class PretrainConfig(BaseModel):
