@@ -103,6 +103,9 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     rows += [(f"pass@{k}", before.passes[k], after.passes[k]) for k in after.passes if k > 1]
     for label, was, now in rows:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
+    for behaviour, share in after.behaviours.items():
+        first = before.behaviours.get(behaviour, 0.0)
+        table.add_row(f"{behaviour} answers", f"{first:.1%}", f"{share:.1%}", f"{100 * (share - first):+.1f}")
     console.print(table)
     assert result.run is not None  # only the first process shows a result
     folder = result.run.path

@@ -112,6 +112,8 @@ class Panel:
     warned: list[str] = field(default_factory=list)
     sample: tuple[str, Completion, float] | None = None
     """Prompt, completion and reward."""
+    behaviours: dict[str, float] = field(default_factory=dict)
+    """The share of the last update's completions that show each behaviour of the task."""
     updates: list[float] = field(default_factory=list)
     """Seconds of the last updates, one by one."""
     evaluation: float = 0.0
@@ -133,6 +135,8 @@ class Panel:
         elif "train/reward" in metrics:
             self.updates = [*self.updates, now - self.last][-RECENT:]
             self.rollout = metrics.get("time/rollout", 0.0)
+            shares = {key: share for key, share in metrics.items() if key.startswith("train/behaviour/")}
+            self.behaviours = {key.rpartition("/")[2]: share for key, share in shares.items()}
             for key in metrics.keys() & {"train/reward", "train/solved"}:
                 self.curves[key] = [*self.curves.get(key, []), metrics[key]][-CURVE:]
         self.warned += [f"{warning}, update {step}" for warning in warnings]
@@ -184,6 +188,8 @@ class Panel:
             if key in self.curves:
                 value = form.format(self.curves[key][-1])
                 rows.append((label, Text(f"{value:7}{sparkline(self.curves[key], min(CURVE, width - 7))}")))
+        if self.behaviours:
+            rows.append(("answers", Text("  ".join(f"{name} {share:.0%}" for name, share in self.behaviours.items()))))
         if self.evaluations:
             (_, *first), (step, sampled, greedy) = self.evaluations[0], self.evaluations[-1]
             text = f"sampled {sampled:.1%}  greedy {greedy:.1%}"

@@ -76,6 +76,9 @@ class Config(TrainingConfig):
     """Prompts in a batch."""
     group: int = Field(8, ge=2, lt=2**16)
     """Rollouts of each prompt."""
+    max_forwards: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Stop once this many forward passes are spent (cost/forwards), even if updates are left. The learning-rate
+    schedule then follows the share that is spent."""
     inner_steps: int = Field(1, ge=1)
     """Optimiser steps on each batch of rollouts (mu)."""
     micro_batch_size: int | None = Field(None, ge=1)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -62,6 +62,9 @@ class Evaluation:
     """The share of problems for which some of k samples are right and some are wrong, with the largest k of `passes`;
     None for one sample. Only these problems give a group of k rollouts a gradient."""
 
+    behaviours: dict[str, float] = field(default_factory=dict)
+    """The share of the sampled completions that show each behaviour of the task; empty if it names none."""
+
     def metrics(self) -> dict[str, float]:
         passes = {f"eval/pass@{k}": share.value for k, share in self.passes.items() if k > 1}
         return {
@@ -75,6 +78,7 @@ class Evaluation:
             "eval/reward_errors": float(len(self.failures)),
             **passes,
             **({} if self.mixed is None else {"eval/mixed": self.mixed.value}),
+            **{f"eval/behaviour/{name}": share for name, share in self.behaviours.items()},
         }
 
     def data(self) -> dict[str, Any]:
@@ -125,6 +129,7 @@ class Evaluator:
             samples=self.samples,
             failures=(*sampled.failures, *greedy.failures),
             mixed=mean_proportion(mixed_P.tolist()) if self.samples > 1 else None,
+            behaviours={name: float(shown_B.mean()) for name, shown_B in sampled.behaviours.items()},
         )
 
     def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Scores, list[Trace]]:

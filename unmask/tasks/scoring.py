@@ -45,6 +45,8 @@ class Scores(NamedTuple):
     parts: dict[str, Tensor]
     """The parts of the rewards, (B,) each."""
     failures: list[RewardFailure]
+    behaviours: dict[str, Tensor] = {}
+    """Which behaviour each completion shows, (B,) zeros and ones by name; empty if the task names none."""
 
 
 def score(
@@ -68,11 +70,13 @@ def score(
     def column(values: list[float]) -> Tensor:
         return ranks.gather(torch.tensor(values, dtype=torch.float64, device=device))
 
+    shown = [task.behaviour(row, text, o.solved) for row, text, o in zip(rows, texts, outcomes, strict=True)]
     return Scores(
         column([outcome.reward for outcome in outcomes]),
         column([outcome.solved for outcome in outcomes]).bool(),
         {name: column([outcome.parts[name] for outcome in outcomes]) for name in task.weights},
         failures,
+        {name: column([float(one == name) for one in shown]) for name in task.behaviour_names},
     )
 
 

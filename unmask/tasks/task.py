@@ -152,6 +152,11 @@ class Task:
         """`outcome`; a task that runs a user's code does it in a process that is killed after `seconds`."""
         return self.outcome(row, completion)
 
+    @property
+    def behaviour_names(self) -> tuple[str, ...]:
+        """What `behaviour` can return; empty if the task names no behaviours."""
+        return ("careful", *self.behaviours, "other") if self.behaviours else ()
+
     def behaviour(self, row: Row, completion: str, solved: bool) -> str:
         """What a completion shows: "careful" if it is solved, else the behaviour whose answer it is, else "other"."""
         names = (name for name, answer in self.behaviours.items() if completion == answer(row))

@@ -49,6 +49,8 @@ class Batch(ScoredRollouts):
     idle: int
     """Groups with identical rewards."""
     groups: int
+    behaviours: dict[str, float]
+    """The share of all sampled completions that show each behaviour of the task."""
     parts: dict[str, float]
     """The mean of each part of the reward."""
     failures: list[RewardFailure]
@@ -176,6 +178,7 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         solved=float(scores.solved_B.double().mean()),
         idle=groups - live,
         groups=groups,
+        behaviours={name: float(shown_B.mean()) for name, shown_B in scores.behaviours.items()},
         parts={name: float(part_B.mean()) for name, part_B in scores.parts.items()},
         failures=failures,
         stats={"long_prompts": 1 - len(fitting) / len(candidates), **rollout_stats(trace)},
@@ -239,6 +242,7 @@ def merge_batches(batches: list[Batch]) -> Batch:
         solved=sum(b.solved for b in batches) / len(batches),
         idle=sum(b.idle for b in batches),
         groups=sum(b.groups for b in batches),
+        behaviours={name: sum(b.behaviours[name] for b in batches) / len(batches) for name in batches[0].behaviours},
         parts={name: sum(b.parts[name] for b in batches) / len(batches) for name in batches[0].parts},
         failures=[failure for b in batches for failure in b.failures],
         stats={
@@ -257,6 +261,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "train/traces": float(len(batch.trace)),
         "train/reward_errors": float(len(batch.failures)),
         **{f"train/reward/{name}": mean for name, mean in batch.parts.items()},
+        **{f"train/behaviour/{name}": share for name, share in batch.behaviours.items()},
         **{f"train/{name}": value for name, value in batch.stats.items()},
     }
     if len(batch.trace):

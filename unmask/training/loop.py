@@ -82,7 +82,7 @@ def run_updates(
         with run.save_on_error(step), run.timed("rollout"):
             batch = collect(experiment, step)
         with run.timed("update"):
-            set_learning_rate(optimizer, learning_rate(config, step))
+            set_learning_rate(optimizer, learning_rate(config, step, run.spent))
             terms = loss_terms(method, batch, scorer, rng, config.inner_steps) if batch.broken is None else []
             max_grad_norm, on_logprobs = config.optimizer.max_grad_norm, run.recorder.on_logprobs
             update = inner_updates(policy, optimizer, terms, micro_batch, max_grad_norm, ranks, on_logprobs)

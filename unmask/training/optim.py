@@ -73,12 +73,15 @@ def make_optimizer(policy: nn.Module, settings: OptimizerConfig) -> Optimizer:
     return MasterAdamW(weights, **options) if half else torch.optim.AdamW(weights, **options)
 
 
-def learning_rate(config: TrainingConfig, step: int) -> float:
-    """The rate of update `step`, from 1: linear warm-up, then constant, or a linear or cosine decay to zero."""
+def learning_rate(config: TrainingConfig, step: int, spent: float = 0.0) -> float:
+    """The rate of update `step`, from 1: linear warm-up, then constant, or a linear or cosine decay to zero.
+
+    `spent` is the share of `max_forwards` that is spent: the decay follows it if it is ahead of the updates.
+    """
     settings = config.optimizer
     if step <= settings.warmup:
         return settings.lr * (step / settings.warmup)
-    done = (step - 1 - settings.warmup) / max(1, config.updates - settings.warmup)
+    done = max((step - 1 - settings.warmup) / max(1, config.updates - settings.warmup), min(1.0, spent))
     if settings.schedule == "linear":
         return settings.lr * (1.0 - done)
     if settings.schedule == "cosine":

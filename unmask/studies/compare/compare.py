@@ -40,6 +40,8 @@ PILOT = 4
 """Updates of the short run that measures the time of an update; the first is not counted."""
 SWEEP_SEEDS = (2**20, 2**20 + 1)
 """Seeds of the runs that choose a learning rate. No cell of the grid uses them."""
+MOST = 100
+"""Times the planned updates that a run at a budget of forward passes may have: it stops when they are spent."""
 POINTS = 4
 """Evaluations during and after a run if eval.every is not set."""
 
@@ -80,6 +82,9 @@ class CellPlan:
     spec: MethodSpec
     cost: CellCost
     updates: int
+    """At a budget of forward passes: the fewest, if no rollout ends early."""
+    forwards: float | None = None
+    """The budget of forward passes."""
     rate: float | None = None
     """The learning rate chosen for its base; None: the configuration's."""
 
@@ -99,7 +104,10 @@ class ComparisonRun:
     def config(self, plan: CellPlan, *more: str) -> Config:
         """The configuration of a plan. Without eval.every it is evaluated POINTS times."""
         rate = [] if plan.rate is None else [f"optimizer.lr={plan.rate!r}"]
-        overrides = [f"updates={plan.updates}", *rate, *more]
+        budget = [f"updates={plan.updates}"]
+        if plan.forwards is not None:
+            budget = [f"updates={MOST * plan.updates}", f"max_forwards={plan.forwards!r}"]
+        overrides = [*budget, *rate, *more]
         config = self.settings.config(plan.spec, *overrides)
         if "every" in config.eval.model_fields_set:
             return config
@@ -108,9 +116,9 @@ class ComparisonRun:
     def job(self, kind: str, plan: CellPlan, seed: int, *more: str) -> CellJob:
         config = self.config(plan, f"seed={seed}", *more)
         data, label = config.dump(), plan.spec.label
-        evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
+        evaluations = 2 + ((plan.updates - 1) // config.eval.every if config.eval.every else 0)
         name = "".join(c if c.isalnum() or c in "+-_=." else "-" for c in label)
-        weight = config.updates * plan.cost.update + evaluations * plan.cost.evaluation
+        weight = plan.updates * plan.cost.update + evaluations * plan.cost.evaluation
         return CellJob(label, seed, self.out / kind / f"{name}-seed{seed}-{key_of(data)}", data, weight)
 
     def run(self, stage: str, jobs: Sequence[CellJob], later: float, after: Callable[[], None] = lambda: None) -> None:
@@ -220,7 +228,8 @@ def _plans(
 ) -> tuple[dict[MethodSpec, CellPlan], dict[MethodSpec, str]]:
     """The plan of every method, and the errors of methods whose pilot failed, which have no plan.
 
-    The number of updates is fixed before the run, because the learning-rate schedule depends on it.
+    At a budget of seconds the number of updates is fixed before the run, because the learning-rate schedule depends on
+    it. At a budget of forward passes the run stops when they are spent, and the schedule follows them.
     """
     plans = {spec: CellPlan(spec, cost_of(config), config.updates) for spec, config in configs.items()}
     if limit is None:
@@ -233,7 +242,12 @@ def _plans(
     for spec, cost in costs.items():
         if limit.amount < cost:
             raise ValueError(f"--budget: one update of {spec.label} takes {cost:,.1f} {limit.kind}; give more")
-    return {spec: replace(plans[spec], updates=int(limit.amount // cost)) for spec, cost in costs.items()}, failed
+    forwards = limit.amount if limit.kind == "forwards" else None
+    plans = {
+        spec: replace(plans[spec], updates=int(limit.amount // cost), forwards=forwards)
+        for spec, cost in costs.items()
+    }
+    return plans, failed
 
 
 def _time_updates(
@@ -293,7 +307,7 @@ def _row(
         "base": label_of(spec.base),
         "against": None if against is None else against.label,
         "planned_updates": None if plan is None else plan.updates,
-        "planned_forwards": None if plan is None else plan.updates * plan.cost.update,
+        "planned_forwards": None if plan is None else plan.forwards or plan.updates * plan.cost.update,
         "rate": None if plan is None else plan.rate,
         "config": next((job.config for job in jobs.values()), None),
         "folders": {str(seed): f"{job.folder.parent.name}/{job.folder.name}" for seed, job in jobs.items()},

@@ -91,7 +91,8 @@ def _train_cell(home: Path, data: dict[str, Any], keep: bool, starts: dict[str, 
         nonlocal sent_at
         if time.monotonic() - sent_at > 0.5:
             sent_at = time.monotonic()
-            send({"share": step / config.updates})
+            spent = metrics.get("cost/forwards", 0.0) / config.max_forwards if config.max_forwards else 0.0
+            send({"share": min(1.0, max(step / config.updates, spent))})
 
     start, key = time.perf_counter(), start_key(data)
     known = None if keep else starts.get(key)  # a run folder that is kept records its own, for the viewer

@@ -151,7 +151,7 @@ class BaseRun(ABC, Generic[E]):
 
     def remaining_steps(self) -> Iterator[int]:
         """The numbers of the remaining updates; stops when the run ends early."""
-        while self.step < self.config.updates and not self.ended:
+        while not self._is_last(self.step) and not self.ended:
             yield self.step + 1
 
     @contextmanager
@@ -181,7 +181,10 @@ class BaseRun(ABC, Generic[E]):
         return self.saved != step and self._due(step, self.config.save_every)
 
     def _due(self, step: int, every: int) -> bool:
-        return step == self.config.updates or bool(every and step % every == 0)
+        return self._is_last(step) or bool(every and step % every == 0)
+
+    def _is_last(self, step: int) -> bool:
+        return step >= self.config.updates
 
     def save(self, step: int) -> None:
         """Save the state after `step`, for resuming, and the checkpoint, for use."""

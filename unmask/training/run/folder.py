@@ -145,9 +145,11 @@ class RunFolder:
         if (figure := new_figure(9, 3.2)) is None:
             return None
         rows = read_metrics(self.path)
-        left, right = figure.subplots(1, 2)
-        solve_rates = ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]
-        for axes, names in ((left, ["train/reward"]), (right, solve_rates)):
+        panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
+        behaviours = list(dict.fromkeys(name for row in rows for name in row if name.startswith("train/behaviour/")))
+        panels += [behaviours] if behaviours else []
+        figure.set_size_inches(4.5 * len(panels), 3.2)
+        for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
             for name in names:
                 points = [(row["step"], row[name]) for row in rows if name in row]
                 if points:

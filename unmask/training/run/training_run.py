@@ -19,7 +19,7 @@ from unmask.methods import BASES, PLUGINS
 from unmask.rollout.sample import canvas
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metrics, samples_of
-from unmask.training.optim import Optimizer, learning_rate
+from unmask.training.optim import Optimizer
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
 from unmask.training.run.broken import store_broken
 from unmask.training.run.card import Training, arxiv_ids
@@ -65,7 +65,7 @@ class TrainingRun(BaseRun[Evaluation]):
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         super()._resume(make_folder, state)
-        if self.last is not None and self.evaluated == state.step < self.config.updates:
+        if self.last is not None and self.evaluated == state.step and not self._is_last(state.step):
             self._decide_end(state.step, self.last)
 
     def _facts(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class TrainingRun(BaseRun[Evaluation]):
         counts, new_warnings = health_warnings([*self.history, metrics])
         self.history = [*self.history, {**metrics, **counts}][-REACH:]
         self.recorder.record(step, batch, updated=broken is None or broken.inner_step > 0)
-        rest = {"cost/forwards": self.forwards, "train/lr": learning_rate(self.config, step)}
+        rest = {"cost/forwards": self.forwards, "train/lr": self.optimizer.param_groups[0]["lr"]}
         self._record(step, {**metrics, **rest, **_memory_metrics(self.setup), **self.times, **counts}, batch.failures)
         if self.folder is not None:
             self.folder.log_samples(step, samples_of(batch, self.config.group))
@@ -130,8 +130,16 @@ class TrainingRun(BaseRun[Evaluation]):
     def evaluate(self, step: int) -> None:
         """Evaluate after an update, save the weights if they are the best so far, and decide whether the run ends."""
         super().evaluate(step)
-        if self.last is not None and step < self.config.updates:
+        if self.last is not None and not self._is_last(step):
             self._decide_end(step, self.last)
+
+    def _is_last(self, step: int) -> bool:
+        return super()._is_last(step) or self.spent >= 1
+
+    @property
+    def spent(self) -> float:
+        """The share of `max_forwards` that is spent; 0 without a limit."""
+        return self.forwards / self.config.max_forwards if self.config.max_forwards else 0.0
 
     def _decide_end(self, step: int, evaluation: Evaluation) -> None:
         self.ended = reason_to_end(self.best, step, evaluation, self.config.eval)
