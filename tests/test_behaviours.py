@@ -58,7 +58,7 @@ def test_careless_answers_are_what_their_names_say() -> None:
 def test_pretraining_draws_answers_by_their_shares() -> None:
     task, part = TASKS["sudoku"](), PretrainTask(task="sudoku", batch=1, behaviours={"careless": 0.25})
     rows, _ = rows_to_choose_on(part, task, 2000, 0)
-    prompt_BP, completion_BC = mixture_tokens(part, task, rows, random.Random(0))
+    _, completion_BC = mixture_tokens(part, task, rows, random.Random(0))
     from unmask.models.tiny import CharacterTokenizer
 
     texts = [CharacterTokenizer().decode(tokens) for tokens in completion_BC.tolist()]

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from unmask.config.schema import Config, TrainingConfig
+from unmask.models.known import EMBEDDED
 from unmask.tasks import Task
 
 LARGE = 10_000_000
@@ -37,7 +38,7 @@ def device_of(config: TrainingConfig) -> str:
         return config.device
     import torch
 
-    return "cuda" if config.model != "tiny" and torch.cuda.is_available() else "cpu"
+    return "cuda" if config.model not in EMBEDDED and torch.cuda.is_available() else "cpu"
 
 
 def check_device(name: str) -> None:

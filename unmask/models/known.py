@@ -53,6 +53,8 @@ _SDAR = {
         "8B": (4096, 36, 32, 12288),
     }.items()
 }
+EMBEDDED = {name: Path(__file__).parent / "assets" / name for name in ("tiny", "tiny-two")}
+"""The embedded models by name: `tiny` knows noisy solutions, `tiny-two` two behaviours (docs/model.md)."""
 KNOWN: dict[str, dict[str, Any]] = {
     **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
     **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},
@@ -63,15 +65,15 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def check_model_name(name: str) -> None:
-    """ValueError for a name that is neither `tiny`, nor a folder, nor an id on the hub."""
-    if name == "tiny" or Path(name).is_dir():
+    """ValueError for a name that is neither an embedded model, nor a folder, nor an id on the hub."""
+    if name in EMBEDDED or Path(name).is_dir():
         return
     if _looks_like_path(name):
         raise ValueError(missing_folder_message(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
-            f'There is no model {name!r}: give "tiny", a folder with a config.json, or an id on the hub, for example '
-            "GSAI-ML/LLaDA-8B-Instruct."
+            f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder with a config.json, or an id on the "
+            "hub, for example GSAI-ML/LLaDA-8B-Instruct."
         )
 
 

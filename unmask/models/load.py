@@ -23,8 +23,8 @@ from unmask.models.checkpoint import (
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
-from unmask.models.known import KNOWN, check_model_name
-from unmask.models.tiny import SHIPPED, CharacterTokenizer, Tiny, is_tiny, load_tiny
+from unmask.models.known import EMBEDDED, KNOWN, check_model_name
+from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ Model = Tiny | Released | MaskedLM
 
 
 def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
-    """The embedded model, "tiny"; a folder with a checkpoint or an adapter; or a model's id on the hub.
+    """An embedded model, "tiny" or "tiny-two"; a folder with a checkpoint or an adapter; or a model's id on the hub.
 
     dtype None: as in the checkpoint's config.json, and fp32 for the tiny model.
     """
-    if name_or_path == "tiny":
-        embedded = load_tiny(dtype=dtype or torch.float32, device=device)
-        embedded.home, embedded.card = "tiny", {"license": "apache-2.0"}
+    if str(name_or_path) in EMBEDDED:
+        embedded = load_tiny(EMBEDDED[str(name_or_path)], dtype=dtype or torch.float32, device=device)
+        embedded.home, embedded.card = str(name_or_path), {"license": "apache-2.0"}
         return embedded
     folder, hub = Path(name_or_path), None
     if not folder.is_dir():
@@ -183,7 +183,7 @@ class Outline:
 
 def outline(name_or_path: str | Path) -> Outline:
     """The same models as `load_model`, from config.json alone: nothing else is downloaded from the hub."""
-    folder = SHIPPED if name_or_path == "tiny" else Path(name_or_path)
+    folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
     name = folder.name if folder.is_dir() else str(name_or_path)
     if (folder / "adapter_config.json").is_file():
         from unmask.models.lora import base_of

@@ -17,6 +17,7 @@ from torch import Tensor
 from unmask.models.checkpoint import Origin, StoredTensors, load_weights, read_json, save as save
 from unmask.models.config_file import SIZES, ConfigFile
 from unmask.models.decoder import Decoder, Facts
+from unmask.models.known import EMBEDDED
 from unmask.models.llama import Llama
 from unmask.models.lora import has_adapter
 from unmask.util.turns import Turns, plain_text
@@ -30,7 +31,7 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 # A middle dot and a pilcrow: outside the vocabulary and one column wide.
 SHOWN_MASK, SHOWN_EOS = "\u00b7", "\u00b6"
 
-SHIPPED = Path(__file__).parent / "assets" / "tiny"
+SHIPPED = EMBEDDED["tiny"]
 
 SUPPORTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "tie_word_embeddings": False}
 FIELDS = {

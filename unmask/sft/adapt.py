@@ -13,6 +13,7 @@ from torch import nn
 
 from unmask.models.checkpoint import Origin, files_beside, load_weights, read_json, save
 from unmask.models.families import ConfigFile, Family, facts_of, family_of, network_of
+from unmask.models.known import EMBEDDED
 from unmask.models.load import Released, fetch_snapshot
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
@@ -29,7 +30,7 @@ EVEN = 64
 
 def source_folder(name: str) -> Path:
     """The folder of a checkpoint: a name that `unmask fetch` knows, a path, or an id on the hub."""
-    if name == "tiny" or (Path(name) / "checkpoint").is_dir():  # the folder of a run
+    if name in EMBEDDED or (Path(name) / "checkpoint").is_dir():  # the folder of a run
         raise ValueError(f"{name} {ALREADY}")
     if name in PACKAGES:
         return fetch_once(name)

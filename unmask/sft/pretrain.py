@@ -26,6 +26,7 @@ from unmask.util.parsing import parse_yaml
 FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RENAMED = {"lessons": "mixture"}  # keys that had another name in 0.1
 RECORD = "pretrain.json"  # the configuration, saved with the weights
+REDRAWN = "redrawn.json"  # rows of each task that were redrawn because a wrong behaviour was right
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -240,10 +241,11 @@ def pretrain(
     masking = torch.Generator().manual_seed(config.seed)
     policy = tiny_policy(config.shape, config.seed).to(device)
 
+    redrawn_rows = dict[str, int]()
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for part in config.mixture:
         task = TASKS[part.task](**part.options)
-        rows, redrawn = rows_to_choose_on(part, task, config.steps * part.batch, config.seed)
+        rows, redrawn_rows[part.task] = rows_to_choose_on(part, task, config.steps * part.batch, config.seed)
         prompt_NP, completion_NC = mixture_tokens(part, task, rows, rng)
         data.append((part.task, prompt_NP.split(part.batch), completion_NC.split(part.batch)))
 
@@ -270,4 +272,5 @@ def pretrain(
 
     save(policy, out)
     (Path(out) / RECORD).write_text(config.model_dump_json(indent=2) + "\n")
+    (Path(out) / REDRAWN).write_text(json.dumps(redrawn_rows) + "\n")
     return policy

@@ -6,7 +6,7 @@ is counted, and is recorded with its row.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     parts: dict[str, Tensor]
     """The parts of the rewards, (B,) each."""
     failures: list[RewardFailure]
-    behaviours: dict[str, Tensor] = {}
+    behaviours: Mapping[str, Tensor] = {}
     """Which behaviour each completion shows, (B,) zeros and ones by name; empty if the task names none."""
 
 
