@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.core.advantage import group_mean, leave_one_out
+from unmask.core.advantage import every_sample, group_mean, leave_one_out
 from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip, token_clip, trace_sum
-from unmask.core.probes import Probes, every_step, left_to_right_views, visited
+from unmask.core.probes import Probes, every_step, fully_masked, left_to_right_views, visited
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, select_traces
 from unmask.methods.agrpo import (
@@ -129,6 +129,19 @@ def test_all_steps_give_the_exact_policy_gradient(world):
     assert relative_error(expected_update(world, paths, probed), truth / 2) < TOLERANCE
     assert relative_error(expected_update(world, paths, probed, TOKENS, leave_one_out), truth) < TOLERANCE
     assert relative_error(expected_update(world, paths, probed, step_clip), truth / 2) < TOLERANCE
+
+
+@pytest.mark.parametrize("world", CASES[:11])
+def test_without_selection_nothing_is_learned_at_visited_states_and_something_at_others(world):
+    """The score has mean zero where the likelihood is exact; a biased likelihood pulls towards the policy's samples."""
+    paths = enumerated(world)
+    certain_B = torch.ones(len(paths.trace), dtype=torch.float64)
+    probed = [(every_step(paths.trace, torch.Generator()), certain_B)]
+    scale = expected_update(world, paths, probed, TOKENS, leave_one_out).norm()
+    assert expected_update(world, paths, probed, TOKENS, every_sample).norm() < TOLERANCE * scale
+    hidden = [(fully_masked(paths.trace, torch.Generator(), prompt_masking=0), certain_B)]
+    if len(world.commits) > 1:
+        assert expected_update(world, paths, hidden, TOKENS, every_sample).norm() > 1e-3 * scale
 
 
 # Steps at which a row wrote nothing

@@ -116,7 +116,7 @@ def _without_resolved(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved configuration under the key names of 0.1."""
-    keys = {key: value for key, value in data.items() if key != "max_forwards" or value is not None}  # new in 0.2
+    keys = dict(data)
     for old, new in RENAMED.items():
         keys = _with_key_renamed(keys, new, old)
     return keys

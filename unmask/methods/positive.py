@@ -2,9 +2,9 @@
 
     A' = max(A, 0) + negative * min(A, 0)
 
-A biased likelihood pulls towards a good answer almost as well as an exact one, and is a poor tool to push a bad answer
-down: at a state the sampler never visits, lowering the probability of a near-certain token moves mass anywhere
-(docs/studies/signs.md measures it). Reduces to the base with negative = 1, bit for bit.
+A biased likelihood can pull towards a good answer, and is a poor tool to push a bad one down: at a state that the
+sampler never visits, lowering the probability of a near-certain token moves mass anywhere. Reduces to the base with
+negative = 1, bit for bit.
 """
 
 from dataclasses import replace

@@ -1,0 +1,55 @@
+"""The plug-in `positive`, and the advantages of rejection-sampling fine-tuning, against loops and limits."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from unmask.core.advantage import ADVANTAGES, correct_only, every_sample, group_mean
+from unmask.methods import BASES
+from unmask.methods.positive import positive
+
+GROUPS = st.lists(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=5), min_size=1, max_size=4)
+
+
+def tensors(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    rewards = [reward for group in groups for reward in group]
+    numbers = [number for number, group in enumerate(groups) for _ in group]
+    return torch.tensor(rewards, dtype=torch.float64), torch.tensor(numbers)
+
+
+@given(GROUPS)
+def test_correct_only_shares_the_weight_of_a_group_among_its_solutions(groups: list[list[float]]) -> None:
+    wanted = [len(g) / g.count(1.0) if reward == 1.0 else 0.0 for g in groups for reward in g]
+    reward_B, group_B = tensors(groups)
+    assert correct_only(reward_B, group_B).tolist() == wanted
+    assert every_sample(reward_B, group_B).tolist() == [1.0] * len(reward_B)
+
+
+@given(GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from([0.0, 0.1, 1.0]))
+def test_negative_advantages_are_scaled_and_positive_ones_stay(
+    groups: list[list[float]], name: str, negative: float
+) -> None:
+    reward_B, group_B = tensors(groups)
+    base = BASES["diffu_grpo"](advantage=ADVANTAGES[name])
+    plain_B = base.advantage(reward_B, group_B)
+    wanted = [value if value > 0 else negative * value for value in plain_B.tolist()]
+    assert positive(base, negative).advantage(reward_B, group_B).tolist() == wanted
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_everything_but_the_advantage_is_the_base(name: str) -> None:
+    base = BASES[name]()
+    method = positive(base)
+    assert method.name == f"{name}+positive"
+    for field in ("probe", "objective", "credit", "kl", "divergence", "record", "counted", "skip_zero_advantage"):
+        assert getattr(method, field) is getattr(base, field)
+
+
+def test_a_scale_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        positive(BASES["agrpo"](), -0.1)
+
+
+def test_the_positive_part_of_equal_rewards_is_zero() -> None:
+    reward_B, group_B = tensors([[1.0, 1.0], [0.0, 0.0]])
+    assert not positive(BASES["agrpo"](advantage=group_mean)).advantage(reward_B, group_B).any()
