@@ -361,7 +361,7 @@ def test_graders_say_what_is_wrong() -> None:
     assert code.verdict is not None and code.verdict(row, code.solution(row)) == "13 of 13 tests pass"
     told = code.verdict(row, "1/x-1/x*")
     assert told.startswith("0 of 13 tests pass; the program raised SyntaxError") and "\n" not in told
-    assert code.verdict(row, "import os") == "not run: no short expression in x"
+    assert code.verdict(row, "import os") == "not run: not a short expression in x"
 
 
 def test_a_task_of_ones_own_is_no_sudoku_whatever_its_name(model: str, tmp_path: Path) -> None:
