@@ -22,7 +22,6 @@ from unmask.core.advantage import (
 )
 from unmask.methods.wd1 import preference_weight
 
-
 COMPARING = {name: f for name, f in ADVANTAGES.items() if name not in ("correct_only", "every_sample")}
 """Advantages that compare a trace with its group."""
 
