@@ -1,5 +1,6 @@
 """Every example runs, at a size that takes a second; what one claims to teach is learnt."""
 
+import copy
 import json
 import re
 import sys
@@ -80,6 +81,36 @@ def test_the_method_of_ones_own_trains_from_python_and_from_the_command_line(mon
         .keys()
         .isdisjoint({"halves", "early"})
     )
+
+
+def test_a_loop_of_verls_shape_takes_the_steps_of_our_own(monkeypatch, tmp_path, capsys):
+    space = run(EXAMPLES / "dps_in_verl.py", monkeypatch, tmp_path, UPDATES=1, PROMPTS=2, GROUP=2, MINIBATCH=2)
+    first = re.findall(r"(\S+)  update   0  reward \S+  ratios 1\.000 \S+", capsys.readouterr().out)
+    assert first == list(space["methods"]) == ["agrpo+dps", "diffu_grpo+sml+dps"]
+    space["MINIBATCH"] = 4  # one mini-batch, as in our loop
+    prompts, reward_B = [[5, 6], [5, 6], [7, 8, 9], [7, 8, 9]], torch.tensor([1.0, 0.0, 0.0, 2.0])
+    for method in space["methods"].values():
+        ours = tiny_policy(TinyShape(width=8, layers=1, heads=2, hidden=8, max_length=24)).double()
+        policy, reference = copy.deepcopy(ours), copy.deepcopy(ours)
+        uid_B = torch.arange(4) // 2
+        data = space["RolloutWorker"](policy, method).generate_sequences(prompts, uid_B, seed=3)
+        actor = space["ActorWorker"](policy, method)
+        data.batch["old_log_probs"] = actor.compute_log_prob(data, policy)
+        data.batch["ref_log_prob"] = actor.compute_log_prob(data, reference)
+        data.batch["advantages"] = method.advantage(reward_B, uid_B)
+        actor.update_actor(data)
+
+        decoding, seeds = unmask.Decoding(space["LENGTH"], space["STEPS"]), unmask.row_seeds(3, 4)
+        rollouts = unmask.sample(ours, prompts, seeds, decoding, group_B=uid_B, request=method.request)
+        optimizer, rng = torch.optim.AdamW(ours.parameters(), lr=2e-4), torch.Generator().manual_seed(3000)
+        scorer = unmask.Scorer(ours, reference)
+        ((term,),) = unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, reward_B), scorer, rng)
+        unmask.accumulate(ours, term, micro_batch=256)
+        torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
+        optimizer.step()
+        for now, then, start in zip(policy.parameters(), ours.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(now, then, rtol=0, atol=1e-12)
+            assert not torch.equal(now, start)
 
 
 @pytest.fixture
