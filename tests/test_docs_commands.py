@@ -52,6 +52,7 @@ FILES = {
     "my.yaml": "task: sudoku\n",
     "my_task.py": "def correct(prompt, completion, row):\n    return 1.0\ndef short(completions, **columns):\n"
     "    return [0.0] * len(completions)\nrewards = [correct, short]\n",
+    "sums.py": "length = 8\ndef reward(completion, row):\n    return float(completion == row['answer'])\n",
     "my_method.py": (ROOT / "examples" / "own_method.py").read_text(),
     "rows.jsonl": "".join(f'{{"prompt": "{n}+2=", "answer": "{n + 2}", "completion": "{n + 2}"}}\n' for n in range(20)),
 }

@@ -45,16 +45,18 @@ def test_credit_in_a_loop_of_ones_own_takes_sixty_lines_and_no_trainer(monkeypat
         assert not torch.equal(now, then)
 
 
-def test_the_task_of_ones_own_is_learnt(monkeypatch, tmp_path, capsys):
-    run(EXAMPLES / "own_task.py", monkeypatch, tmp_path, UPDATES=10, PROMPTS=4, GROUP=8, PROBLEMS=16)
+def test_your_own_task_is_learnt(monkeypatch, tmp_path, capsys):
+    run(EXAMPLES / "own_task.py", monkeypatch, tmp_path, UPDATES=12, PROMPTS=4, GROUP=8, PROBLEMS=16)
     before, after = map(float, re.findall(r"reward (\S+) -> (\S+)", capsys.readouterr().out)[0])
-    assert after > before + 0.1
+    assert after > before
 
 
-def test_its_reward_is_the_share_of_steps_that_do_not_fall():
-    reward = SimpleNamespace(**read(EXAMPLES / "own_task.py")).reward
-    assert reward("11234468") == 1 and reward("87654321") == 0 and reward("12121212") == 4 / 7
-    assert reward("1") == reward("") == reward("abcdefgh") == 0 and reward("1234567899991") == 11 / 12
+def test_its_reward_is_the_share_of_correct_rows_and_columns():
+    task = SimpleNamespace(**read(EXAMPLES / "own_task.py"))
+    empty, grid = "." * 16 + "=", "1234214334124321"
+    assert task.reward(empty, grid) == task.reward(grid + "=", grid) == 1 and len(task.rows()) == 1000
+    assert task.reward(empty, "1234" * 4) == 0.5  # rows only
+    assert task.reward("4" + empty[1:], grid) == task.reward(empty, grid + "1") == task.reward(empty, "") == 0
 
 
 def read(path):

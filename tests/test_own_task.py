@@ -173,6 +173,11 @@ def test_a_bad_reward_is_named_with_its_file_and_row(folder: Path, body: str, na
         ("rewards = []", "functions"),
         ("async def reward(completions): return [1.0]", "asynchronous"),
         ("length = 0\ndef reward(completion): return 1", "length"),
+        ("length = '8'\ndef reward(completion): return 1", "length"),
+        ("rows = [{'prompt': '1='}]\ndef reward(completion): return 1", "rows must be a function, not a list"),
+        ("prompt = '1='\ndef reward(completion): return 1", "prompt must be a function, not a str"),
+        ("solved = True\ndef reward(completion): return 1", "solved must be a function, not a bool"),
+        ("weights = [1]\ndef reward(completion): return 1", "weights must be a dictionary"),
         ("weights = {'other': 1}\ndef reward(completion): return 1", "'other'"),
         ("weights = {'reward': 'x'}\ndef reward(completion): return 1", "weight of reward"),
         ("def reward(:", "SyntaxError"),
@@ -208,6 +213,13 @@ def test_rows_of_the_file_are_converted_like_json(folder: Path):
     rows = "def rows(): return [{'prompt': f'{n}', 'p': (n,)} for n in range(9)]"
     task = made(f"def reward(completion): return 1\n{rows}", data="")
     assert all(row["p"] == [int(row["prompt"])] for row in task.rows("train", 9, 0))
+
+
+def test_a_file_without_a_length_says_how_to_set_it(folder: Path, unmask):
+    """256 tokens are assumed, and the embedded model has room for 128."""
+    made("def rows(): return [{'prompt': f'{n}='} for n in range(40)]\ndef reward(completion): return 1.0")
+    code, _, error = unmask("train", "--task", "my_task.py", "updates=1")
+    assert code == 2 and mentions(error, "256", "128", "rollout.length=125", "length = 125"), error
 
 
 def test_files_that_are_missing(folder: Path):

@@ -53,9 +53,11 @@ def canvas(
         raise ValueError("no prompts: the list to sample from is empty")
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
+        room = policy.max_length - width
+        advice = f"set rollout.length={room} or less (your own task: length = {room})"
         raise ValueError(
             f"the longest prompt has {width} tokens; with a completion of {length} this is more than the model's limit "
-            f"of {policy.max_length}: shorten the prompt or the completion"
+            f"of {policy.max_length}: {advice if room > 0 else 'shorten the prompt'}"
         )
     padded = [[policy.pad_id] * (width - len(p)) + list(p) + [policy.mask_id] * length for p in prompts]
     real = [[False] * (width - len(p)) + [True] * (len(p) + length) for p in prompts]

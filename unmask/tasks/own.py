@@ -82,16 +82,15 @@ class OwnTask(DataTask):
             raise ValueError(f"own: there is no file {file}")
         self.file = self.place = file
         self.module = run_file(path).module
+        _check_names(file, self.module)
         parts = {name: self._part(_reward_function(file, name, f)) for name, f in _rewards(file, self.module).items()}
         self.length = getattr(self.module, "length", LENGTH)
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
-            raise ValueError(f"{file}: length must be a number of tokens, not {self.length!r}")
         self.own_prompt, self.own_solved = getattr(self.module, "prompt", None), getattr(self.module, "solved", None)
         self.name = path.stem
         self.summary = (self.module.__doc__ or f"Your own task in {file}").strip().splitlines()[0]
         self.row_fields = {} if self.own_prompt else {"prompt": (str, list)}
         super().__init__(data, test_data)
-        self.set_reward_parts(parts, {**dict(getattr(self.module, "weights", {})), **weights}, where=file)
+        self.set_reward_parts(parts, {**getattr(self.module, "weights", {}), **weights}, where=file)
         self.reward_range = None
         command = [sys.executable, "-c", WORKER, json.dumps(sys.path), file, json.dumps(weights)]
         self.process = Process(command, STARTING)
@@ -146,6 +145,19 @@ class OwnTask(DataTask):
         if isinstance(reply, str):
             raise ValueError(reply)
         return Outcome(**reply)
+
+
+def _check_names(file: str, module: ModuleType) -> None:
+    """ValueError if a name that the task uses is not what it must be."""
+    for name in ("rows", "prompt", "solved"):
+        value = getattr(module, name, None)
+        if value is not None and not callable(value):
+            raise ValueError(f"{file}: {name} must be a function, not a {type(value).__name__}")
+    if not isinstance(weights := getattr(module, "weights", {}), dict):
+        raise ValueError(f"{file}: weights must be a dictionary {{name: weight}}, not a {type(weights).__name__}")
+    length = getattr(module, "length", LENGTH)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise ValueError(f"{file}: length must be a number of tokens, not {length!r}")
 
 
 def _rewards(file: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
