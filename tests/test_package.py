@@ -58,6 +58,7 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
     assert held == wanted
     assert "unmask/py.typed" in held
     assert any(name.startswith("unmask/models/assets/") and name.endswith(".safetensors") for name in held)
+    assert {"unmask/config/recipes/d1_gsm8k.yaml", "unmask/config/schema.json"} <= set(held)
 
 
 def test_installed_command_answers_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -152,6 +152,10 @@ from .tasks import (
     TASKS as TASKS,
     Task as Task,
 )
+from .training.api import (
+    TrainedRun as TrainedRun,
+    train as train,
+)
 from .training.loss_terms import (
     ScoredRollouts as ScoredRollouts,
     Scorer as Scorer,

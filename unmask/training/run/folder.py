@@ -18,10 +18,10 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -33,6 +33,9 @@ from unmask.training.run.health import HealthWarning, current_name
 from unmask.training.run.provenance import start_line
 from unmask.util.files import check_folder, fresh_folder as fresh_folder, fsync, naming_file, write_whole
 from unmask.util.plots import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FINISHED, STARTS = "finished.json", "run.jsonl"
 LOGS = ("metrics.jsonl", "samples.jsonl", "traces.jsonl", "errors.jsonl", "warnings.jsonl")
@@ -142,23 +145,10 @@ class RunFolder:
 
     def draw(self) -> Path | None:
         """curves.png, if matplotlib is installed."""
-        if (figure := new_figure(9, 3.2)) is None:
+        if (figure := curves_figure(read_metrics(self.path))) is None:
             return None
-        rows = read_metrics(self.path)
-        panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
-        behaviours = list(dict.fromkeys(name for row in rows for name in row if name.startswith("train/behaviour/")))
-        panels += [behaviours] if behaviours else []
-        figure.set_size_inches(4.5 * len(panels), 3.2)
-        for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
-            for name in names:
-                points = [(row["step"], row[name]) for row in rows if name in row]
-                if points:
-                    axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 15 else "", label=name)
-            axes.set_xlabel("updates")
-            axes.legend()
-        path = self.path / "curves.png"
-        figure.savefig(path, dpi=120)
-        return path
+        figure.savefig(self.path / "curves.png", dpi=120)
+        return self.path / "curves.png"
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append lines; without any, the file is not created."""
@@ -211,6 +201,24 @@ def with_config(make_folder: MakeFolder, config: Mapping[str, Any], name: str = 
         return run
 
     return make
+
+
+def curves_figure(rows: Sequence[Mapping[str, float]]) -> "Figure | None":
+    """Reward, solve rates and behaviours over updates; None if matplotlib is not installed."""
+    if (figure := new_figure(9, 3.2)) is None:
+        return None
+    panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
+    behaviours = list(dict.fromkeys(name for row in rows for name in row if name.startswith("train/behaviour/")))
+    panels += [behaviours] if behaviours else []
+    figure.set_size_inches(4.5 * len(panels), 3.2)
+    for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for name in names:
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 15 else "", label=name)
+                axes.legend()
+        axes.set_xlabel("updates")
+    return figure
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
