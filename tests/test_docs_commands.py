@@ -6,11 +6,14 @@ need a GPU stand under a comment <!-- gpu -->. The batch script of slurm.md runs
 tutorial for real, in test_tutorial.py.
 """
 
+import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -30,7 +33,7 @@ UNMASK: Any = typer.main.get_command(app)
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("unmask ", "torchrun ", "make ", "python ", "pip ", "pytest ", "for ")
-BY_HAND = ("source", "sbatch", "hf", "cd", "git")  # nothing of ours to check
+BY_HAND = ("source", "sbatch", "docker", "hf", "cd", "git")  # nothing of ours to check
 DOORS = {
     "unmask.training.loop": ("train", "resume"),
     "unmask.studies.cost.estimate": ("estimate",),
@@ -250,9 +253,10 @@ STAND_INS = {
 
 
 @pytest.fixture
-def slurm(folder: Path) -> Callable[[], subprocess.Popen]:
+def slurm(folder: Path) -> Callable[..., subprocess.Popen]:
     """Starts the page's script where Slurm's commands are stand-ins."""
     (script,) = re.findall(r"```bash\n(#!.*?)```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL)
+    assert script == (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
     (folder / "train.sbatch").write_text(script)
     (folder / "bin").mkdir()
     for name, body in STAND_INS.items():
@@ -260,11 +264,11 @@ def slurm(folder: Path) -> Callable[[], subprocess.Popen]:
         (folder / "bin" / name).chmod(0o755)
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8"}
     surroundings = {**os.environ, **given, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    return lambda: subprocess.Popen(["bash", "train.sbatch"], cwd=folder, env=surroundings)
+    return lambda **more: subprocess.Popen(["bash", "train.sbatch"], cwd=folder, env={**surroundings, **more})
 
 
 def test_the_batch_script_starts_stops_requeues_and_resumes(
-    folder: Path, slurm: Callable[[], subprocess.Popen]
+    folder: Path, slurm: Callable[..., subprocess.Popen]
 ) -> None:
     job, waited = slurm(), time.monotonic() + 20
     while not (folder / "runs" / "my-run" / "config.yaml").exists():
@@ -286,8 +290,25 @@ def test_the_batch_script_starts_stops_requeues_and_resumes(
 
 
 def test_the_batch_script_gives_a_failure_back_and_does_not_requeue_it(
-    folder: Path, slurm: Callable[[], subprocess.Popen]
+    folder: Path, slurm: Callable[..., subprocess.Popen]
 ) -> None:
     (folder / "bin" / "torchrun").write_text("#!/bin/bash\nexit 2\n")
     assert slurm().wait(20) == 2
     assert not (folder / "requeued").exists()
+
+
+def test_the_batch_script_trains_in_two_processes(folder: Path, slurm: Callable[..., subprocess.Popen]) -> None:
+    """With the real launcher, on one node, whose two GPUs are processes on the CPU (gloo)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = folder / "train.sbatch"
+    script.write_text(script.read_text().replace(":29500", f":{port}"))
+    (folder / "bin" / "scontrol").write_text("#!/bin/bash\necho 127.0.0.1\n")
+    (folder / "bin" / "torchrun").write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    (folder / "my.yaml").write_text("updates: 1\nprompts: 2\ngroup: 2\neval: {prompts: 2, samples: 1}\n")
+    surroundings = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "PYTHONPATH": str(ROOT)}
+    assert slurm(**surroundings).wait(200) == 0
+    (start,) = map(json.loads, (folder / "runs" / "my-run" / "run.jsonl").read_text().splitlines())
+    assert start["processes"] == "2" and start["command"] == "unmask train my.yaml --out runs/my-run"
+    assert (folder / "runs" / "my-run" / "finished.json").is_file()
