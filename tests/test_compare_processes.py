@@ -1,4 +1,4 @@
-"""unmask compare with processes: grids that are killed or told to stop, and processes that die."""
+"""unmask compare with processes: grids that are killed or asked to stop, and processes that die."""
 
 import json
 import os

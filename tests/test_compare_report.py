@@ -31,13 +31,13 @@ def row(label: str, ends: dict[str, float], against: str | None = None, **more: 
         for seed, end in ends.items()
     }  # fmt: skip
     base = label.partition("+")[0]
-    told = {"label": label, "base": base, "against": against, "planned_forwards": 1000.0, "rate": None}
-    return {**told, "folders": {}, "runs": runs, "failed": {}, **more}
+    facts = {"label": label, "base": base, "against": against, "planned_forwards": 1000.0, "rate": None}
+    return {**facts, "folders": {}, "runs": runs, "failed": {}, **more}
 
 
 def results(*rows: dict[str, Any], seeds: int = 5, **more: Any) -> dict[str, Any]:
-    told = {"task": "sudoku", "budget": "1,000 forwards", "seeds": seeds, "problems": 256, "rates": {}}
-    return {**told, "cells": list(rows), **more}
+    facts = {"task": "sudoku", "budget": "1,000 forwards", "seeds": seeds, "problems": 256, "rates": {}}
+    return {**facts, "cells": list(rows), **more}
 
 
 BASE = {"0": 0.50, "1": 0.52, "2": 0.48, "3": 0.51, "4": 0.49}
@@ -46,10 +46,10 @@ LIKE = {"0": 0.51, "1": 0.50, "2": 0.50, "3": 0.50, "4": 0.50}
 
 
 def test_means_intervals_and_paired_differences() -> None:
-    found = summary(results(row("a", BASE), row("a+daca", BETTER, "a")))
-    assert found["measures"] == ["sampled", "greedy", "pass@4"]
-    assert found["start"] == pytest.approx({"sampled": 0.4, "greedy": 0.5, "pass@4": 0.7})
-    alone, plugged = found["rows"]
+    report = summary(results(row("a", BASE), row("a+daca", BETTER, "a")))
+    assert report["measures"] == ["sampled", "greedy", "pass@4"]
+    assert report["start"] == pytest.approx({"sampled": 0.4, "greedy": 0.5, "pass@4": 0.7})
+    alone, plugged = report["rows"]
     assert alone["sampled"] == t_interval(list(BASE.values()))._asdict() and alone["sampled difference"] is None
     assert alone["forwards"] == 1002.0 and alone["seeds"] == 5
     apart = [BETTER[seed] - BASE[seed] for seed in BASE]
@@ -64,14 +64,14 @@ def test_differences_are_over_the_seeds_that_both_have() -> None:
     shared = summary(results(row("a", BASE), row("a+daca", {"1": 0.62, "3": 0.71}, "a")))["rows"][1]
     assert shared["sampled difference"]["mean"] == pytest.approx(0.15) and shared["sampled difference"]["seeds"] == 2
     assert shared["seeds"] == 2
-    found = summary(results(row("a", {"0": 0.5}), row("a+daca", {"1": 0.6}, "a")))
-    assert found["rows"][1]["sampled difference"] is None
-    assert mentions(found["conclusion"], "its base a", "seed in common")
+    report = summary(results(row("a", {"0": 0.5}), row("a+daca", {"1": 0.6}, "a")))
+    assert report["rows"][1]["sampled difference"] is None
+    assert mentions(report["conclusion"], "its base a", "seed in common")
 
 
 def test_a_share_has_no_interval_beyond_zero_and_one() -> None:
-    found = summary(results(row("a", {"0": 0.05, "1": 0.85}), seeds=2))["rows"][0]
-    assert (found["sampled"]["low"], found["sampled"]["high"]) == (0.0, 1.0)
+    report = summary(results(row("a", {"0": 0.05, "1": 0.85}), seeds=2))["rows"][0]
+    assert (report["sampled"]["low"], report["sampled"]["high"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ def test_the_cells_of_a_board_in_words_are_where_the_grader_read_it() -> None:
     text = f"It is {GRID[::-1]}, no:</reasoning>\n<answer>\n{drawn}\n</answer>"
     for before in ("", "1 ", "Row 4: 12"):  # digits that are not the board's
         near_it = f"<answer>{before}</answer>{before}\n{GRID}"
-        found = cell_positions(task, ROW, list(near_it), near_it)
-        assert found == list(range(len(near_it) - 16, len(near_it)))
+        positions = cell_positions(task, ROW, list(near_it), near_it)
+        assert positions == list(range(len(near_it) - 16, len(near_it)))
     cells = cell_positions(task, ROW, list(text), text)
     assert cells is not None and "".join(text[cell] for cell in cells) == GRID and cells[0] > text.index("<answer>")
     tokens = [*text[: cells[0]], text[cells[0] : cells[1] + 1], *text[cells[1] + 1 :]]  # two digits in one token

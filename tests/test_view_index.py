@@ -24,8 +24,8 @@ def test_a_curve_is_bounded_and_keeps_the_least_and_the_greatest_of_every_bin(co
     rng = random.Random(count)
     points = [(3 * i, rng.gauss(0, 1)) for i in range(count)]
     series = of(points)
-    found = series.data()
-    kept = list(zip(found["x"], found["y"], strict=True))
+    curve = series.data()
+    kept = list(zip(curve["x"], curve["y"], strict=True))
     assert len(kept) <= 2000 and kept == sorted(kept) and set(kept) <= set(points)
     for start in range(0, count, series.width):  # by brute force
         inside = points[start : start + series.width]
@@ -45,8 +45,8 @@ def test_a_curve_does_not_depend_on_when_it_was_looked_at() -> None:
 
 
 def test_what_is_no_number_is_a_gap_unless_a_number_is_beside_it() -> None:
-    found = of([(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]).data()
-    assert found == {"x": [0, 1, 2, 3], "y": [1.0, None, None, 2.0]}
+    curve = of([(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]).data()
+    assert curve == {"x": [0, 1, 2, 3], "y": [1.0, None, None, 2.0]}
     flat = of([(i, math.nan if i % 2 else 5.0) for i in range(4 * BINS)]).data()["y"]
     assert set(flat) == {5.0} and len(flat) == BINS  # a flat curve has one point a bin
     assert set(of([(i, math.nan) for i in range(4 * BINS)]).data()["y"]) == {None}
@@ -72,10 +72,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_that_has_only_begun_is_a_run(folder: Path) -> None:
     run = RunReader(folder)
     assert not run.refresh()
-    (told,) = runs_index([run], live=True)["runs"]
-    assert (told["name"], told["method"], told["task"]) == ("first", "diffu_grpo + daca + dispo", "sudoku")
-    assert (told["updates"], told["done"], told["finished"], told["metrics"]) == (80, 0, None, {})
-    assert (told["warnings"], told["errors"], told["traces"]) == ([], 0, [])
+    (shown,) = runs_index([run], live=True)["runs"]
+    assert (shown["name"], shown["method"], shown["task"]) == ("first", "diffu_grpo + daca + dispo", "sudoku")
+    assert (shown["updates"], shown["done"], shown["finished"], shown["metrics"]) == (80, 0, None, {})
+    assert (shown["warnings"], shown["errors"], shown["traces"]) == ([], 0, [])
     assert runs_index([run], live=True)["live"] and not runs_index([run], live=False)["live"]
 
 
@@ -87,10 +87,10 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
     traces.write_text(group("t1-0") + strange + group("e1-0")[:-9])
     run = RunReader(folder)
     assert run.refresh() and not run.refresh()
-    told = run.data("first")
-    assert told["done"] == 1 and [entry["id"] for entry in told["traces"]] == ["t1-0"]
-    assert told["metrics"] == {"eval/reward": {"x": [0], "y": [0.5]}, "train/reward": {"x": [1], "y": [None]}}
-    assert told["traces"][0] == {
+    shown = run.data("first")
+    assert shown["done"] == 1 and [entry["id"] for entry in shown["traces"]] == ["t1-0"]
+    assert shown["metrics"] == {"eval/reward": {"x": [0], "y": [0.5]}, "train/reward": {"x": [1], "y": [None]}}
+    assert shown["traces"][0] == {
         "id": "t1-0",
         "kind": "train",
         "step": 1,
@@ -106,11 +106,11 @@ def test_logs_are_read_as_far_as_they_are_whole_and_then_on(folder: Path) -> Non
     (folder / "errors.jsonl").write_text('{"step": 1}\n{"step": 1}\n')
     (folder / "finished.json").write_text('{"before": {}, "after": {}}')
     assert run.refresh()
-    told = run.data("first")
-    assert told["metrics"]["train/reward"] == {"x": [1, 2], "y": [None, 1.5]} and told["done"] == 2
-    assert [entry["id"] for entry in told["traces"]] == ["t1-0", "e1-0"]
-    assert (told["warnings"], told["errors"]) == ([{"step": 2, "name": "idle"}], 2)
-    assert not runs_index([run], live=True)["live"] and told["finished"] == {"before": {}, "after": {}}
+    shown = run.data("first")
+    assert shown["metrics"]["train/reward"] == {"x": [1, 2], "y": [None, 1.5]} and shown["done"] == 2
+    assert [entry["id"] for entry in shown["traces"]] == ["t1-0", "e1-0"]
+    assert (shown["warnings"], shown["errors"]) == ([{"step": 2, "name": "idle"}], 2)
+    assert not runs_index([run], live=True)["live"] and shown["finished"] == {"before": {}, "after": {}}
     assert [run.trace(name) for name in ("e1-0", "t1-0")] == [group(name)[:-1].encode() for name in ("e1-0", "t1-0")]
     assert run.trace("../../etc/passwd") is None and run.trace("e9-0") is None
 
@@ -137,6 +137,7 @@ def test_the_clock_counts_the_seconds_of_training(folder: Path) -> None:
     run = RunReader(folder)
     assert run.refresh()
     clock = run.data("first")["clock"]
+    assert run.data("first")["changed"] == pytest.approx((folder / "metrics.jsonl").stat().st_mtime, abs=0.1)
     known = {step: 2.0 * (step if step < 6 else step - 1) for step in range(1, 3 * BINS) if step != 6}
     assert clock["x"][-1] == 3 * BINS - 1 and len(clock["x"]) <= 2 * BINS
     assert [known[step] for step in clock["x"]] == clock["y"]
@@ -174,7 +175,7 @@ def test_a_run_that_begins_again_is_news_with_the_settings_it_has_then(folder: P
 def test_of_two_groups_of_one_name_the_first_counts(folder: Path) -> None:
     (folder / "traces.jsonl").write_text(group("t1-0") + group("t1-0", step=9))
     run = RunReader(folder)
-    assert run.refresh() and [told["step"] for told in run.groups()] == [1]
+    assert run.refresh() and [group["step"] for group in run.groups()] == [1]
     assert run.trace("t1-0") == group("t1-0")[:-1].encode()
 
 
@@ -202,11 +203,11 @@ def test_runs_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
 
 def test_a_configuration_may_hold_what_json_does_not(folder: Path) -> None:
     (folder / "config.yaml").write_text("optimizer: {max_grad_norm: .inf, betas: [.nan, 1]}\nday: 2024-01-02\n")
-    (told,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
-    assert told["config"] == {"optimizer": {"max_grad_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
+    (shown,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
+    assert shown["config"] == {"optimizer": {"max_grad_norm": None, "betas": [None, 1]}, "day": "2024-01-02"}
     (folder / "config.yaml").write_text(f"2024-01-02: 1\nlarge: 0x{'f' * 5000}\npairs: !!pairs [a: .nan]\n")
-    (told,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
-    assert told["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
+    (shown,) = json.loads(json_text(runs_index([RunReader(folder)], live=False)))["runs"]
+    assert shown["config"] == {"2024-01-02": 1, "large": None, "pairs": [["a", None]]}
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,8 @@ def test_a_configuration_of_wrong_types_is_shown_as_text(folder: Path, given: st
     (folder / "samples.jsonl").write_text('{"step": 1, "completion": "x"}\n')
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = json.loads(json_text(runs_index([run], live=True)))["runs"]
-    assert (told["method"], told["task"], told["updates"]) == (method, '[1, "a"]', None)
+    (shown,) = json.loads(json_text(runs_index([run], live=True)))["runs"]
+    assert (shown["method"], shown["task"], shown["updates"]) == (method, '[1, "a"]', None)
     assert json.loads(run.trace("t1-0") or b"")["task"] == '[1, "a"]'
 
 
@@ -269,15 +270,15 @@ def test_damaged_logs_are_shown_as_far_as_they_are_sound(folder: Path) -> None:
     (folder / "traces.jsonl").write_bytes(b"".join(lines))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
-    assert (told["done"], told["metrics"], told["finished"]) == (1, {"b": {"x": [1], "y": [2]}}, None)
-    assert [line["name"] == "idle" for line in told["warnings"]] == [False] * (len(told["warnings"]) - 1) + [True]
-    assert [(each["id"], each["step"], each["rewards"]) for each in told["traces"]] == [
+    (shown,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
+    assert (shown["done"], shown["metrics"], shown["finished"]) == (1, {"b": {"x": [1], "y": [2]}}, None)
+    assert [line["name"] == "idle" for line in shown["warnings"]] == [False] * (len(shown["warnings"]) - 1) + [True]
+    assert [(each["id"], each["step"], each["rewards"]) for each in shown["traces"]] == [
         ("t1-0", None, [1.0, 0.0]),
         ("t2-0", None, [None]),
     ]
-    found = by_the_letter(run.trace("t2-0"))
-    assert (found["prompt"], found["rollouts"]) == ("\ud800", [{"reward": None, "p": [None]}])
+    line = by_the_letter(run.trace("t2-0"))
+    assert (line["prompt"], line["rollouts"]) == ("\ud800", [{"reward": None, "p": [None]}])
     assert by_the_letter(run.trace("t1-0"))["rollouts"] == json.loads(group("t1-0"))["rollouts"]
 
 
@@ -287,9 +288,9 @@ def test_damaged_samples_are_shown_as_far_as_they_are_sound(folder: Path) -> Non
     (folder / "samples.jsonl").write_text("".join(lines))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
-    assert [each["id"] for each in told["traces"][:2]] == ["t1-0", "t850-0"]
-    for each in told["traces"]:
+    (shown,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
+    assert [each["id"] for each in shown["traces"][:2]] == ["t1-0", "t850-0"]
+    for each in shown["traces"]:
         assert each["rewards"] == [None]
         assert by_the_letter(run.trace(each["id"]))["rollouts"] == [{"tokens": ["x"], "reward": None}]
     assert by_the_letter(run.trace("t1-0"))["prompt"] == '{"é": null}'
@@ -300,9 +301,9 @@ def test_a_prompt_may_be_anything(folder: Path) -> None:
     (folder / "traces.jsonl").write_text("".join(lines) + group("t1-0", prompt={"a": math.nan}))
     run = RunReader(folder)
     assert run.refresh()
-    (told,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
-    assert told["traces"][0]["id"] == "t850-0" and told["traces"][-1]["prompt"] == "{'a': None}"
-    for each in told["traces"]:
+    (shown,) = by_the_letter(json_text(runs_index([run], live=False)))["runs"]
+    assert shown["traces"][0]["id"] == "t850-0" and shown["traces"][-1]["prompt"] == "{'a': None}"
+    for each in shown["traces"]:
         assert by_the_letter(run.trace(each["id"]))["rollouts"] == json.loads(group("t1-0"))["rollouts"]
 
 

@@ -81,31 +81,31 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, collect, plain = Seen(), unmask.training.loop.collect, unmask.training.loop.loss_terms
+    record, collect, plain = Seen(), unmask.training.loop.collect, unmask.training.loop.loss_terms
 
     def collected(source: Experiment, step: int) -> Batch:
         batch = collect(source, step)
-        if found.varied:
+        if record.varied:
             batch = replace(batch, reward_B=torch.arange(len(batch.reward_B), dtype=torch.float64) ** 2)
-        found.batch = batch
+        record.batch = batch
         return batch
 
     def asked(method: Method, batch: Batch, scorer: Scorer, *given: Any) -> list[list[LossTerm]]:
         steps = plain(method, batch, scorer, *given)
-        found.parts = steps[0]
+        record.parts = steps[0]
         with torch.no_grad():
-            found.logp = [ask(scorer.policy, term.probes) for term in found.parts]
+            record.logp = [ask(scorer.policy, term.probes) for term in record.parts]
         return steps
 
     monkeypatch.setattr(unmask.training.loop, "collect", collected)
     monkeypatch.setattr(unmask.training.loop, "loss_terms", asked)
-    yield found
+    yield record
 
 
-def near(told: list[float], wanted: Tensor, digits: int = 4) -> bool:
+def near(stored: list[float], wanted: Tensor, digits: int = 4) -> bool:
     """Equal but for the digits that are not written down."""
-    found = torch.tensor(told, dtype=torch.float64).view_as(wanted)
-    return torch.allclose(found, wanted.double(), rtol=10.0 ** (1 - digits), atol=1e-6)
+    values = torch.tensor(stored, dtype=torch.float64).view_as(wanted)
+    return torch.allclose(values, wanted.double(), rtol=10.0 ** (1 - digits), atol=1e-6)
 
 
 def taught(config: Config, folder: Path) -> Line:
@@ -146,16 +146,17 @@ def check_probes(line: Line, seen: Seen) -> None:
     for i, rollout in enumerate(line["rollouts"]):
         questions = (probes.trace_N == i).nonzero().squeeze(1).tolist()
         assert len(rollout["probes"]) == len(questions) >= 4  # strata, of which a block may part one
-        for told, n in zip(rollout["probes"], questions, strict=True):
+        for probe, n in zip(rollout["probes"], questions, strict=True):
             state, asked = probes.states_SL[probes.state_N[n], -16:], probes.asked_NL[n, -16:]
-            assert told["masked"] == (state == probes.trace.mask_id).nonzero().squeeze(1).tolist()
-            assert told["asked"] == asked.nonzero().squeeze(1).tolist() and set(told["asked"]) <= set(told["masked"])
-            assert near(told["logp"], logp_NL[n, -16:][asked]) and near(told["share"], probes.share_NL[n, -16:][asked])
-            assert (told["term"], told["weight"]) == (0, 1.0)
+            assert probe["masked"] == (state == probes.trace.mask_id).nonzero().squeeze(1).tolist()
+            assert probe["asked"] == asked.nonzero().squeeze(1).tolist() and set(probe["asked"]) <= set(probe["masked"])
+            assert near(probe["logp"], logp_NL[n, -16:][asked])
+            assert near(probe["share"], probes.share_NL[n, -16:][asked])
+            assert (probe["term"], probe["weight"]) == (0, 1.0)
         # SML asks every token once: the shares of a position add up to one
         shares = dict.fromkeys(range(16), 0.0)
-        for told in rollout["probes"]:
-            for place, share in zip(told["asked"], told["share"], strict=True):
+        for probe in rollout["probes"]:
+            for place, share in zip(probe["asked"], probe["share"], strict=True):
                 shares[place] += share
         assert all(shares[place] == 1 for place, step in enumerate(rollout["filled"]) if step is not None)
 
@@ -186,8 +187,8 @@ def test_branches_find_their_rollouts_where_idle_groups_were_left_out(tmp_path: 
 
 def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model: str, tmp_path: Path) -> None:
     config = config_for(model, updates=1, eval={"prompts": 5, "samples": 2})
-    found = [line for line in lines(run(config, tmp_path / "run")) if line["kind"] == "eval"]
-    assert [line["id"] for line in found] == [f"e{step}-{number}" for step in (0, 1) for number in range(3)]
+    groups = [line for line in lines(run(config, tmp_path / "run")) if line["kind"] == "eval"]
+    assert [line["id"] for line in groups] == [f"e{step}-{number}" for step in (0, 1) for number in range(3)]
     task, rows = config.build_task(), config.build_task().rows("test", 5, 0)
     for home, step in ((model, 0), (tmp_path / "run" / "checkpoint", 1)):
         policy = load_model(home)
@@ -195,7 +196,7 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
         trace = unmask.sample(
             policy, prompts, row_seeds(EVAL_SEED, 10), decoding_of(config, task), micro_batch=MicroBatch(512)
         ).trace
-        for number, line in enumerate(found[3 * step : 3 * step + 3]):
+        for number, line in enumerate(groups[3 * step : 3 * step + 3]):
             assert line["prompt"] == task.prompt(rows[number])
             for i, rollout in enumerate(line["rollouts"]):
                 ids = trace.tokens_BL[2 * number + i, -16:].tolist()
@@ -233,10 +234,10 @@ def check_answers(line: Line, seen: Seen) -> None:
         if not questions:  # a mask at random may have masked nothing
             assert not rollout["taught"]
             continue
-        for told, n in zip(rollout["probes"], questions, strict=True):
-            assert near(told["logp"], logp_NL[n, -16:][probes.asked_NL[n, -16:]])
-            assert told["weight"] == short_number(float(probes.weight_M[probes.unit_N[n]]))
-        assert {told["term"] for told in rollout["probes"]} <= set(range(int((probes.trace_M == i).sum())))
+        for probe, n in zip(rollout["probes"], questions, strict=True):
+            assert near(probe["logp"], logp_NL[n, -16:][probes.asked_NL[n, -16:]])
+            assert probe["weight"] == short_number(float(probes.weight_M[probes.unit_N[n]]))
+        assert {probe["term"] for probe in rollout["probes"]} <= set(range(int((probes.trace_M == i).sum())))
         assert rollout["weight"] is None  # no base weighs its tokens
     assert any(rollout["taught"] for rollout in line["rollouts"])
 
@@ -249,9 +250,9 @@ def test_a_rollout_that_could_teach_nothing_was_not_asked(model: str, tmp_path: 
 
 def test_of_a_large_group_the_first_are_written_down(model: str, tmp_path: Path) -> None:
     config = config_for(model, updates=1, prompts=1, group=18, eval={"prompts": 2, "samples": 18}, rollout={"steps": 2})
-    found = lines(run(config, tmp_path / "run"))
-    assert [line["id"] for line in found] == ["e0-0", "e0-1", "t1-0", "e1-0", "e1-1"]
-    assert all(len(line["rollouts"]) == 16 for line in found)
+    groups = lines(run(config, tmp_path / "run"))
+    assert [line["id"] for line in groups] == ["e0-0", "e0-1", "t1-0", "e1-0", "e1-1"]
+    assert all(len(line["rollouts"]) == 16 for line in groups)
 
 
 def left_by(folder: Path) -> dict[str, object]:
@@ -267,8 +268,8 @@ def left_by(folder: Path) -> dict[str, object]:
 
 def test_writing_down_changes_no_token_no_metric_and_no_weight(model: str, tmp_path: Path) -> None:
     for number, more in enumerate((BOTH, {"method": "agrpo", "inner_steps": 2})):
-        found = [left_by(run(config_for(model, **more, trace_every=n), tmp_path / f"{number}-{n}")) for n in (0, 1)]
-        assert found[0] == found[1]
+        outcomes = [left_by(run(config_for(model, **more, trace_every=n), tmp_path / f"{number}-{n}")) for n in (0, 1)]
+        assert outcomes[0] == outcomes[1]
         assert not (tmp_path / f"{number}-0" / "traces.jsonl").exists()
         assert len(lines(tmp_path / f"{number}-1")) == 6
 
@@ -354,13 +355,13 @@ def test_graders_say_what_is_wrong() -> None:
     assert verdict(row, "{}") == f'against the schema: "{key}" is a required property'
     other = json.dumps({**row["reference"], key: row["reference"][key] + 1})
     assert verdict(row, other) == "follows the schema; 50% of the fields agree with the reference"
-    if told := sandbox.problem():
-        pytest.skip(f"JSON is told of, programs are not: {told}")
+    if problem := sandbox.problem():
+        pytest.skip(f"programs cannot be run: {problem}")
     code = TASKS["code_mini"]()
     row = code.rows("train", 1, 0)[0]
     assert code.verdict is not None and code.verdict(row, code.solution(row)) == "13 of 13 tests pass"
-    told = code.verdict(row, "1/x-1/x*")
-    assert told.startswith("0 of 13 tests pass; the program raised SyntaxError") and "\n" not in told
+    text = code.verdict(row, "1/x-1/x*")
+    assert text.startswith("0 of 13 tests pass; the program raised SyntaxError") and "\n" not in text
     assert code.verdict(row, "import os") == "not run: not a short expression in x"
 
 
@@ -373,8 +374,8 @@ def test_a_task_of_ones_own_is_no_sudoku_whatever_its_name(model: str, tmp_path:
         own = {"task": str(tmp_path / f"{name}.py"), "own": {"data": str(tmp_path / "rows.jsonl")}}
         settings = {"model": model, **own, "reward": {"timeout": None}, "rollout": {"length": 16, "steps": 2}}
         config = parse_config({**FEW, **settings, "updates": 1, "trace_every": 1})
-        found = lines(run(config, tmp_path / f"run of {name}"))
-        assert found and all((line["task"], line["sudoku"]) == (name, None) for line in found)
+        groups = lines(run(config, tmp_path / f"run of {name}"))
+        assert groups and all((line["task"], line["sudoku"]) == (name, None) for line in groups)
 
 
 def test_answers_are_short_and_without_their_reasoning() -> None:

@@ -72,14 +72,14 @@ def test_an_exported_page_holds_the_runs_and_no_word_of_a_model_is_markup(templa
     runs = [made(tmp_path / "a"), made(tmp_path / "b", "e0-0")]
     out = export(runs, tmp_path / "out.html", page=template)
     text = out.read_text(encoding="utf-8")
-    found = Blocks(text)
-    assert found.tags == ["p", "script", "b", "script", "script", "i"]
-    assert list(found.scripts) == ["unmask-data", "trace-0-t1-0", "trace-1-e0-0"]
-    assert not re.search(r"[<>&\u2028\u2029]", "".join(found.scripts.values()))
-    index = json.loads(found.scripts["unmask-data"])
+    blocks = Blocks(text)
+    assert blocks.tags == ["p", "script", "b", "script", "script", "i"]
+    assert list(blocks.scripts) == ["unmask-data", "trace-0-t1-0", "trace-1-e0-0"]
+    assert not re.search(r"[<>&\u2028\u2029]", "".join(blocks.scripts.values()))
+    index = json.loads(blocks.scripts["unmask-data"])
     assert [run["name"] for run in index["runs"]] == ["a", "b"] and index["live"] is False
     assert index["runs"][0]["traces"][0]["prompt"] == HOSTILE
-    assert json.loads(found.scripts["trace-1-e0-0"])["rollouts"][0]["tokens"] == [HOSTILE]
+    assert json.loads(blocks.scripts["trace-1-e0-0"])["rollouts"][0]["tokens"] == [HOSTILE]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out.html", "page.html"]
 
 
@@ -87,9 +87,9 @@ def test_a_run_without_groups_is_exported_with_its_samples(template: Path, tmp_p
     folder = made(tmp_path / "a")
     (folder / "traces.jsonl").unlink()
     (folder / "samples.jsonl").write_text('{"step": 3, "row": {}, "completion": "</script>", "reward": 0.5}\n')
-    found = Blocks(export(folder, tmp_path / "out.html", page=template).read_text()).scripts
-    assert list(found) == ["unmask-data", "trace-0-t3-0"]
-    assert json.loads(found["trace-0-t3-0"])["rollouts"] == [{"tokens": ["</script>"], "reward": 0.5}]
+    blocks = Blocks(export(folder, tmp_path / "out.html", page=template).read_text()).scripts
+    assert list(blocks) == ["unmask-data", "trace-0-t3-0"]
+    assert json.loads(blocks["trace-0-t3-0"])["rollouts"] == [{"tokens": ["</script>"], "reward": 0.5}]
 
 
 def test_one_run_may_be_given_alone_and_a_page_is_written_whole_or_not_at_all(template: Path, tmp_path: Path) -> None:
@@ -124,17 +124,17 @@ def test_what_is_left_out_are_whole_steps_of_samples_too_and_runs_share_the_room
         (run / "traces.jsonl").write_text("".join(many))
     monkeypatch.setattr(page, "LARGEST", 24 * len(many[0]))  # one run's
     with pytest.warns(UserWarning, match="12 of 24 groups"):
-        found = Blocks(export(runs, tmp_path / "out.html", page=template).read_text()).scripts
+        blocks = Blocks(export(runs, tmp_path / "out.html", page=template).read_text()).scripts
     kept = [name for step, name in named if step % 2 == 0]
-    assert list(found) == ["unmask-data", *(f"trace-{run}-{name}" for run in (0, 1) for name in kept)]
+    assert list(blocks) == ["unmask-data", *(f"trace-{run}-{name}" for run in (0, 1) for name in kept)]
     (runs[0] / "traces.jsonl").unlink()
     (runs[0] / "samples.jsonl").write_text("".join(samples(step) for step in range(10, 20)))
     whole = Blocks(export(runs[0], tmp_path / "out.html", page=template).read_text()).scripts
     monkeypatch.setattr(page, "LARGEST", 5 * len(whole["trace-0-t10-0"]))
     with pytest.warns(UserWarning, match="5 of 10 groups"):
-        found = Blocks(export(runs[0], tmp_path / "out.html", page=template).read_text()).scripts
-    assert list(found) == ["unmask-data", *(f"trace-0-t{step}-0" for step in range(10, 20, 2))]
-    assert len(json.loads(found["unmask-data"])["runs"][0]["traces"]) == 5
+        blocks = Blocks(export(runs[0], tmp_path / "out.html", page=template).read_text()).scripts
+    assert list(blocks) == ["unmask-data", *(f"trace-0-t{step}-0" for step in range(10, 20, 2))]
+    assert len(json.loads(blocks["unmask-data"])["runs"][0]["traces"]) == 5
 
 
 def test_a_page_that_would_be_too_large_leaves_groups_out_evenly(
@@ -146,9 +146,9 @@ def test_a_page_that_would_be_too_large_leaves_groups_out_evenly(
     (folder / "traces.jsonl").write_text("".join(many))
     monkeypatch.setattr(page, "LARGEST", 10 * len(many[0]))
     with pytest.warns(UserWarning, match="10 of 30 groups"):
-        found = Blocks(export(folder, tmp_path / "out.html", page=template).read_text()).scripts
-    assert list(found) == ["unmask-data", *(f"trace-0-t{n}-0" for n in range(10, 40, 3))]
-    assert len(json.loads(found["unmask-data"])["runs"][0]["traces"]) == 10
+        blocks = Blocks(export(folder, tmp_path / "out.html", page=template).read_text()).scripts
+    assert list(blocks) == ["unmask-data", *(f"trace-0-t{n}-0" for n in range(10, 40, 3))]
+    assert len(json.loads(blocks["unmask-data"])["runs"][0]["traces"]) == 10
     monkeypatch.setattr(page, "LARGEST", 30 * len(many[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -219,7 +219,7 @@ def test_a_log_that_was_cut_is_read_again_when_a_group_is_asked_for(viewer: View
     status, _, body = asked(viewer, "/api/trace?run=0&id=t1-0")
     assert (status, body.decode()) == (200, lines[1])
     status, _, body = asked(viewer, "/api/index", If_None_Match=tag)
-    assert status == 200 and [told["id"] for told in json.loads(body)["runs"][0]["traces"]] == ["e0-0", "t1-0"]
+    assert status == 200 and [group["id"] for group in json.loads(body)["runs"][0]["traces"]] == ["e0-0", "t1-0"]
     log.unlink()
     assert asked(viewer, "/api/trace?run=0&id=t1-0")[0] == 404
     assert json.loads(asked(viewer, "/api/index", If_None_Match=tag)[2])["runs"][0]["traces"] == []
@@ -363,10 +363,10 @@ def test_the_command_serves_until_it_is_interrupted_and_then_is_quiet(tmp_path: 
     heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(command, **pipes, **heard) as process:
         assert process.stdout is not None and process.stderr is not None
-        found = re.match(r"http://127\.0\.0\.1:(\d+)(/\S+/) shows .*; Ctrl-C ends it\n", process.stdout.readline())
-        assert found is not None
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-        connection.request("GET", found[2])
+        printed = re.match(r"http://127\.0\.0\.1:(\d+)(/\S+/) shows .*; Ctrl-C ends it\n", process.stdout.readline())
+        assert printed is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(printed[1]), timeout=10)
+        connection.request("GET", printed[2])
         assert b"unmask-data" in connection.getresponse().read()
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0 and process.stderr.read() == ""

@@ -24,10 +24,10 @@ def page() -> str:
 def sources_hash() -> str:
     """As vite.config.ts writes it into the page."""
     names = [str(path.relative_to(WEB)) for path in (WEB / "src").rglob("*") if path.is_file()]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted([*names, *BESIDE]):
-        found.update(name.encode() + b"\0" + (WEB / name).read_bytes() + b"\0")
-    return found.hexdigest()
+        digest.update(name.encode() + b"\0" + (WEB / name).read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def test_there_is_one_place_for_the_data_and_one_for_the_traces():
@@ -68,8 +68,8 @@ def ran(tool: str, *arguments: str, **environment: str) -> None:
     node, script = shutil.which("node"), WEB / "node_modules" / ".bin" / tool
     if node is None or not script.exists():
         pytest.skip("node or web/node_modules is not there: `make web` installs what the page is tested with")
-    command, told = [node, script, *arguments], {**os.environ, **environment}
-    done = subprocess.run(command, cwd=WEB, env=told, capture_output=True, text=True, timeout=240)
+    command, settings = [node, script, *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, cwd=WEB, env=settings, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

@@ -23,14 +23,16 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Where to serve; 0 takes a free port.")] = 0,
     animate: Annotated[
-        Path | None, typer.Option(help="Write an animated SVG of one recorded rollout, e.g. denoising.svg.")
+        Path | None, typer.Option(metavar="FILE", help="Write an animated SVG of one recorded rollout, e.g. out.svg.")
     ] = None,
-    update: Annotated[int | None, typer.Option(help="Of --animate: a recorded update. Default: the last.")] = None,
+    update: Annotated[
+        int | None, typer.Option(metavar="N", help="Of --animate: a recorded update. Default: the last.")
+    ] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="PROMPT", help="Of --animate: text that the prompt contains.")
+        str | None, typer.Option(metavar="TEXT", help="Of --animate: text that the prompt contains.")
     ] = None,
     rollout: Annotated[
-        int | None, typer.Option(help="Of --animate: number of the rollout, from 1. Default: the highest reward.")
+        int | None, typer.Option(metavar="N", help="Of --animate: which rollout, from 1. Default: the highest reward.")
     ] = None,
     opening: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
 ) -> None:

@@ -96,6 +96,7 @@ class RunReader:
         self.logs = {name: JsonLines(self.folder / f"{name}.jsonl") for name in names}
         self.series: dict[str, Series] = {}
         self.clock, self.seconds = Series(), 0.0
+        self.changed: float | None = None
         self.done, self.errors = 0, 0
         self.warnings, self.traces = list[TraceLine](), list[TraceLine]()
         self.places: dict[str, tuple[int, int]] = {}
@@ -113,6 +114,8 @@ class RunReader:
         before = {name: log.read for name, log in self.logs.items()}, self.finished
         for _, _, row in self.logs["metrics"].new_lines():
             self._add_metrics(row)
+        with suppress(OSError):
+            self.changed = round(self.logs["metrics"].path.stat().st_mtime, 1)
         for start, length, line in self.logs["traces"].new_lines():
             if (group := _group_summary(line)) is not None and group["id"] not in self.places:
                 self.traces.append(group)
@@ -138,6 +141,7 @@ class RunReader:
             "done": self.done,
             "metrics": {key: series.data(bins) for key, series in self.series.items()},
             "clock": self.clock.data(bins),
+            "changed": self.changed,
             "warnings": self.warnings,
             "errors": self.errors,
             "traces": self.groups(),

@@ -1,6 +1,7 @@
 /** The table of runs: its columns, its order, and the runs that are chosen for curves and samples. */
 
 import { signal } from "@preact/signals";
+import { duration } from "./format";
 import type { Run, Series } from "./types";
 
 /** Runs that are chosen at first, and have colours of their own. */
@@ -58,6 +59,15 @@ export function secondsLeft(run: Run): number | null {
   const [updates, seconds] = [x.at(-1)! - x[from]!, (y.at(-1) ?? 0) - (y[from] ?? 0)];
   if (run.finished || run.updates === null || x.length < 2 || updates <= 0) return null;
   return Math.max(0, run.updates - run.done) * (seconds / updates);
+}
+
+/** How long a run that is being followed still takes, or for how long it has been silent; "" if neither is known. */
+export function timeLeft(run: Run, live: boolean, now = Date.now() / 1000): string {
+  const left = secondsLeft(run);
+  if (!live || left === null) return "";
+  const pace = left / Math.max(1, run.updates! - run.done);
+  const silent = now - (run.changed ?? now);
+  return silent > 60 + 10 * pace ? `no update for ${duration(silent)}` : `about ${duration(left)} left`;
 }
 
 function valueOf(run: Run, by: Column): string | number | null {

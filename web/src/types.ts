@@ -18,6 +18,8 @@ export interface Run {
   metrics: Record<string, Series>;
   /** Seconds of training by update, cumulative. */
   clock?: Series | undefined;
+  /** When the metrics were last written, in seconds since 1970. */
+  changed?: number | null;
   warnings: Warning[];
   errors: number;
   traces: Entry[];

@@ -2,6 +2,7 @@
 
 import { useCallback, useMemo } from "preact/hooks";
 import { sectionsOf } from "../curves";
+import { index } from "../data";
 import { atUpdate, count, duration, number, percent } from "../format";
 import { pairings } from "../match";
 import { Chart } from "../parts/chart";
@@ -9,7 +10,7 @@ import { PlotOptions } from "../parts/options";
 import { RunsTable } from "../parts/runs-table";
 import { Samples } from "../parts/samples";
 import { compareLink } from "../route";
-import { chosen, ends, secondsLeft, secondsOf, stateOf } from "../table";
+import { chosen, ends, secondsOf, stateOf, timeLeft } from "../table";
 import type { Run, Warning } from "../types";
 
 const HEADLINES: [string, string][] = [
@@ -36,8 +37,8 @@ function Headline({ run }: { run: Run }) {
 /** How far the run is and, unless it is finished, how long it took and still takes. */
 function progressOf(run: Run): string {
   if (run.updates === null) return stateOf(run);
-  const [spent, left] = [secondsOf(run), secondsLeft(run)];
-  const times = left === null || spent === null ? "" : `: ${duration(spent)} of training so far, about ${duration(left)} left`;
+  const left = timeLeft(run, index.value?.live ?? false);
+  const times = left ? `: ${duration(secondsOf(run) ?? 0)} of training so far, ${left}` : "";
   return `${run.done} of ${count(run.updates, "update")}, ${stateOf(run)}${times}`;
 }
 

@@ -1,8 +1,9 @@
 /** All runs in a table that can be sorted. The chosen ones are drawn and listed below it. */
 
+import { index } from "../data";
 import { count, duration, number, percent } from "../format";
 import { runsLink } from "../route";
-import { choose, chooseOnly, chosen, type Column, ends, forwardsOf, order, secondsLeft, secondsOf, sorted, stateOf } from "../table";
+import { choose, chooseOnly, chosen, type Column, ends, forwardsOf, order, secondsOf, sorted, stateOf, timeLeft } from "../table";
 import type { Run } from "../types";
 import { lineColour } from "./chart";
 
@@ -67,7 +68,7 @@ export function RunsTable({ runs }: { runs: readonly Run[] }) {
 
 function Row({ runs, i, place }: { runs: readonly Run[]; i: number; place: number }) {
   const run = runs[i]!;
-  const left = secondsLeft(run);
+  const left = timeLeft(run, index.value?.live ?? false);
   return (
     <tr>
       <td>
@@ -84,7 +85,7 @@ function Row({ runs, i, place }: { runs: readonly Run[]; i: number; place: numbe
       <td>{run.updates === null ? "–" : `${run.done} of ${run.updates}`}</td>
       <td>{number(forwardsOf(run))}</td>
       <td>{secondsOf(run) === null ? "–" : duration(secondsOf(run)!)}</td>
-      <td>{stateOf(run)}{left !== null && `, about ${duration(left)} left`}</td>
+      <td>{stateOf(run)}{left && `, ${left}`}</td>
     </tr>
   );
 }

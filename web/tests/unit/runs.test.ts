@@ -6,7 +6,7 @@ import { duration, number, signed } from "../../src/format";
 import { firstPair, pairings } from "../../src/match";
 import { msPerStep, playerOf } from "../../src/player";
 import { compareLink, routeOf, runsLink, traceLink } from "../../src/route";
-import { choose, chosen, secondsLeft, sorted } from "../../src/table";
+import { choose, chosen, secondsLeft, sorted, timeLeft } from "../../src/table";
 import { runOf } from "../fixtures";
 import type { Entry, Trace } from "../../src/types";
 
@@ -119,6 +119,10 @@ describe("the table of runs", () => {
     expect(secondsLeft(run)).toBeCloseTo(120, 6); // 60 updates of 2 s
     expect(secondsLeft({ ...run, finished: {} })).toBeNull();
     expect(secondsLeft({ ...run, clock: { x: [1], y: [3] } })).toBeNull();
+    expect(timeLeft(run, true)).toBe("about 2 min left");
+    expect(timeLeft({ ...run, changed: 1000 }, true, 1070)).toBe("about 2 min left");
+    expect(timeLeft({ ...run, changed: 1000 }, true, 1300)).toBe("no update for 5 min");
+    expect(timeLeft(run, false)).toBe(""); // an exported page follows nothing
     expect([12.4, 200, 7600].map(duration)).toEqual(["12 s", "3 min", "2 h 7 min"]);
   });
 });
