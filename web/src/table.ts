@@ -49,25 +49,37 @@ export function stateOf(run: Run): string {
   return run.finished ? "finished" : "not finished";
 }
 
+/** What a run may spend: forward passes if it has a budget of them, else updates; null for an evaluation. */
+export function budgetOf(run: Run): { done: number; total: number; unit: [string, string] } | null {
+  const most = run.config["max_forwards"];
+  if (typeof most === "number" && most > 0) return { done: forwardsOf(run) ?? 0, total: most, unit: ["forward pass", "forward passes"] };
+  return run.updates === null ? null : { done: run.done, total: run.updates, unit: ["update", "updates"] };
+}
+
 /** Updates whose time is averaged for the time that is left. */
 const RECENT = 20;
 
-/** Seconds that an unfinished run still takes, by its last updates; null if that is not known. */
-export function secondsLeft(run: Run): number | null {
+/** Seconds of an update, over the last ones; null if that is not known. */
+function pace(run: Run): number | null {
   const [x, y] = [run.clock?.x ?? [], run.clock?.y ?? []];
   const from = Math.max(0, x.length - 1 - RECENT);
   const [updates, seconds] = [x.at(-1)! - x[from]!, (y.at(-1) ?? 0) - (y[from] ?? 0)];
-  if (run.finished || run.updates === null || x.length < 2 || updates <= 0) return null;
-  return Math.max(0, run.updates - run.done) * (seconds / updates);
+  return x.length < 2 || updates <= 0 ? null : seconds / updates;
+}
+
+/** Seconds that an unfinished run still takes, by its last updates; null if that is not known. */
+export function secondsLeft(run: Run): number | null {
+  const [budget, each] = [budgetOf(run), pace(run)];
+  if (run.finished || budget === null || each === null || budget.done <= 0) return null;
+  return Math.max(0, budget.total - budget.done) * (run.done / budget.done) * each;
 }
 
 /** How long a run that is being followed still takes, or for how long it has been silent; "" if neither is known. */
 export function timeLeft(run: Run, live: boolean, now = Date.now() / 1000): string {
   const left = secondsLeft(run);
   if (!live || left === null) return "";
-  const pace = left / Math.max(1, run.updates! - run.done);
   const silent = now - (run.changed ?? now);
-  return silent > 60 + 10 * pace ? `no update for ${duration(silent)}` : `about ${duration(left)} left`;
+  return silent > 60 + 10 * (pace(run) ?? 0) ? `no update for ${duration(silent)}` : `about ${duration(left)} left`;
 }
 
 function valueOf(run: Run, by: Column): string | number | null {

@@ -10,7 +10,7 @@ import { PlotOptions } from "../parts/options";
 import { RunsTable } from "../parts/runs-table";
 import { Samples } from "../parts/samples";
 import { compareLink } from "../route";
-import { chosen, ends, secondsOf, stateOf, timeLeft } from "../table";
+import { budgetOf, chosen, ends, secondsOf, stateOf, timeLeft } from "../table";
 import type { Run, Warning } from "../types";
 
 const HEADLINES: [string, string][] = [
@@ -36,20 +36,22 @@ function Headline({ run }: { run: Run }) {
 
 /** How far the run is and, unless it is finished, how long it took and still takes. */
 function progressOf(run: Run): string {
-  if (run.updates === null) return stateOf(run);
+  const budget = budgetOf(run);
+  if (budget === null) return stateOf(run);
   const left = timeLeft(run, index.value?.live ?? false);
   const times = left ? `: ${duration(secondsOf(run) ?? 0)} of training so far, ${left}` : "";
-  return `${run.done} of ${count(run.updates, "update")}, ${stateOf(run)}${times}`;
+  return `${budget.done} of ${count(budget.total, ...budget.unit)}, ${stateOf(run)}${times}`;
 }
 
 function Card({ run }: { run: Run }) {
+  const budget = budgetOf(run);
   return (
     <article class="run">
       <h2>{run.name}</h2>
       <p class="what"><span>{run.method}</span> <span class="quiet">on</span> <span>{run.task}</span></p>
       <Headline run={run} />
       <p class="progress">
-        {run.updates !== null && <progress max={Math.max(1, run.updates)} value={run.done} aria-label={`Updates of ${run.name}`} />}
+        {budget !== null && <progress max={Math.max(1, budget.total)} value={budget.done} aria-label={`Progress of ${run.name}`} />}
         <span>{progressOf(run)}</span>
         {run.errors > 0 && <span>{count(run.errors, "reward")} failed</span>}
       </p>

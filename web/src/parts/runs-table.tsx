@@ -3,7 +3,7 @@
 import { index } from "../data";
 import { count, duration, number, percent } from "../format";
 import { runsLink } from "../route";
-import { choose, chooseOnly, chosen, type Column, ends, forwardsOf, order, secondsOf, sorted, stateOf, timeLeft } from "../table";
+import { budgetOf, choose, chooseOnly, chosen, type Column, ends, forwardsOf, order, secondsOf, sorted, stateOf, timeLeft } from "../table";
 import type { Run } from "../types";
 import { lineColour } from "./chart";
 
@@ -68,6 +68,8 @@ export function RunsTable({ runs }: { runs: readonly Run[] }) {
 
 function Row({ runs, i, place }: { runs: readonly Run[]; i: number; place: number }) {
   const run = runs[i]!;
+  const budget = budgetOf(run);
+  const inUpdates = budget?.unit[0] === "update";
   const left = timeLeft(run, index.value?.live ?? false);
   return (
     <tr>
@@ -82,8 +84,8 @@ function Row({ runs, i, place }: { runs: readonly Run[]; i: number; place: numbe
       <td>{run.task}</td>
       <Solved run={run} metric="eval/solved_sampled" />
       <Solved run={run} metric="eval/solved_greedy" />
-      <td>{run.updates === null ? "–" : `${run.done} of ${run.updates}`}</td>
-      <td>{number(forwardsOf(run))}</td>
+      <td>{budget === null ? "–" : inUpdates ? `${run.done} of ${budget.total}` : run.done}</td>
+      <td>{number(forwardsOf(run))}{budget !== null && !inUpdates && ` of ${number(budget.total)}`}</td>
       <td>{secondsOf(run) === null ? "–" : duration(secondsOf(run)!)}</td>
       <td>{stateOf(run)}{left && `, ${left}`}</td>
     </tr>

@@ -6,7 +6,7 @@ import { duration, number, signed } from "../../src/format";
 import { firstPair, pairings } from "../../src/match";
 import { msPerStep, playerOf } from "../../src/player";
 import { compareLink, routeOf, runsLink, traceLink } from "../../src/route";
-import { choose, chosen, secondsLeft, sorted, timeLeft } from "../../src/table";
+import { budgetOf, choose, chosen, secondsLeft, sorted, timeLeft } from "../../src/table";
 import { runOf } from "../fixtures";
 import type { Entry, Trace } from "../../src/types";
 
@@ -117,6 +117,9 @@ describe("the table of runs", () => {
     const clock = { x: Array.from({ length: 40 }, (_, i) => i + 1), y: Array.from({ length: 40 }, (_, i) => (i < 20 ? 100 * i : 1900 + 2 * (i - 19))) };
     const run = runOf("a", [], { finished: null, done: 40, updates: 100, clock });
     expect(secondsLeft(run)).toBeCloseTo(120, 6); // 60 updates of 2 s
+    const forwards = { config: { max_forwards: 6000 }, metrics: { "cost/forwards": { x: [40], y: [4000] } } };
+    expect(secondsLeft({ ...run, ...forwards })).toBeCloseTo(40, 6); // 20 more updates of 100 forward passes
+    expect(budgetOf({ ...run, ...forwards })).toEqual({ done: 4000, total: 6000, unit: ["forward pass", "forward passes"] });
     expect(secondsLeft({ ...run, finished: {} })).toBeNull();
     expect(secondsLeft({ ...run, clock: { x: [1], y: [3] } })).toBeNull();
     expect(timeLeft(run, true)).toBe("about 2 min left");
