@@ -103,8 +103,8 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def plain(text: str) -> list[str]:
-    """The words of a command: no comment, no pipe, no loop, no placeholder."""
-    text = re.sub(r"\s+[#|]\s.*$", "", text)
+    """The words of a command: no comment, no redirection or pipe, no loop, no placeholder."""
+    text = re.sub(r"\s+[#|>]\s.*$", "", text)
     text = re.sub(r"^for .*; do (.*); done$", r"\1", text)
     words = shlex.split(text)
     if words[0] == "torchrun" and "-m" in words:
