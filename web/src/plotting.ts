@@ -60,7 +60,7 @@ export function smoothed(values: readonly (number | null)[], weight: number): (n
   });
 }
 
-/** The weight for a curve of so many points; 0 leaves it as it is. */
+/** The weight for a curve with this number of points; 0 does not smooth. */
 export const weightFor = (points: number): number =>
   points < MANY ? 0 : (smoothing.value ?? (points >= NOISY ? 0.9 : 0));
 

@@ -49,11 +49,19 @@ export function stateOf(run: Run): string {
   return run.finished ? "finished" : "not finished";
 }
 
-/** What a run may spend: forward passes if it has a budget of them, else updates; null for an evaluation. */
-export function budgetOf(run: Run): { done: number; total: number; unit: [string, string] } | null {
+export interface Budget {
+  done: number;
+  total: number;
+  unit: [string, string];
+}
+
+/** What ends a run: its updates or its forward passes, whichever is nearer to the end; null for an evaluation. */
+export function budgetOf(run: Run): Budget | null {
   const most = run.config["max_forwards"];
-  if (typeof most === "number" && most > 0) return { done: forwardsOf(run) ?? 0, total: most, unit: ["forward pass", "forward passes"] };
-  return run.updates === null ? null : { done: run.done, total: run.updates, unit: ["update", "updates"] };
+  const updates: Budget | null = run.updates === null ? null : { done: run.done, total: run.updates, unit: ["update", "updates"] };
+  if (typeof most !== "number" || most <= 0) return updates;
+  const forwards: Budget = { done: forwardsOf(run) ?? 0, total: most, unit: ["forward pass", "forward passes"] };
+  return updates !== null && updates.done / updates.total > forwards.done / forwards.total ? updates : forwards;
 }
 
 /** Updates whose time is averaged for the time that is left. */

@@ -1,4 +1,4 @@
-/** Runs made up for the tests: the shapes that real ones have, and completions that mean harm. */
+/** Runs for the tests, with the shapes of real ones, and hostile completions. */
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

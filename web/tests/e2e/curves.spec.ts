@@ -43,16 +43,16 @@ test("the legend has the value of the point that is marked", { tag: "@core" }, a
   expect(dot.x + dot.width / 2 - over.x).toBeCloseTo((nearest / 80) * over.width, -1); // the dot is at the same point
 });
 
-test("dragging zooms every chart, a double click shows all again", { tag: "@core" }, async ({ page }) => {
+test("dragging zooms every chart, a double click shows all again", async ({ page }) => {
   await open(page, RUN);
   const [solved, entropy] = [chart(page, "Solved"), chart(page, "Entropy")];
   const edges = async (at: Locator) => {
-    const found = [];
+    const values = [];
     for (const share of [0.001, 0.999]) {
       await point(page, at, share);
-      found.push(Number((await at.locator("output.x").textContent())!.replace("update ", "")));
+      values.push(Number((await at.locator("output.x").textContent())!.replace("update ", "")));
     }
-    return found;
+    return values;
   };
   expect(await edges(solved)).toEqual([0, 80]);
   await drag(page, solved, 0.25, 0.5);

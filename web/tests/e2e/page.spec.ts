@@ -230,10 +230,10 @@ test("no accessibility fault that axe can find, in both themes", async ({ page }
     await page.emulateMedia({ colorScheme: theme });
     await page.evaluate((to) => (location.hash = to), hash);
     await expect(page.getByRole("heading", { level: 1 })).toBeAttached();
-    const found = await page.evaluate(async () => {
+    const violated = await page.evaluate(async () => {
       const { violations } = await (window as unknown as { axe: typeof import("axe-core") }).axe.run();
       return violations.map(({ id, nodes }) => `${id}: ${nodes[0]!.html}`);
     });
-    expect(found, `${hash} ${theme}`).toEqual([]);
+    expect(violated, `${hash} ${theme}`).toEqual([]);
   }
 });

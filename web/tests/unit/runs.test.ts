@@ -19,21 +19,21 @@ describe("the same prompt on both sides", () => {
   const right = runOf("b", [], { traces: [entry("e5-0", "eval", 5, "q"), entry("t3-0", "train", 3, "p"), entry("t4-0", "train", 4, "other")] });
 
   test("evaluation first, the last of each to begin with", () => {
-    const found = pairings([left, right], 0, 1);
-    expect(found.map(({ prompt, kind }) => [prompt, kind])).toEqual([["q", "eval"], ["p", "train"]]);
-    expect(firstPair(found[0]!).map(({ run, entry }) => [run, entry.id])).toEqual([[0, "e9-0"], [1, "e5-0"]]);
+    const pairs = pairings([left, right], 0, 1);
+    expect(pairs.map(({ prompt, kind }) => [prompt, kind])).toEqual([["q", "eval"], ["p", "train"]]);
+    expect(firstPair(pairs[0]!).map(({ run, entry }) => [run, entry.id])).toEqual([[0, "e9-0"], [1, "e5-0"]]);
   });
 
-  test("one run beside itself: before and after, only where there is both", () => {
-    const found = pairings([left], 0, 0);
-    expect(found.map(({ prompt }) => prompt)).toEqual(["q"]);
-    expect(firstPair(found[0]!).map(({ entry }) => entry.id)).toEqual(["e0-0", "e9-0"]);
+  test("one run with itself: before and after, if a prompt has both", () => {
+    const pairs = pairings([left], 0, 0);
+    expect(pairs.map(({ prompt }) => prompt)).toEqual(["q"]);
+    expect(firstPair(pairs[0]!).map(({ entry }) => entry.id)).toEqual(["e0-0", "e9-0"]);
   });
 
-  test("held-out prompts that begin alike are told apart by their number", () => {
+  test("held-out prompts with the same beginning are distinguished by their number", () => {
     const alike = (step: number) => [0, 1].map((n) => entry(`e${step}-${n}`, "eval", step, "the same 120 characters"));
-    const found = pairings([runOf("a", [], { traces: alike(1) }), runOf("b", [], { traces: alike(2) })], 0, 1);
-    expect(found.map((one) => firstPair(one).map(({ entry }) => entry.id))).toEqual([["e1-0", "e2-0"], ["e1-1", "e2-1"]]);
+    const pairs = pairings([runOf("a", [], { traces: alike(1) }), runOf("b", [], { traces: alike(2) })], 0, 1);
+    expect(pairs.map((one) => firstPair(one).map(({ entry }) => entry.id))).toEqual([["e1-0", "e2-0"], ["e1-1", "e2-1"]]);
   });
 });
 
@@ -63,7 +63,7 @@ describe("filters", () => {
 });
 
 describe("curves", () => {
-  test("every metric is in one chart, an interval's end or told as constant, none twice", () => {
+  test("every metric is in one chart, is an interval's end or is listed as constant, none twice", () => {
     const run = runOf("a", []);
     const { sections, still } = sectionsOf([run]);
     const lines = sections.flatMap(({ panels }) => panels.flatMap(({ lines }) => lines));
@@ -120,6 +120,7 @@ describe("the table of runs", () => {
     const forwards = { config: { max_forwards: 6000 }, metrics: { "cost/forwards": { x: [40], y: [4000] } } };
     expect(secondsLeft({ ...run, ...forwards })).toBeCloseTo(40, 6); // 20 more updates of 100 forward passes
     expect(budgetOf({ ...run, ...forwards })).toEqual({ done: 4000, total: 6000, unit: ["forward pass", "forward passes"] });
+    expect(budgetOf({ ...run, ...forwards, updates: 50 })!.total).toBe(50); // the updates end it first
     expect(secondsLeft({ ...run, finished: {} })).toBeNull();
     expect(secondsLeft({ ...run, clock: { x: [1], y: [3] } })).toBeNull();
     expect(timeLeft(run, true)).toBe("about 2 min left");

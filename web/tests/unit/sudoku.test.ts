@@ -51,7 +51,7 @@ describe("violations", () => {
     expect(wrongIn(written("1 "), 2)).toEqual([1]);
   });
 
-  test("a clue stands before the completion repeats it, and where the completion has no such cell", () => {
+  test("a clue is shown before the completion repeats it, and if the completion does not have the cell", () => {
     const unsaid = { ...sudoku, cells: sudoku.cells.map((_, i) => (i === 0 ? -1 : i)) };
     expect(wrongIn(written("41"), 2, unsaid)).toEqual([0, 1]);
     expect(board(sudoku, () => null)[0]).toEqual({ text: "1", clue: true, written: false, wrong: false });
