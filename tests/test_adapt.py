@@ -17,7 +17,7 @@ from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
 from unmask.config import read_config
 from unmask.models import load_model
 from unmask.models.checkpoint import open_safetensors
-from unmask.sft.adapt import EVEN, MASK, adapt
+from unmask.sft.adapt import EVEN, MASK, adapt, base_metadata
 from unmask.sft.config import read_sft_config
 from unmask.sft.finetune import sft_update
 from unmask.training.run.folder import read_metrics
@@ -49,6 +49,13 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
+def test_the_base_of_an_adapted_model_is_known_by_its_card_its_name_or_its_package(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: mit\ntags: [a]\n---\n")
+    assert base_metadata(str(tmp_path), tmp_path) == {"license": "mit"}
+    assert base_metadata("org/name", tmp_path) == {"license": "mit", "base_model": "org/name"}
+    assert base_metadata("smollm2", tmp_path)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 def last_changes_first(folder: Path) -> bool:
     policy = load_model(folder)
     rows = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
@@ -125,6 +132,8 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     assert ends["before"]["eval/toy/loss"] > 4 and ends["after"]["eval/toy/loss"] < 0.1
     assert last_changes_first(Path("run/checkpoint")) and last_changes_first(Path("run/start"))
     assert json.loads(Path("run/start/adapted.json").read_text())["model"] == "source"
+    card = Path("run/checkpoint/README.md").read_text()
+    assert "| base model | source |" in card and "unmask adapt source sft.yaml" in card
     code, out, _ = unmask("sample", "run", "c", "--task", "countdown_text", "--greedy", "rollout.length=8")
     assert code == 0 and set(out.strip()) == {"d"}
     code, _, err = unmask("adapt", "run", "toy.yaml")
@@ -207,7 +216,8 @@ def test_an_adaptation_that_was_cut_off_ends_as_if_it_had_not_been(
         patch.setattr(unmask_sft, "sft_update", cut)
         code, _, err = unmask(*toy, "--out", "cut")
     assert code == 2 and err == "unmask: cut\n" and [path.name for path in Path("cut/state").iterdir()] == ["2"]
-    assert unmask("adapt", "--resume", "cut")[0] == 0
+    code, _, err = unmask("adapt", "--resume", "cut")
+    assert code == 0, err
 
     def logged(folder: str) -> list[dict[str, float]]:
         rows = read_metrics(Path(folder))

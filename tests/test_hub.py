@@ -22,6 +22,7 @@ RL = Training(
     tasks=["gsm8k"],
     gradeable=True,
     data="the hub",
+    base="GSAI-ML/LLaDA-8B-Instruct",
     tags=("daca", "gsm8k"),
     papers=("2605.16342",),
 )
@@ -32,7 +33,6 @@ AFTER = {"eval/solved_greedy": 0.75, "eval/solved_greedy_low": 0.65, "eval/solve
 def facts(**changes: object) -> CardFacts:
     usual = {
         "name": "my-run",
-        "base": "GSAI-ML/LLaDA-8B-Instruct",
         "base_model": "GSAI-ML/LLaDA-8B-Instruct",
         "license": "mit",
         "adapter": True,
@@ -63,7 +63,7 @@ def test_the_hub_reads_the_metadata_of_a_card() -> None:
 
 
 def test_a_card_leaves_out_what_is_not_known() -> None:
-    card = ModelCard(model_card(facts(base="tiny", base_model="", license="", adapter=False, after=None, evaluated=0)))
+    card = ModelCard(model_card(facts(base_model="", license="", adapter=False, after=None, evaluated=0)))
     assert card.data.library_name == "transformers" and card.data.eval_results is None
     assert not {"base_model", "base_model_relation", "license"} & card.data.to_dict().keys()
     assert "| 50.0 % [40.0, 60.0] | not evaluated yet |" in card.text

@@ -39,7 +39,8 @@ def adapt(
         raise ValueError("unmask adapt replaces its folder: choose another --out")
     config = read_settings(arguments, data, model=str(folder.absolute() / "start"))
 
-    from unmask.sft.adapt import adapt as write_start, source_folder
+    from unmask.models.checkpoint import write_card_metadata
+    from unmask.sft.adapt import ADAPTED, adapt as write_start, base_metadata, source_folder
     from unmask.sft.config import CONFIG
     from unmask.sft.finetune import finetune
     from unmask.training.run.folder import RunFolder
@@ -56,10 +57,10 @@ def adapt(
     try:
         run = RunFolder(aside, config.dump(), CONFIG)
         done = write_start(source, aside / "start", mask_token)
-        (aside / "start" / "adapted.json").write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
+        write_card_metadata(aside / "start", base_metadata(model, source))
+        (aside / "start" / ADAPTED).write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
         origin = "new" if done["new"] else "its own"
         typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {origin}, token {done['mask_id']}")
-        start = config.model_copy(update={"model": str(aside / "start")})
 
         def rename_folder() -> RunFolder:
             check_folder(folder)
@@ -68,6 +69,6 @@ def adapt(
             run.path = folder
             return run
 
-        train_with_display(config, folder, lambda hooks: finetune(start, rename_folder, hooks))
+        train_with_display(config, folder, lambda hooks: finetune(config, rename_folder, hooks, aside / "start"))
     finally:
         shutil.rmtree(aside, ignore_errors=True)

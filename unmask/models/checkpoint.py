@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from unmask.models.names import SAME, Names
@@ -90,6 +91,11 @@ def card_metadata(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
+
+
+def write_card_metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """A model card of metadata alone."""
+    (folder / CARD).write_text(f"---\n{yaml.safe_dump(dict(metadata), sort_keys=False)}---\n")
 
 
 def files_beside(folder: Path) -> dict[str, bytes]:

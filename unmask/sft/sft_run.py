@@ -1,10 +1,12 @@
 """A fine-tuning run: `BaseRun` with the held-out loss and the solve rate of each source."""
 
+import json
 import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from unmask.models import Model
 from unmask.models.lora import has_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
+from unmask.sft.adapt import ADAPTED
 from unmask.sft.config import CONFIG, SftConfig
 from unmask.sft.data import SftData
 from unmask.sft.diffusion_loss import QUARTERS, add_noise, bound, quarter_metrics, quarter_sums, token_losses
@@ -82,8 +85,11 @@ class SftRun(BaseRun[SftEvaluation]):
     def _training(self) -> Training:
         names = [data.name for data in self.experiment.data]
         sources = [str(source.file or f"the task {source.task}") for source in self.config.data]
+        adapted = Path(self.config.model) / ADAPTED
+        base = json.loads(adapted.read_text())["model"] if adapted.is_file() else self.config.model
         return Training(
-            command=f"unmask sft {self.config.model} {CONFIG}",
+            command=f"unmask {'adapt' if adapted.is_file() else 'sft'} {base} {CONFIG}",
+            base=base,
             method="supervised fine-tuning with the masked diffusion loss",
             tasks=names,
             gradeable=self.experiment.data[0].task is not None,

@@ -102,7 +102,6 @@ class BaseRun(ABC, Generic[E]):
         return model_card(
             CardFacts(
                 name=self.folder.path.name,
-                base=self.config.model,
                 base_model=home if on_hub else str(metadata.get("base_model", "")),
                 license=str(metadata.get("license", "")),
                 adapter=has_adapter(self.policy),

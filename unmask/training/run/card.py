@@ -97,6 +97,8 @@ class Training:
     gradeable: bool
     """Whether the first of them is a task, which can grade answers."""
     data: str
+    base: str
+    """The model that was trained, as the user named it."""
     tags: Sequence[str] = ()
     papers: Sequence[str] = ()
     """arXiv ids."""
@@ -106,10 +108,8 @@ class Training:
 class CardFacts:
     name: str
     """Of the run."""
-    base: str
-    """The model as the configuration names it."""
     base_model: str
-    """Its id on the hub; empty if unknown."""
+    """The id of the base model on the hub; empty if unknown."""
     license: str
     """Of the base model; empty if unknown."""
     adapter: bool
@@ -179,7 +179,7 @@ def _body(facts: CardFacts) -> str:
     return BODY.format(
         name=facts.name,
         tasks=", ".join(training.tasks),
-        base=facts.base if facts.base_model in ("", facts.base) else f"{facts.base} (from {facts.base_model})",
+        base=training.base + (f" (from {facts.base_model})" if facts.base_model not in ("", training.base) else ""),
         weights=ADAPTER if facts.adapter else "all weights",
         training=training,
         seed=facts.seed,

@@ -86,6 +86,7 @@ class TrainingRun(BaseRun[Evaluation]):
         documents = [sys.modules[factory.__module__].__doc__ for factory in factories if factory is not None]
         return Training(
             command=f"unmask train {self.config_file}",
+            base=self.config.model,
             method=" with ".join(f"`{name}`" for name in names),
             tasks=[self.experiment.task.name],
             gradeable=True,
