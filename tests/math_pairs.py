@@ -38,6 +38,7 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
             "\\left( 3, \\frac{\\pi}{2} \\right)",
             ["(3,\\pi/2)", "\\mathbf{(3, \\frac{\\pi}{2})}", "(3,\\frac\\pi2).", "\\bigl(3,\\tfrac{\\pi}{2}\\bigr)"],
         ),
+        ("7", ["\\textcolor{red}{7}", "\\color{blue}{7}", "7\\hspace{1cm}", "\\lvert -7 \\rvert"]),
         ("\\pi", ["π", "\\mathbf{\\pi}", "1\\pi", "\\pi."]),
     ],
     "fractions and decimals": [
@@ -52,6 +53,7 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
         ("\\frac{639}{40}", ["15.975", "639/40", "15\\frac{39}{40}"]),
         (".0000672", ["0.0000672", "6.72e-5", "6.72 \\times 10^{-5}", "6.72\\cdot 10^{-5}"]),
         ("3.21", ["3.21", "\\frac{321}{100}", "3.210"]),
+        ("\\frac{10000}{3}", ["\\frac{10,000}{3}", "10,000/3", "3333\\frac{1}{3}"]),
         ("\\frac9{19}", ["9/19", "\\frac{9}{19}", "\\frac{18}{38}"]),
     ],
     "roots and constants": [
@@ -113,7 +115,10 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
         ("x=5", ["5", "x = 5", "5 = x", "x=\\frac{10}{2}"]),
-        ("y = 2x + 3", ["2x+3", "y=3+2x", "2x+3=y", "2x - y + 3 = 0", "y - 2x = 3"]),
+        (
+            "y = 2x + 3",
+            ["2x+3", "y=3+2x", "2x+3=y", "2x - y + 3 = 0", "y - 2x = 3", "f(x) = 2x+3", "\\frac{y-3}{2} = x"],
+        ),
         ("5x - 7y + 11z + 4 = 0", ["-5x+7y-11z-4=0", "10x-14y+22z+8=0", "5x-7y+11z=-4"]),
         ("x^2+y^2=4", ["y^2+x^2=4", "x^2+y^2-4=0", "\\frac{x^2}{4}+\\frac{y^2}{4}=1"]),
         ("\\frac{1}{3}", ["\\frac{1}{3} \\approx 0.333", "P = \\frac{1}{3}"]),
@@ -128,7 +133,19 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
             "864 \\mbox{ inches}^2",
             ["864", "864\\text{ square inches}", "864 \\text{ in}^2", "864\\text{ inches}^{2}", "864\\text{ sq in}"],
         ),
-        ("15\\mbox{ cm}^2", ["15", "15\\text{ cm}^2", "15 \\text{ square centimeters}"]),
+        (
+            "15\\mbox{ cm}^2",
+            [
+                "15",
+                "15 cm^2",
+                "15cm^2",
+                "15 cm²",
+                "15 square centimeters",
+                "15\\text{cm}^{2}",
+                "15\\text{ cm}^2",
+                "15 \\text{ square centimeters}",
+            ],
+        ),
         ("5.4 \\text{ cents}", ["5.4", "5.4\\text{ cents}", "\\frac{27}{5}"]),
         ("\\$18.90", ["18.90", "18.9", "\\$18.9", "18.90\\text{ dollars}", "18.9 dollars"]),
         ("\\$32,\\!348", ["32348", "32,348", "\\$32348", "\\$32,348"]),
@@ -138,6 +155,9 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
         ("50", ["50\\%", "50%"]),
         ("\\frac{1}{2}", ["50\\%", "50%"]),
         ("60\\text{ miles per hour}", ["60", "60\\text{ miles per hour}", "60 \\text{ mi/h}"]),
+        ("\\frac{1}{2}", ["\\frac{1}{2} hours", "\\frac12\\text{ hour}", "\\frac{1}{2}\\,\\text{h}"]),
+        ("2\\pi", ["2\\pi cm", "2\\pi\\text{ inches}", "2\\pi \\text{ square units}"]),
+        ("12", ["12 ways", "12 apples", "12 ft."]),
         ("12", ["12\\text{ ways}", "12 \\text{ students}", "12\\text{ people}", "12\\text{ feet}"]),
     ],
     "words": [
@@ -152,6 +172,7 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "bases": [
         ("4210_5", ["4210_{5}", "4210_5", "4210_{\\text{five}}", "4210_{\\mathrm{5}}", "\\mathbf{4210_5}"]),
+        ("4343_6", ["(4343)_6", "4343_{\\text{six}}", "4343_{\\text{base 6}}"]),
         ("2516_8", ["2516_{8}", "2516_8."]),
         ("A3_{16}", ["A3_{16}"]),
     ],
@@ -322,6 +343,8 @@ DIFFERENT: dict[str, list[tuple[str, list[str]]]] = {
         ("5x - 7y + 11z + 4 = 0", ["5x-7y+11z-4=0", "5x - 7y + 11z + 4", "5x-7y=0", "0=0"]),
     ],
     "units": [
+        ("15\\mbox{ cm}^2", ["15 cm", "15 cm^3", "15 mm^2", "15\\text{ m}^2", "16 cm^2"]),
+        ("2", ["2as", "2abs", "2cats", "2 fives", "2 dozen", "2 pairs of 3", "2 or more", "2\\text{ scores}", "2xy"]),
         (
             "5\\text{ cm}",
             [
@@ -349,6 +372,7 @@ DIFFERENT: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "bases": [
         ("4210_5", ["4210_6", "4211_5", "4210", "555_{10}", "-4210_5", "4210_{55}"]),
+        ("4343_6", ["4343_{\\text{seven}}", "4343_{66}", "43_{43}_6"]),
         ("52_8", ["42", "52_9", "52"]),
     ],
     "tuples, lists and sets": [
@@ -438,6 +462,9 @@ REJECTED: list[tuple[str, str, str]] = [
     ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "(1,2)", "a column and a point are written differently"),
     ("3.14", "3,14", "a comma separates a list"),
     ("\\frac{1}{3}", "0.333\\ldots", "dots do not say how the digits continue"),
+    ("(1,2)", "x=1, y=2", "a point and a list are written differently"),
+    ("(2,5)", "x>2 \\text{ and } x<5", "inequalities are not intersected"),
+    ("\\frac{3}{5}", "3:5", "ratios are not read"),
     ("(-3,3)", "|x|<3", "inequalities of an absolute value are not solved"),
     ("5", "\\text{five}", "numbers in words are not read"),
     ("13", "13_{10}", "a number with a base is compared with numbers with a base"),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from unmask.tasks.support.math_units import unit_name
+from unmask.tasks.support.math_units import MEASURES, unit_name
 
 UNICODE = {
     **dict.fromkeys("−–‐", "-"),
@@ -23,6 +23,8 @@ PLAIN = [
     (re.compile(pattern), new)
     for pattern, new in (
         (r"\\\\", "\\\\newrow "),
+        (r"\\(?:text)?color\{\w+\}|\\[hv]space\*?\{[^{}]*\}", " "),
+        (r"\\[lr]?vert(?![A-Za-z])", "|"),
         (r"(?<=\d)(?:,\\!\s*|\{,\}|\\,|\\;|~)(?=\d{3}(?!\d))", ""),  # 58,\!500 and 58{,}500 and 58\,500
         (r"\\[!,;: ]|~|\\(?:q?quad|enspace|thinspace|displaystyle|textstyle)(?![A-Za-z])", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
@@ -49,13 +51,11 @@ NAME = re.compile(
     r"(?:[A-Za-z]|\\(?!pi|infty)[a-zA-Z]+|[A-Z]{2,3})(?:_(?:\w|\{\w+\}))?(?:\s*\([a-z](?:,\s*[a-z])*\))?"
     r"|[fghpqFGHPQ]\s*\([0-9a-z]+\)|\([a-z](?:,\s*[a-z])+\)|\\word\{\s*(?!not\b)[A-Za-z]+\s*\}(?:_\{?\s*\w\s*\}?)?[\sA-Za-z]*"
 )
-BASE = re.compile(r"(-?(?=[A-F]*[0-9])[0-9A-F]+)_(?:(\d)|\{\s*(?:\\word\{)?\s*(\w+)\s*\}?\s*\})")
+BASE = re.compile(r"(-?)\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_(?:(\d)|\{\s*(?:\\word\{)?\s*(?:base\s+)?(\w+)\s*\}?\s*\})")
 BASES = dict(zip(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(2, 11), strict=True))
 MATRIX = re.compile(r"(.*?)\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\2\}")
 BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\mid|:|\|)(.*)\\\}")
-BARE_UNIT = re.compile(
-    r"(?<=[\d\s}])\s*((?:cm|mm|km|kg|mg|ml|ft|inch(?:es)?|feet|meters?|miles?|degrees?|percent|dollars?|units?)\b)\s*$"
-)
+BARE_UNIT = re.compile(r"(?<=[\d})\s])((?:\s*[A-Za-z]{2,}\.?)+)\s*(?:\^\s*(?:\{\s*([23])\s*\}|([23])))?$")
 OPENING, CLOSING = ("(", "[", "{", "\\{", "\\langle"), (")", "]", "}", "\\}", "\\rangle")
 TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 
@@ -165,8 +165,8 @@ def _form(text: str) -> Form:
     if not text:
         raise ValueError("there is nothing")
     if match := BASE.fullmatch(text):
-        base = match[2] or match[3]
-        return Form("base", text=f"{match[1]} {BASES.get(base, base)}")
+        base = match[3] or match[4]
+        return Form("base", text=f"{match[1]}{match[2]} {BASES.get(base, base)}")
     if match := BUILDER.fullmatch(text):
         return _form(match[2])
     if len(parts := _split(text, MEMBER)) == 2 and NAME.fullmatch(parts[0].strip()):
@@ -187,14 +187,14 @@ def _form(text: str) -> Form:
 
 
 def _joined_thousands(text: str) -> str:
-    """58,500 -> 58500, outside brackets."""
-    pieces, depths = [], {place: depth for place, _, depth in _tokens(text)}
-    last = 0
-    for match in re.finditer(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", text):
-        if depths.get(match.start()) == 0:
-            pieces += [text[last : match.start()], match[0].replace(",", "")]
-            last = match.end()
-    return "".join([*pieces, text[last:]])
+    """58,500 -> 58500, also in braces, but not in other brackets, where a comma separates."""
+
+    def joined(match: re.Match[str]) -> str:
+        before = re.sub(r"\\[{}]", lambda brace: "(" if brace[0] == "\\{" else ")", text[: match.start()])
+        inside = sum(before.count(mark) for mark in "([") - sum(before.count(mark) for mark in ")]")
+        return match[0] if inside else match[0].replace(",", "")
+
+    return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", joined, text)
 
 
 def _is_range(text: str) -> bool:
@@ -215,7 +215,7 @@ def _listed(part: Form) -> tuple[Form, ...]:
 
 
 def _named(name: str, value: Form) -> Form:
-    name = re.sub(r"\s|[{}]", "", name)
+    name = "" if "(" in name else re.sub(r"\s|[{}]", "", name)  # f(x) = 2x is y = 2x
     if value.name and value.name != name:
         raise ValueError("two names")
     return Form(value.kind, value.parts, value.text, value.unit, name)
@@ -328,11 +328,20 @@ def _without_unit(text: str) -> tuple[str, str]:
         if text.endswith(f"\\{mark}") or (mark == "dollar" and re.match(r"-?\s*\\dollar ", text)):
             text, unit = text.replace(f"\\{mark}", " ", 1).strip(), mark
     match = re.search(r"\\word\{([^{}]*)\}\s*(?:\^\s*(?:\{\s*([23])\s*\}|([23])))?\s*$", text)
-    match = match or BARE_UNIT.search(text)
-    if match is None:
+    bare = None if match else BARE_UNIT.search(text)
+    if not (match or bare):
         return text, unit
-    power = next((group for group in match.groups()[1:] if group), "")
-    name = unit_name(match[1] + {"2": " squared", "3": " cubed"}.get(power, ""))
+    words, *powers = (match or bare).groups("")  # type: ignore[union-attr]
+    try:
+        name = unit_name(words + {"2": " squared", "3": " cubed"}.get("".join(powers), ""))
+    except ValueError:
+        if match:
+            raise
+        return text, unit  # letters that are variables
+    if bare and not words[0].isspace() and name.partition("^")[0] not in MEASURES:
+        return text, unit
+    match = match or bare
+    assert match is not None
     if unit and name and unit != name:
         raise ValueError("two units")
     return text[: match.start()].strip(), unit or name

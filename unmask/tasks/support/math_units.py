@@ -2,7 +2,7 @@
 
 import re
 
-MEASURES = """
+MEASURE_NAMES = """
 mm=mm,millimeter,millimetre cm=cm,centimeter,centimetre km=km,kilometer,kilometre m=m,meter,metre
 in=in,inch,inches ft=ft,foot,feet yd=yd,yard mi=mi,mile
 mg=mg,milligram kg=kg,kilogram g=g,gram lb=lb,lbs,pound oz=oz,ounce ton=ton,tonne
@@ -12,13 +12,15 @@ degree=degree,deg radian=radian,rad percent=percent dollar=dollar,usd cent=cent 
 mph=mph kmh=kmh hertz=hz,hertz newton=n,newton joule=j,joule watt=w,watt volt=v,volt
 person=person,people child=child,children man=man,men woman=woman,women mouse=mouse,mice
 """
-NAMES = {name: line.partition("=")[0] for line in MEASURES.split() for name in line.partition("=")[2].split(",")}
+NAMES = {name: line.partition("=")[0] for line in MEASURE_NAMES.split() for name in line.partition("=")[2].split(",")}
+MEASURES = frozenset(NAMES.values())
 POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 # Words on -s that are not the plural of a thing that is counted.
 OTHER_WORDS = """
 is was has does this its us as plus minus less times thousands hundreds millions billions trillions dozens tens ones
 halves thirds fourths quarters fifths sixths sevenths eighths ninths tenths hundredths thousandths squares cubes roots
-primes powers digits always perhaps besides whereas negatives positives inverses reciprocals factorials logs
+primes powers digits twos threes fours fives sixes sevens eights nines scores grosses doubles triples always perhaps
+besides whereas negatives positives inverses reciprocals factorials logs
 """
 OTHER = frozenset(OTHER_WORDS.split())
 WORD = re.compile(r"[a-z]+")

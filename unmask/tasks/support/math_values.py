@@ -323,8 +323,8 @@ def _zero_in_numbers(expression: sympy.Expr) -> bool:
     rng = random.Random(0)
     symbols = sorted(expression.free_symbols, key=str)
     for _ in range(POINTS if symbols else 1):
-        point = {symbol: sympy.Rational(rng.randint(1, 10**6), rng.randint(1, 10**6)) for symbol in symbols}
-        number = sympy.N(expression.subs(point), DIGITS)
+        point = {symbol: sympy.Rational(rng.randint(10**5, 10**6), 10**6) for symbol in symbols}
+        number = expression.evalf(DIGITS, subs=point)
         if number.is_number and number.is_finite and abs(number) > sympy.Float(10) ** (10 - DIGITS):
             return False
     return True

@@ -36,7 +36,7 @@ def same_form(gold: Form, answer: Form) -> bool:
     if "equation" in (gold.kind, answer.kind):
         return _same_equation(gold, answer)
     if gold.name and answer.name and gold.name != answer.name:
-        return False
+        return gold.kind == answer.kind == "expression" and _same_equation(gold, answer)
     kinds = {gold.kind, answer.kind}
     if kinds in ({"list"}, {"set"}, {"list", "set"}, {"union"}):
         parts = [_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer)]
