@@ -1,8 +1,10 @@
 """The documentation runs, links to what exists, names every option, has one shape, and is what the code says."""
 
 import importlib.util
+import json
 import pkgutil
 import re
+import runpy
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -211,3 +213,22 @@ def test_the_citation_names_the_paper_of_every_method() -> None:
         (paper,) = re.findall(r"^Paper:.*?\((https://arxiv.org/abs/[\d.]+)\)", text, re.MULTILINE)
         assert paper in urls, name
         assert paper in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "label", "base"),
+    [
+        (("strata_sudoku", "daca"), "diffu_grpo+daca:strata=3", "diffu_grpo"),
+        (("long_controls", "long"), "diffu_grpo+daca:strata=3", "diffu_grpo"),
+        (("strata_countdown", "countdown_rates"), "diffu_grpo:optimizer.lr=4e-4+daca:strata=3", "diffu_grpo"),
+        (("strata_sudoku", "prompt"), "diffu_grpo+daca:strata=3", "diffu_grpo:prompt_masking=0"),
+        (("long_controls", "long_controls"), "diffu_grpo+daca:strata=3", "diffu_grpo:prompt_masking=0"),
+    ],
+)
+def test_pages_have_the_measured_numbers_of_daca(files: tuple[str, str], label: str, base: str) -> None:
+    """One set of numbers everywhere, with three strata, as benchmarks/tables.py computes it."""
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    results, others = (json.loads((ROOT / f"benchmarks/results/compare_{name}.json").read_text()) for name in files)
+    (measured,) = (cells[1] for cells in tables["less"](results, others, base) if cells[0] == label)
+    for page in ("README.md", "docs/results.md", "docs/methods/daca.md", "docs/studies/daca.md"):
+        assert measured in (ROOT / page).read_text(), f"{page} lacks {measured}"
