@@ -144,7 +144,7 @@ def _process() -> Process:
     return Process([sys.executable, "-P", str(WORKER)], STARTING, bare=True)  # -P: no imports from the file's folder
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=2048)
 def _check(schema: str, formats: Formats, document: str | None, explain: bool) -> dict[str, Any]:
     """The worker's reply. Cached, because reward and solved both need it."""
     try:
