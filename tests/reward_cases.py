@@ -1,6 +1,6 @@
-"""Every task with rows and completions, right, spoilt and random; run as a program, it prints what they earn.
+"""Every task with rows and completions: right, damaged and random ones. As a program it prints their outcomes.
 
-python reward_cases.py [reversed]: the values as JSON, in the order of the cases whatever the order they were asked in.
+python reward_cases.py [reversed]: the outcomes as JSON in the order of the cases, computed in this order or reversed.
 """
 
 import json
@@ -31,7 +31,7 @@ SANDBOXED = ("humaneval", "mbpp", "code_mini")
 
 
 def tasks() -> Iterator[tuple[str, Task, list[Row]]]:
-    """(what it is, the task, rows of it); those that need what is not here are left out."""
+    """(name and options, the task, its rows), without tasks whose requirements are not installed."""
     for name, options in VARIANTS:
         if name in SANDBOXED and sandbox.problem():
             continue
@@ -43,23 +43,23 @@ def tasks() -> Iterator[tuple[str, Task, list[Row]]]:
 
 
 def completions(task: Task, row: Row, seed: int, random_ones: int = 8) -> list[str]:
-    """A right one first, then spoilt ones and random ones."""
+    """A right one first, then damaged ones and random ones."""
     rng, right = random.Random(f"completions {seed}"), task.solution(row)
     cut = rng.randrange(len(right))
-    spoilt = [right[:cut], right[:cut] + "7" + right[cut + 1 :], f"{right} {right}", right + "!" * 300, "", " ", "7"]
+    damaged = [right[:cut], right[:cut] + "7" + right[cut + 1 :], f"{right} {right}", right + "!" * 300, "", " ", "7"]
     drawn = ["".join(rng.choices(PIECES, k=rng.randrange(40))) for _ in range(random_ones)]
-    return [right, *spoilt, *drawn]
+    return [right, *damaged, *drawn]
 
 
 def earned(backwards: bool) -> list[tuple[str, float, bool, dict[str, float]]]:
-    asked = [
+    cases = [
         (what, task, row, text)
         for what, task, rows in tasks()
         for place, row in enumerate(rows)
         for text in completions(task, row, place, 2 if task.name in SANDBOXED else 8)
     ]
-    found = [(what, *task.outcome(row, text)) for what, task, row, text in (asked[::-1] if backwards else asked)]
-    return found[::-1] if backwards else found
+    outcomes = [(what, *task.outcome(row, text)) for what, task, row, text in (cases[::-1] if backwards else cases)]
+    return outcomes[::-1] if backwards else outcomes
 
 
 if __name__ == "__main__":

@@ -112,12 +112,18 @@ def test_rewards_are_within_their_range_and_a_solution_earns_the_most() -> None:
 
 
 def test_rewards_are_pure() -> None:
-    """Asked twice, in another order, and in another process where sets have another order: the same values."""
+    """Computed twice, in another order, and in other processes with another order of sets: the same values."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    others = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "reward_cases.py"), *order],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for order, seed in (([], "12345"), (["reversed"], "54321"))
+    ]
     once = earned(False)
     assert earned(True) == once and len(once) > 200 and any(reward not in (0, 1) for _, reward, _, _ in once)
-    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    for order in ([], ["reversed"]):
-        command = [sys.executable, str(HERE / "reward_cases.py"), *order]
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert json.loads(said) == json.loads(json.dumps(once))
-        environment["PYTHONHASHSEED"] = "54321"
+    for process in others:
+        assert json.loads(process.communicate()[0]) == json.loads(json.dumps(once)) and process.returncode == 0
