@@ -344,6 +344,7 @@ DIFFERENT: dict[str, list[tuple[str, list[str]]]] = {
     ],
     "units": [
         ("15\\mbox{ cm}^2", ["15 cm", "15 cm^3", "15 mm^2", "15\\text{ m}^2", "16 cm^2"]),
+        ("5", ["\\$5\\%", "5\\%\\text{ cm}", "5^\\circ\\text{ cm}"]),
         ("2", ["2as", "2abs", "2cats", "2 fives", "2 dozen", "2 pairs of 3", "2 or more", "2\\text{ scores}", "2xy"]),
         (
             "5\\text{ cm}",

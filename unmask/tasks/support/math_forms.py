@@ -55,7 +55,9 @@ BASE = re.compile(r"(-?)\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_(?:(\d)|\{\s*(?:\\word\
 BASES = dict(zip(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(2, 11), strict=True))
 MATRIX = re.compile(r"(.*?)\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\2\}")
 BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\mid|:|\|)(.*)\\\}")
-BARE_UNIT = re.compile(r"(?<=[\d})\s])((?:\s*[A-Za-z]{2,}\.?)+)\s*(?:\^\s*(?:\{\s*([23])\s*\}|([23])))?$")
+SQUARED = r"\s*(?:\^\s*(?:\{\s*([23])\s*\}|([23])))?\s*$"
+WORD_UNIT = re.compile(r"\\word\{([^{}]*)\}" + SQUARED)
+BARE_UNIT = re.compile(r"(?<=[\d})\s])((?:\s*+[A-Za-z]{2,}+\.?+)++)" + SQUARED)
 OPENING, CLOSING = ("(", "[", "{", "\\{", "\\langle"), (")", "]", "}", "\\}", "\\rangle")
 TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 
@@ -322,29 +324,33 @@ def _expression(text: str) -> Form:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    """The text and its unit: degrees, percent, dollars, or words behind the number."""
-    unit = ""
+    """The text and its unit: degrees, percent, dollars, or words after the number."""
+    text, unit = _without_words(text)
     for mark in ("degree", "percent", "dollar"):
         if text.endswith(f"\\{mark}") or (mark == "dollar" and re.match(r"-?\s*\\dollar ", text)):
-            text, unit = text.replace(f"\\{mark}", " ", 1).strip(), mark
-    match = re.search(r"\\word\{([^{}]*)\}\s*(?:\^\s*(?:\{\s*([23])\s*\}|([23])))?\s*$", text)
-    bare = None if match else BARE_UNIT.search(text)
-    if not (match or bare):
-        return text, unit
-    words, *powers = (match or bare).groups("")  # type: ignore[union-attr]
+            text = text.replace(f"\\{mark}", " ", 1).strip()
+            if unit not in ("", mark):
+                raise ValueError("two units")
+            unit = mark
+    return text, unit
+
+
+def _without_words(text: str) -> tuple[str, str]:
+    r"""The text and the unit in the words after it. Letters outside \text are variables unless they are a unit."""
+    in_text = WORD_UNIT.search(text)
+    match = in_text or BARE_UNIT.search(text)
+    if match is None:
+        return text, ""
+    words, *powers = match.groups("")
     try:
         name = unit_name(words + {"2": " squared", "3": " cubed"}.get("".join(powers), ""))
     except ValueError:
-        if match:
+        if in_text:
             raise
-        return text, unit  # letters that are variables
-    if bare and not words[0].isspace() and name.partition("^")[0] not in MEASURES:
-        return text, unit
-    match = match or bare
-    assert match is not None
-    if unit and name and unit != name:
-        raise ValueError("two units")
-    return text[: match.start()].strip(), unit or name
+        return text, ""
+    if not in_text and not words[0].isspace() and name.partition("^")[0] not in MEASURES:
+        return text, ""
+    return text[: match.start()].strip(), name
 
 
 LOW, HIGH = Form("expression", text="-\\infty"), Form("expression", text="\\infty")
