@@ -27,7 +27,7 @@ EXTRAS = {
     "lora": ("peft", "low-rank adapters: training any model but the embedded one without --full"),
     "plot": ("matplotlib", "curves.png of a run, and the plots of compare, audit and eval"),
     "data": ("datasets", "data sets from the Hugging Face hub: gsm8k, math500, humaneval, mbpp"),
-    "math": ("math-verify", "equal formulas in math500"),
+    "math": ("sympy", "equal formulas in math500"),
     "json": ("jsonschema-rs", "the task json_schema"),
     "gym": ("reasoning-gym", "the task reasoning_gym"),
     "gguf": ("gguf", "GGUF files in unmask fetch"),
