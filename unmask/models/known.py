@@ -72,8 +72,8 @@ def check_model_name(name: str) -> None:
         raise ValueError(missing_folder_message(name))
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
         raise ValueError(
-            f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder with a config.json, or an id on the "
-            "hub, for example GSAI-ML/LLaDA-8B-Instruct."
+            f"there is no run or model {name!r}: give {', '.join(EMBEDDED)}, the folder of a run or of a model, or an "
+            "id on the hub, for example GSAI-ML/LLaDA-8B-Instruct"
         )
 
 
