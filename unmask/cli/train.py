@@ -42,7 +42,7 @@ def train(
             "--with",
             metavar="PLUGINS",
             autocompletion=names_of("with"),
-            help="Plug-ins on the base: daca, sml, dps, dispo; several as daca,dispo.",
+            help="Plug-ins on the base: daca, sml, dps, dispo, positive; several as daca,dispo.",
         ),
     ] = None,
     data: DataOption = None,

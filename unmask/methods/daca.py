@@ -20,17 +20,17 @@ DPS replaces the base's uniform credit, with what the rollout's own forwards pre
 On a sequence-level base the weight is in the exponent, on wd1 and SPG inside the likelihood: our choice. AGRPO is
 defined by the states it asks at, which SML would replace: on it `daca` means DPS only and `sml` is an error.
 
-The defaults: with three quarters of the sequence visible nearly every token is certain, so negative advantages push on
+The defaults: with most of the sequence visible nearly every token is certain, so negative advantages push on
 near-certain tokens at states the sampler never visits, and plain SML collapses (docs/methods/daca.md shows it). KL to
 the reference (at least 0.05) prevents that; the anchor, half the weight on the state every rollout starts from, was the
 better of the stable settings. The KL is taken on the same mixed likelihood.
 
 SML is exact when the tokens are independent given the prompt. If the policy's conditionals come from one joint
-distribution, it overestimates log-likelihoods on average and mean field underestimates them: sum_i H(x_i | x_-i) <=
-H(x) <= sum_i H(x_i); if they do not agree, either may be the more biased (tests/test_bias.py has both cases). One
-stratum with anchor 0 reduces to diffu_grpo without prompt masking, L strata to the pseudo-likelihood (leave one out),
-strength 0 to the base, all bit for bit. DPS depends on what was drawn: it is a shaped credit, and the update is not the
-gradient of an objective.
+distribution, L strata overestimate log-likelihoods on average and mean field underestimates them: sum_i H(x_i | x_-i)
+<= H(x) <= sum_i H(x_i). For other numbers of strata, or if the conditionals do not agree, either sign can occur
+(tests/test_bias.py). One stratum with anchor 0 reduces to diffu_grpo without prompt masking, L strata to the
+pseudo-likelihood (leave one out), strength 0 to the base, all bit for bit. DPS depends on what was drawn: it is a
+shaped credit, and the update is not the gradient of an objective.
 """
 
 from collections.abc import Callable
@@ -357,7 +357,7 @@ def daca(
     shuffled: bool = False,
     top: int = 32,
 ) -> Method:
-    """Both halves: SML and DPS. On a trajectory base (AGRPO), DPS alone."""
+    """SML and DPS together: tokens scored in context and weighted by progress. On AGRPO, DPS alone."""
     if base.trajectory and (strata, layout, anchor, kl) != (STRATA, random_strata, ANCHOR, TRUST):
         raise ValueError(f"on {base.name} daca is DPS alone: strata, layout, anchor and kl have no place there")
     scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
