@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import yaml
 
 from unmask import sandbox
 from unmask.models import TinyShape, load_model, load_tiny, tiny_policy
-from unmask.models.tiny import EOS, SHIPPED, CharacterTokenizer
+from unmask.models.known import EMBEDDED
+from unmask.models.tiny import EOS, CharacterTokenizer
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import completions, row_seeds, sample
 from unmask.sft.pretrain import (
     RECORD,
     WRONG,
@@ -241,11 +245,13 @@ def test_unknown_keys_and_tasks_are_refused(tmp_path):
         pretrain(MICRO.model_copy(update={"mixture": [part]}), tmp_path)
 
 
-def test_the_shipped_model_is_the_one_of_the_config():
-    config = read_pretrain_config(CONFIG)
-    assert PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text()) == config
-    assert (SHIPPED / "model.safetensors").stat().st_size <= 4_000_000
-    policy, untrained = load_tiny(), tiny_policy(config.shape, config.seed)
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_shipped_model_is_the_one_of_the_config(name):
+    config = read_pretrain_config(CONFIG.with_stem(f"pretrain_{name.replace('-', '_')}"))
+    assert PretrainConfig.model_validate_json((EMBEDDED[name] / RECORD).read_text()) == config
+    assert (EMBEDDED[name] / "model.safetensors").stat().st_size <= 4_000_000
+    policy, untrained = load_model(name), tiny_policy(config.shape, config.seed)
+    assert policy.home == name
     assert {n: p.shape for n, p in policy.named_parameters()} == {n: p.shape for n, p in untrained.named_parameters()}
 
 
@@ -270,9 +276,20 @@ def test_the_config_of_the_minis_can_be_used(monkeypatch):
         assert prompt_BP.shape[1] + completion_BC.shape[1] <= config.shape.max_length
 
 
-def test_the_shipped_model_knows_its_tasks():
-    policy = load_model("tiny")
-    config = PretrainConfig.model_validate_json((SHIPPED / RECORD).read_text())
+def test_the_model_of_two_behaviours_gives_both_answers():
+    policy, task = load_model("tiny-two"), TASKS["sudoku"]()
+    rows = [row for row in task.rows("test", 32, 0) for _ in range(2)]
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
+    trace = sample(policy, prompts, row_seeds(0, len(rows)), Decoding(task.length, task.length // 2)).trace
+    texts = completions(policy, trace, task.length)
+    shown = Counter(task.behaviour(row, text, task.solved(row, text)) for row, text in zip(rows, texts, strict=True))
+    assert shown["careless"] > 20 and shown["careful"] > 4  # of 64; of 1,024 samples 59 % and 20 %
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_shipped_model_knows_its_tasks(name):
+    policy = load_model(name)
+    config = PretrainConfig.model_validate_json((EMBEDDED[name] / RECORD).read_text())
     for part in config.mixture:
         task = TASKS[part.task](**part.options)
         right = PretrainTask(task=part.task, batch=1, wrong=0, noise=0)

@@ -53,8 +53,8 @@ _SDAR = {
         "8B": (4096, 36, 32, 12288),
     }.items()
 }
-EMBEDDED = {name: Path(__file__).parent / "assets" / name for name in ("tiny",)}
-"""The embedded models by name."""
+EMBEDDED = {name: Path(__file__).parent / "assets" / name for name in ("tiny", "tiny-two")}
+"""The embedded models by name: `tiny` was taught noisy solutions, `tiny-two` two behaviours (docs/model.md)."""
 KNOWN: dict[str, dict[str, Any]] = {
     **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
     **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},

@@ -46,7 +46,7 @@ Model = Tiny | Released | MaskedLM
 
 
 def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
-    """The embedded model, "tiny"; a folder with a checkpoint or an adapter; or a model's id on the hub.
+    """An embedded model, "tiny" or "tiny-two"; a folder with a checkpoint or an adapter; or a model's id on the hub.
 
     dtype None: as in the checkpoint's config.json, and fp32 for the tiny model.
     """
