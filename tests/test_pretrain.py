@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from unmask import sandbox
-from unmask.models import TinyShape, load_model, load_tiny, tiny_policy
+from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.known import EMBEDDED
 from unmask.models.tiny import EOS, CharacterTokenizer
 from unmask.rollout.decoding import Decoding

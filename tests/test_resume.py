@@ -291,7 +291,7 @@ def test_other_versions_are_told(model: str, tmp_path: Path, monkeypatch: pytest
     config = config_for(model, method="agrpo")
     with cut_at("collect", 4):
         run(config, tmp_path / "cut")
-    monkeypatch.setattr("unmask.training.run.folder.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("unmask.training.run.provenance.versions", lambda: {"torch": "9.9"})
     with pytest.warns(UserWarning, match=naming("torch", "9.9")):
         resume(tmp_path / "cut")
 

@@ -196,9 +196,9 @@ def test_failures_of_built_in_tasks_are_named_too() -> None:
         with pytest.raises(RewardError, match=f"'mine'.*{message}"):
             score(task, [{"puzzle": "." * 16}], ["x" * 900])
     task = TASKS["sudoku"]().variant(name="mine", solved=lambda row, text: 1 / 0)
-    row = {"puzzle": "." * 16}
-    scores = score(task, [row], ["x"], RewardConfig(on_error="zero"))
-    assert scores.failures == [RewardFailure("mine", row, "x", "ZeroDivisionError: division by zero")]
+    scores = score(task, [{}], ["x"], RewardConfig(on_error="zero"))  # a row from which no behaviour can answer
+    assert scores.failures == [RewardFailure("mine", {}, "x", "ZeroDivisionError: division by zero")]
+    assert scores.behaviours["other"].tolist() == [1.0]
 
 
 def test_grades_of_a_file_come_from_its_process(tmp_path: Path) -> None:

@@ -52,7 +52,11 @@ def _extra(name: str) -> Finding:
         installed = version(package)
     except PackageNotFoundError:
         return Finding(package, False, False, f"{purpose}; {install}")
-    for needed in map(Requirement, requires("unmask") or []):
+    try:
+        requirements = requires("unmask") or []
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        requirements = []
+    for needed in map(Requirement, requirements):
         if needed.name == package and installed not in needed.specifier:
             problem = f"{installed} is installed, and {needed.specifier} is needed"
             return Finding(package, False, False, f"{problem}: {purpose}; {install}")

@@ -29,7 +29,7 @@ def view(
         int | None, typer.Option(metavar="N", help="Of --animate: a recorded update. Default: the last.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of --animate: text that the prompt contains.")
+        str | None, typer.Option(metavar="WORDS", help="Of --animate: words that the prompt contains.")
     ] = None,
     rollout: Annotated[
         int | None, typer.Option(metavar="N", help="Of --animate: which rollout, from 1. Default: the highest reward.")

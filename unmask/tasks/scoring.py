@@ -70,13 +70,12 @@ def score(
     def column(values: list[float]) -> Tensor:
         return ranks.gather(torch.tensor(values, dtype=torch.float64, device=device))
 
-    shown = [task.behaviour(row, text, o.solved) for row, text, o in zip(rows, texts, outcomes, strict=True)]
     return Scores(
         column([outcome.reward for outcome in outcomes]),
         column([outcome.solved for outcome in outcomes]).bool(),
         {name: column([outcome.parts[name] for outcome in outcomes]) for name in task.weights},
         failures,
-        {name: column([float(one == name) for one in shown]) for name in task.behaviour_names},
+        {name: column([outcome.behaviour == name for outcome in outcomes]) for name in task.behaviour_names},
     )
 
 
@@ -117,6 +116,7 @@ def _outcomes(
                     outcome = task.outcome(row, text)
                 else:
                     outcome = task.outcome_in_process(row, text, how.timeout)
+                outcome = outcome._replace(behaviour=task.behaviour(row, text, outcome.solved))
             except Exception as error:  # of any kind: a reward may be a user's code
                 message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 failures.append(RewardFailure(task.name, row, text, message))

@@ -30,6 +30,8 @@ class Outcome(NamedTuple):
     solved: bool
     parts: dict[str, float]
     """The parts of the reward, without weights; empty if it has no parts."""
+    behaviour: str = "other"
+    """What `Task.behaviour` says of the completion."""
 
 
 class RewardPart(NamedTuple):

@@ -18,7 +18,8 @@ def replay(folder: Path) -> dict[str, float]:
     tokens scored again."""
     if folder.absolute().parent.name != FOLDER:
         raise ValueError(f"{folder} is not a stored update: pass RUN/{FOLDER}/STEP")
-    config = read_config(folder.absolute().parent.parent / "config.yaml")
+    # The rate does not matter here, and a run of 0.1 may have one that is refused now.
+    config = read_config(folder.absolute().parent.parent / "config.yaml", ["optimizer.lr=1"])
     with set_up(config, needs_reference=False) as setup:
         policy, stored = setup.policy, read_broken(folder, config.build_method(), setup.device)
         with torch.no_grad():
