@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,9 @@ def finished(args: list[str], cwd: Path, **env: str) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from the source distribution, which lies beside it."""
     folder = tmp_path_factory.mktemp("wheel")
-    finished(["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)], cwd=folder)
+    finished(["-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)], cwd=folder)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -61,7 +63,17 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
     assert {"unmask/config/recipes/d1_gsm8k.yaml", "unmask/config/schema.json"} <= set(held)
 
 
+def test_both_distributions_have_the_version_and_the_source_has_what_the_tests_need(wheel: Path) -> None:
+    (source,) = wheel.parent.glob("*.tar.gz")
+    assert wheel.name == f"unmask-{__version__}-py3-none-any.whl" and source.name == f"unmask-{__version__}.tar.gz"
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"tests/world.py", "docs/index.md", "examples/own_loop.py", "constraints.txt", "web/package.json"} <= held
+
+
 def test_installed_command_answers_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    answer = finished(["-m", "unmask", "--version"], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
+    assert answer.strip() == __version__
     usage = finished(["-m", "unmask", "--help"], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
     assert "train" in usage
     listing = finished(["-m", "unmask", "methods", "--json"], cwd=tmp_path, PYTHONPATH=str(installed)).stdout
