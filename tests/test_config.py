@@ -18,7 +18,7 @@ from wording import naming
 BAD = {
     "learning_rate: unknown key": {"learning_rate": 1e-3},
     "optimizer.warm_up: unknown key; did you mean warmup?": {"optimizer": {"warm_up": 3}},
-    "updates: input should be a valid integer": {"updates": "many"},
+    "updates: expected a whole number": {"updates": "many"},
     "group: input should be greater than or equal to 2, got 1": {"group": 1},
     "rollout.top_p: input should be greater than 0": {"rollout": {"top_p": 0}},
     "rollout.order: there is no 'entropy'": {"rollout": {"order": "entropy"}},
@@ -37,7 +37,7 @@ BAD = {
     "method: there is no 'grpo'": {"method": "grpo"},
     "with: there is no 'dsp'": {"with": ["dsp"]},
     "daca.stratum: unknown option; did you mean strata?": {"with": ["daca"], "daca": {"stratum": 8}},
-    "daca.strata: input should be a valid integer": {"with": ["daca"], "daca": {"strata": "a lot"}},
+    "daca.strata: expected a whole number": {"with": ["daca"], "daca": {"strata": "a lot"}},
     "daca.layout: there is no 'diagonal'": {"with": ["daca"], "daca": {"layout": "diagonal"}},
     "diffu_grpo+sml: strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
     "anchor=1.0 must lie in [0, 1)": {"with": ["sml"], "sml": {"anchor": 1.0}},

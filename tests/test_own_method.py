@@ -77,7 +77,7 @@ WRONG = {
     "a function that raises": ("--method bad.py:falls", "falls: bad.py: it raised KeyError: 'x'"),
     "a name of ours": ("--method bad.py:daca", "method: bad.py:daca: daca is the name of something else"),
     "a key's name": ("--method bad.py:rollout", "method: bad.py:rollout: rollout is the name of something else"),
-    "a wrong value": ("--method my.py:loud loud.kl=much", "loud.kl: input should be a valid number"),
+    "a wrong value": ("--method my.py:loud loud.kl=much", "loud.kl: expected a number"),
     "a wrong option": ("--method my.py:loud loud.k=1", "loud.k: unknown option; did you mean kl?"),
     "an unused section": ("--method wd1 loud.kl=1", "loud: unknown key"),
     "the same twice": ("--method wd1 --with my.py:twice,my.py:twice", "with: a plug-in is named twice"),

@@ -71,7 +71,7 @@ def as_number(value: Any, annotation: Any) -> Any:
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
     if not path.is_file():
-        more = "" if path.suffix in (".yaml", ".yml") else "; a setting is written key=value"
+        more = "" if path.suffix in (".yaml", ".yml") else "; a setting is written key=value, for example task=sudoku"
         raise ValueError(f"there is no configuration file {path}{more}")
     try:
         data = parse_yaml(path.read_text(), str(path))
@@ -113,11 +113,21 @@ def check_exists(folder: Path) -> None:
         raise ValueError(missing_folder_message(folder))
 
 
+EXPECTED = {
+    "tuple_type": "a list",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+}
+"""Type of a pydantic error -> what was expected, where pydantic's own words are long."""
+
+
 def pydantic_message(problem: Mapping[str, Any]) -> str:
     """The message of a pydantic error."""
     if problem["type"] == "model_type":
         return f"expected keys such as {problem['loc'][-1]}.key=value"
-    if problem["type"] == "tuple_type":
-        return "expected a list"
+    if problem["type"] in EXPECTED:
+        return f"expected {EXPECTED[problem['type']]}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     return message[0].lower() + message[1:]
