@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, constants
 
+from unmask.integrations.hub import files_to_push
 from unmask.models import load_model
 from unmask.models.checkpoint import card_metadata
 from unmask.training.run.card import HERE, CardFacts, Training, model_card
@@ -101,9 +103,18 @@ def test_a_merged_adapter_has_the_card_of_a_whole_model(unmask) -> None:
     assert card.data.library_name == "transformers" and "lora" not in card.data.tags
     assert "merged into the weights" in card.text
     config = Path("run/checkpoint/adapter_config.json")
-    config.write_text(config.read_text().replace('"tiny"', json.dumps(str(Path("merged").resolve()))))
+    text = config.read_text()
+    for base in (str(Path("merged").resolve()), "merged", "/nowhere/model", "runs/old", "../model", "model"):
+        config.write_text(text.replace('"tiny"', json.dumps(base)))
+        code, _, err = unmask("push", "run", "org/name", "--dry-run")
+        assert code == 2 and mentions(err, "adapter", "unmask merge run --out FOLDER"), base
+    for base in ("tiny", "org/model"):
+        config.write_text(text.replace('"tiny"', json.dumps(base)))
+        code, out, _ = unmask("push", "run", "org/name", "--dry-run")
+        assert code == 0 and mentions(out, "adapter_config.json", "adapter_model.safetensors"), base
+    Path("run/checkpoint/adapter_model.safetensors").unlink()
     code, _, err = unmask("push", "run", "org/name", "--dry-run")
-    assert code == 2 and mentions(err, "adapter", "unmask merge run --out FOLDER")
+    assert code == 2 and mentions(err, "adapter_model.safetensors", "missing")
 
 
 @pytest.mark.parametrize("text", ["", "no metadata", "---\n- a\n---\n", "---\na: [\n---\n", "---\n&a [*a]\n---\n"])
@@ -186,6 +197,27 @@ def test_push_uploads_checkpoint_card_and_curves(unmask, trained: Path, hub: typ
         Path("copy").mkdir(exist_ok=True)
         (Path("copy") / name).write_bytes(content)
     assert load_model("copy").vocabulary == 99
+
+
+def test_push_uploads_only_files_of_a_model(unmask, model: str) -> None:
+    folder, secret = Path("copy"), Path("secret")
+    shutil.copytree(model, folder)
+    secret.write_text("token")
+    for name in (".env", "notes.txt", "mine.py", "modeling_own.py", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "merges.txt").symlink_to(secret.resolve())
+    (folder / "vocab.txt").symlink_to("tokenizer.json")
+    (folder / "data").mkdir()
+    upload = files_to_push(folder)
+    assert {"config.json", "model.safetensors", "modeling_own.py", "tokenizer.json", "vocab.txt"} <= upload.files.keys()
+    unwanted = [".env", "data/", "merges.txt", "mine.py", "notes.txt"]
+    assert upload.left_out == unwanted and not upload.files.keys() & set(unwanted)
+    code, out, _ = unmask("push", "copy", "org/name", "--dry-run")
+    assert code == 0 and mentions(out, "not uploaded: .env, data/, merges.txt, mine.py, notes.txt")
+    (folder / "model.safetensors").rename("elsewhere")
+    assert mentions(unmask("push", "copy", "org/name")[2], "There is no model.safetensors")
+    (folder / "model.safetensors").symlink_to(Path("elsewhere").resolve())
+    assert mentions(unmask("push", "copy", "org/name")[2], "model.safetensors", "link to a file outside")
 
 
 def test_push_explains_what_is_missing(unmask, model: str, hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ def push(
     """Upload a checkpoint, its model card and its curves to the Hugging Face hub."""
     from unmask.integrations.hub import files_to_push, push as push_files, push_summary
 
-    files = files_to_push(run_or_model)
-    summary = push_summary(files, repo, private)
+    upload = files_to_push(run_or_model)
+    summary = push_summary(upload, repo, private)
     typer.echo(f"{'would upload' if dry_run else 'uploading'} {summary}")
     if not dry_run:
-        typer.echo(f"uploaded to {push_files(files, repo, private, revision)}")
+        typer.echo(f"uploaded to {push_files(upload.files, repo, private, revision)}")

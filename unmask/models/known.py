@@ -70,11 +70,17 @@ def check_model_name(name: str) -> None:
         return
     if _looks_like_path(name):
         raise ValueError(missing_folder_message(name))
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII):
+    if not is_hub_id(name):
         raise ValueError(
             f"there is no run or model {name!r}: give {', '.join(EMBEDDED)}, the folder of a run or of a model, or an "
             "id on the hub, for example GSAI-ML/LLaDA-8B-Instruct"
         )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be an id on the hub: ORG/NAME, and neither a folder here nor a mistyped path of one."""
+    named = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII) is not None
+    return named and not Path(name).is_dir() and not _looks_like_path(name)
 
 
 def _looks_like_path(name: str) -> bool:
