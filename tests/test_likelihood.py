@@ -64,3 +64,32 @@ def test_completions_of_several_lengths_and_none(model):
         assert together[1:3] == pytest.approx(alone, abs=1e-4) and together[3] == 0.0
     with pytest.raises(ValueError, match="exact: a completion has 11 tokens"):
         log_likelihoods(policy, [([5], [9] * (LONGEST + 1))], LikelihoodSettings("exact"), "cpu")
+
+
+@torch.no_grad()
+def test_an_elbo_does_not_depend_on_the_other_requests():
+    policy = NetPolicy(WORDS, LENGTH, seed=3)
+    pairs = [([1, 0], [0, 1, 2]), ([1, 0], [2, 1, 0]), ([2, 0], [0, 1, 2]), ([2, 1], [1, 1, 2])]
+    settings = LikelihoodSettings("elbo", draws=2, seed=4)
+    alone = [log_likelihoods(policy, [pair], settings, "cpu")[0] for pair in pairs]
+    assert log_likelihoods(policy, pairs[::-1], settings, "cpu")[::-1] == pytest.approx(alone, abs=1e-6)
+    small = LikelihoodSettings("elbo", draws=2, seed=4, micro_batch=1)
+    assert log_likelihoods(policy, pairs, small, "cpu") == pytest.approx(alone, abs=1e-6)
+    other = LikelihoodSettings("elbo", draws=2, seed=5)
+    assert log_likelihoods(policy, pairs, other, "cpu") != pytest.approx(alone, abs=1e-3)
+
+
+@torch.no_grad()
+def test_the_completions_of_one_prompt_share_their_draws():
+    states = []
+
+    class Recorded(NetPolicy):
+        def hidden(self, tokens_SL, *rest):
+            states.append(tokens_SL == self.mask_id)
+            return super().hidden(tokens_SL, *rest)
+
+    policy = Recorded(WORDS, LENGTH, seed=3)
+    for prompt, completion in (([1, 0], [0, 1, 2]), ([1, 0], [2, 1, 0]), ([2, 0], [0, 1, 2])):
+        log_likelihoods(policy, [(prompt, completion)], LikelihoodSettings("elbo", draws=4), "cpu")
+    first, second, other = states
+    assert torch.equal(first, second) and not torch.equal(first, other)

@@ -3,7 +3,8 @@
     exact          log of the mean, over all orders, of the probability of writing the completion in that order, one
                    token a step: the likelihood of random-order decoding; 2^C - 1 states, so for short completions only
     elbo           the mean over all orders of that log-probability, a lower bound of `exact`; Monte Carlo with
-                   2 * draws states
+                   2 * draws states, drawn for each prompt from the seed and the prompt: other requests and the batch
+                   size do not matter, and completions of one length share the draws of their prompt
     left_to_right  the log-probability of writing the completion from left to right; C states
     fully_masked   mean field: every token is asked with the whole completion masked; one state
 
@@ -11,6 +12,7 @@ Exact when the conditionals of the model come from one joint distribution: exact
 with independent tokens fully_masked too.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
@@ -19,10 +21,10 @@ import torch
 from torch import Tensor
 
 from unmask.core.policy import Policy
-from unmask.core.probes import Probes, ask, fully_masked, left_to_right_views, unit_likelihood, views
+from unmask.core.probes import Probes, ask, fully_masked, left_to_right_views, rank, unit_likelihood, views
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace
-from unmask.methods.espo import elbo
+from unmask.methods.espo import elbo_views, stratified_sizes
 from unmask.rollout.sample import canvas
 
 LONGEST = 10
@@ -63,23 +65,36 @@ class LikelihoodSettings:
     """Masked states in one forward pass, and completions at a time."""
 
 
-def _elbo(policy: Policy, trace: Trace, settings: LikelihoodSettings, rng: torch.Generator) -> Tensor:
-    return _asked(policy, elbo(trace, rng, settings.draws), settings)
+def _elbo(policy: Policy, trace: Trace, settings: LikelihoodSettings) -> Tensor:
+    length, device = int(trace.canvas_BL[0].sum()), trace.tokens_BL.device
+    noise_KB = torch.empty(settings.draws, len(trace), dtype=torch.float64)
+    key_KBL = torch.full((settings.draws, *trace.tokens_BL.shape), 2.0, dtype=torch.float64)  # the prompt comes last
+    prompt_BL = trace.attended_BL & ~trace.canvas_BL
+    for number, tokens_L in enumerate(trace.tokens_BL):
+        rng = _prompt_rng(settings.seed, tokens_L[prompt_BL[number]].tolist())
+        noise_KB[:, number] = torch.rand(settings.draws, generator=rng, dtype=torch.float64)
+        key_KBL[:, number, -length:] = torch.rand(settings.draws, length, generator=rng, dtype=torch.float64)
+    return _asked(policy, elbo_views(trace, rank(key_KBL).to(device), stratified_sizes(trace, noise_KB)), settings)
 
 
-def _left_to_right(policy: Policy, trace: Trace, settings: LikelihoodSettings, rng: torch.Generator) -> Tensor:
-    return _asked(policy, left_to_right_views(trace, rng), settings)
+def _prompt_rng(seed: int, prompt: list[int]) -> torch.Generator:
+    digest = hashlib.sha256(repr((seed, prompt)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def _fully_masked(policy: Policy, trace: Trace, settings: LikelihoodSettings, rng: torch.Generator) -> Tensor:
-    return _asked(policy, fully_masked(trace, rng), settings)
+def _left_to_right(policy: Policy, trace: Trace, settings: LikelihoodSettings) -> Tensor:
+    return _asked(policy, left_to_right_views(trace, torch.Generator()), settings)
+
+
+def _fully_masked(policy: Policy, trace: Trace, settings: LikelihoodSettings) -> Tensor:
+    return _asked(policy, fully_masked(trace, torch.Generator()), settings)
 
 
 def _asked(policy: Policy, probes: Probes, settings: LikelihoodSettings) -> Tensor:
     return unit_likelihood(ask(policy, probes, settings.micro_batch), probes).double().sum(-1)
 
 
-def _exact(policy: Policy, trace: Trace, settings: LikelihoodSettings, rng: torch.Generator) -> Tensor:
+def _exact(policy: Policy, trace: Trace, settings: LikelihoodSettings) -> Tensor:
     """By recursion over the sets of masked positions: total[S] is the log-probability of reaching the state S."""
     length = int(trace.canvas_BL[0].sum())
     if length > LONGEST:
@@ -100,7 +115,7 @@ def _exact(policy: Policy, trace: Trace, settings: LikelihoodSettings, rng: torc
     return total[0]
 
 
-ESTIMATORS: dict[str, Callable[[Policy, Trace, LikelihoodSettings, torch.Generator], Tensor]] = {
+ESTIMATORS: dict[str, Callable[[Policy, Trace, LikelihoodSettings], Tensor]] = {
     "elbo": _elbo,
     "exact": _exact,
     "left_to_right": _left_to_right,
@@ -113,13 +128,13 @@ def log_likelihoods(
     policy: Policy, pairs: Sequence[Pair], settings: LikelihoodSettings, device: torch.device | str
 ) -> list[float]:
     """The log-likelihood of every completion after its prompt."""
-    values, rng = [0.0] * len(pairs), torch.Generator().manual_seed(settings.seed)
+    values = [0.0] * len(pairs)
     for length in sorted({len(completion) for _, completion in pairs} - {0}):
         numbers = [number for number, (_, completion) in enumerate(pairs) if len(completion) == length]
         for start in range(0, len(numbers), settings.micro_batch):
             chunk = numbers[start : start + settings.micro_batch]
             trace = given_trace(policy, [pairs[number] for number in chunk], device)
-            value_B = ESTIMATORS[settings.estimator](policy, trace, settings, rng)
+            value_B = ESTIMATORS[settings.estimator](policy, trace, settings)
             for number, value in zip(chunk, value_B.tolist(), strict=True):
                 values[number] = value
     return values

@@ -44,10 +44,15 @@ def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
     """The ELBO from `draws` complementary pairs, their sizes stratified for each trace."""
     check_range(1, inf, draws=draws)
     noise_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
-    level_KB = (torch.arange(draws, dtype=torch.float64)[:, None] + noise_KB.cpu()) / draws
-    length_B = trace.canvas_BL.sum(-1)
-    size_KB = (level_KB.to(length_B.device) * (length_B + 1)).long()
+    size_KB = stratified_sizes(trace, noise_KB)
     return elbo_views(trace, torch.stack([random_rank(trace, rng) for _ in range(draws)]), size_KB)
+
+
+def stratified_sizes(trace: Trace, noise_KB: Tensor) -> Tensor:
+    """Numbers of masked positions from uniforms: one of every stratum of {0, ..., L} for each trace."""
+    draws, length_B = len(noise_KB), trace.canvas_BL.sum(-1)
+    level_KB = (torch.arange(draws, dtype=torch.float64)[:, None] + noise_KB.cpu()) / draws
+    return (level_KB.to(length_B.device) * (length_B + 1)).long()
 
 
 def espo(
