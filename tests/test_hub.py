@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -12,17 +13,18 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, constants
 
+from unmask.config import DEMO, read_config
 from unmask.integrations.hub import files_to_push
 from unmask.models import load_model
 from unmask.models.checkpoint import card_metadata
-from unmask.training.run.card import HERE, CardFacts, Training, model_card
+from unmask.training.run.card import HERE, CardFacts, Training, model_card, task_arguments
 from wording import mentions
 
 RL = Training(
     command="unmask train config.yaml",
     method="`diffu_grpo` with `daca`",
     tasks=["gsm8k"],
-    gradeable=True,
+    graded_by="--task gsm8k",
     data="the hub",
     base="GSAI-ML/LLaDA-8B-Instruct",
     tags=("daca", "gsm8k"),
@@ -93,6 +95,28 @@ def test_every_checkpoint_has_a_card_and_its_data_are_passed_on(unmask, trained:
     tuned = ModelCard.load("tuned/checkpoint/README.md")
     assert (tuned.data.base_model, tuned.data.license) == ("org/root", "apache-2.0")
     assert "| sudoku | held-out loss |" in tuned.text and "unmask sft run/checkpoint sft.yaml" in tuned.text
+
+
+def test_the_card_evaluates_the_same_task(unmask, model: str) -> None:
+    Path("tasks").mkdir()
+    file = Path("tasks/my_task.py")
+    file.write_text("length = 4\ndef reward(completion, row):\n    return float(completion == row['answer'])\n")
+    rows = [json.dumps({"prompt": f"{n}+2=", "answer": str(n + 2)}) for n in range(40)]
+    Path("my rows.jsonl").write_text("\n".join(rows))
+    own = ("--task", str(file), "own.data=my rows.jsonl", "own.weights={reward: 2}", "--model", model)
+    assert unmask("train", *own, *TRAIN)[0] == 0
+    command = Path("run/checkpoint/README.md").read_text().split("```sh\n")[1].splitlines()[0]
+    words = shlex.split(command.replace(HERE, "run/checkpoint"))
+    assert words[:5] == ["unmask", "eval", "run/checkpoint", "--task", "my_task.py"]
+    assert words[5:] == ['own.data="my rows.jsonl"', 'own.weights={"reward": 2}']
+    file.rename("my_task.py")  # a reader has the file at another place
+    code, out, err = unmask(*words[1:], "--problems", "2", "--samples", "1", "--json")
+    assert code == 0 and json.loads(out)["task"] == "my_task", err
+    config = read_config({"task": "gsm8k"}, ["gsm8k.protocol=d1"])
+    words = shlex.split(task_arguments(config.task, config.options["gsm8k"]))
+    assert words[:2] == ["--task", "gsm8k"]
+    assert task_arguments("gsm8k", config.dump()["gsm8k"]) == shlex.join(words)  # defaults are not repeated
+    assert read_config(DEMO, words[2:], task=words[1]).options == config.options
 
 
 def test_a_merged_adapter_has_the_card_of_a_whole_model(unmask) -> None:

@@ -25,7 +25,7 @@ from unmask.sft.diffusion_loss import QUARTERS, add_noise, bound, quarter_metric
 from unmask.sft.packing import Batches, PackedBatch, width_buckets
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
-from unmask.training.run.card import Training
+from unmask.training.run.card import Training, task_arguments
 from unmask.training.run.folder import RunFolder
 from unmask.util.micro_batch import MicroBatch
 
@@ -87,12 +87,13 @@ class SftRun(BaseRun[SftEvaluation]):
         sources = [str(source.file or f"the task {source.task}") for source in self.config.data]
         adapted = Path(self.config.model) / ADAPTED
         base = json.loads(adapted.read_text())["model"] if adapted.is_file() else self.config.model
+        first = self.config.data[0]
         return Training(
             command=f"unmask {'adapt' if adapted.is_file() else 'sft'} {base} {CONFIG}",
             base=base,
             method="supervised fine-tuning with the masked diffusion loss",
             tasks=names,
-            gradeable=self.experiment.data[0].task is not None,
+            graded_by="" if first.task is None else task_arguments(first.task, first.options),
             data=", ".join(sources),
             tags=("sft", *names),
             papers=("2502.09992",),

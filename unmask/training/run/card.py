@@ -1,6 +1,8 @@
 """The model card of a checkpoint: README.md, with the metadata that the Hugging Face hub reads."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from unmask.config.options import option_defaults
 from unmask.models.checkpoint import CARD, card_metadata
+from unmask.tasks import TASKS
 from unmask.util.versions import versions
 
 HERE = "path/to/this/folder"
@@ -94,8 +98,8 @@ class Training:
     method: str
     tasks: Sequence[str]
     """Names of tasks, or of files."""
-    gradeable: bool
-    """Whether the first of them is a task, which can grade answers."""
+    graded_by: str
+    """`--task` and overrides of the command that evaluates the checkpoint; empty if no task can grade its answers."""
     data: str
     base: str
     """The model that was trained, as the user named it."""
@@ -174,7 +178,7 @@ def _body(facts: CardFacts) -> str:
     for row in score_rows(facts):
         after = "not evaluated yet" if facts.after is None else _value(facts.after, row.key)
         scores.append(f"| {row.task} | {row.name} | {_value(facts.before, row.key)} | {after} |")
-    evaluation = f"\n```sh\nunmask eval {HERE} --task {training.tasks[0]}\n```\n" if training.gradeable else ""
+    evaluation = f"\n```sh\nunmask eval {HERE} {training.graded_by}\n```\n" if training.graded_by else ""
     links = ", ".join(f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" for paper in training.papers)
     return BODY.format(
         name=facts.name,
@@ -203,6 +207,15 @@ def _value(metrics: Mapping[str, float], key: str) -> str:
         return f"{metrics[key]:.4f}"
     value, low, high = (100 * metrics[name] for name in (key, f"{key}_low", f"{key}_high"))
     return f"{value:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+def task_arguments(task: str, options: Mapping[str, Any]) -> str:
+    """A task and its options as arguments of `unmask eval`. Your own task is named by its file, without its folder."""
+    name = Path(options["file"]).name if task == "own" else task
+    defaults = option_defaults(TASKS[task])
+    rest = {key: value for key, value in options.items() if value != defaults[key] and (task, key) != ("own", "file")}
+    overrides = [f"{task}.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in rest.items()]
+    return shlex.join(["--task", name, *overrides])
 
 
 def arxiv_ids(text: str | None) -> list[str]:

@@ -22,7 +22,7 @@ from unmask.training.batch import Batch, Experiment, PromptTooLong, batch_metric
 from unmask.training.optim import Optimizer
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
 from unmask.training.run.broken import store_broken
-from unmask.training.run.card import Training, arxiv_ids
+from unmask.training.run.card import Training, arxiv_ids, task_arguments
 from unmask.training.run.folder import BEST, MakeFolder, RunFolder, read_metrics
 from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
@@ -89,7 +89,7 @@ class TrainingRun(BaseRun[Evaluation]):
             base=self.config.model,
             method=" with ".join(f"`{name}`" for name in names),
             tasks=[self.experiment.task.name],
-            gradeable=True,
+            graded_by=task_arguments(self.config.task, self.config.options.get(self.config.task, {})),
             data=self.experiment.task.about.source,
             tags=("reinforcement-learning", *names, self.experiment.task.name),
             papers=list(dict.fromkeys(paper for text in documents for paper in arxiv_ids(text)[:1])),
