@@ -27,6 +27,7 @@ WRONG = {
     "train --model runs/nosuch": "runs/nosuch",
     "train --out taken": "taken",
     "compare --methods agrop --out x": "agrop",
+    "audit tiny --methods agrpo,wd1+slm:strata=2": "slm",
     "eval runs/nosuch": "runs/nosuch",
     "eval tiny rollout.stepz=3": "rollout.stepz",
     "sample runs/nosuch 12=": "runs/nosuch",

@@ -59,6 +59,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient."""
+    from unmask.config.published import check_estimators
+
     if out is not None:
         check_folder(out)
     if model.endswith(".json"):
@@ -71,6 +73,7 @@ def audit(
         raise ValueError("compare: measure with --out FOLDER first, then compare in FOLDER/audit.json")
     else:
         check_model_name(model)
+        check_estimators(methods.split(",") if methods is not None else [])
         about = [*of_task(task, data=data), *(overrides or [])]
         audit_data = _measure(model, task, about, methods, problems, group, draws, budget, states)
     _show(audit_data, out, as_json)

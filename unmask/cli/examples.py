@@ -40,11 +40,14 @@ EXAMPLES = {
         "unmask train recipe:d1_gsm8k --dry-run",
         "unmask train recipe:espo_sudoku updates=10",
     ),
-    "schema": ("unmask schema",),
+    "schema": ("unmask schema", "unmask schema > unmask.schema.json"),
     "doctor": ("unmask doctor", "unmask doctor --json"),
-    "merge": ("unmask merge runs/first --out merged",),
-    "push": ("unmask push runs/first ORG/NAME",),
-    "pretrain": ("unmask pretrain recipe:pretrain_tiny --out tiny-again",),
+    "merge": ("unmask merge runs/first --out merged", "unmask merge runs/first/checkpoint --out merged"),
+    "push": ("unmask push runs/first ORG/NAME --dry-run", "unmask push runs/first ORG/NAME --private"),
+    "pretrain": (
+        "unmask pretrain recipe:pretrain_tiny --out tiny-again",
+        "unmask pretrain my_mixture.yaml --out my_model --device cuda",
+    ),
     "fetch": ("unmask fetch smollm2", "unmask fetch model.gguf --out model"),
     "adapt": (
         "unmask adapt smollm2 --data sudoku_text --data countdown_text",

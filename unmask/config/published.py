@@ -49,6 +49,13 @@ def check_words(key: str, words: Iterable[str]) -> None:
             check_method(key, name, published_names("method"), published_names("with"))
 
 
+def check_estimators(words: Iterable[str]) -> None:
+    """As `check_words`, for a base or plug-ins joined by +, e.g. `sml:strata=8` or `wd1+sml`."""
+    for name in (piece_of(piece)[0] for word in words for piece in word.split("+") if piece.strip()):
+        if not is_own(name.strip()):
+            check_known("methods", name.strip(), [*published_names("method"), *published_names("with")])
+
+
 def check_by_schema(config: Config) -> None:
     """ValueError for an unknown method, plug-in, order or option, a wrong type, or a missing file."""
     check_known(
