@@ -7,6 +7,7 @@ import pytest
 
 from unmask.sft.pretrain import PretrainTask, mixture_tokens, rows_to_choose_on
 from unmask.tasks import TASKS
+from unmask.tasks.task import shows_wrong_behaviour
 
 CASES: dict[str, dict[str, Any]] = {
     "sudoku": {},
@@ -84,3 +85,9 @@ def test_rows_on_which_a_behaviour_is_right_are_redrawn_and_refused_if_they_are_
 def test_shares_above_one_are_refused() -> None:
     with pytest.raises(ValueError, match="behaviours"):
         PretrainTask(task="sudoku", batch=1, behaviours={"careless": 1.2})
+
+
+def test_shares_are_shown_only_if_a_wrong_behaviour_occurs() -> None:
+    assert shows_wrong_behaviour({"careful": 0.2, "careless": 0.5, "other": 0.3})
+    assert not shows_wrong_behaviour({"careful": 0.4, "careless": 0.005, "other": 0.595})
+    assert not shows_wrong_behaviour({})

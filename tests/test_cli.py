@@ -14,6 +14,7 @@ import pytest
 from unmask.cli import doctor as doctor_module
 from unmask.cli.doctor import EXTRAS, _extra
 from unmask.cli.examples import EXAMPLES
+from unmask.cli.main import main
 from unmask.cli.main import COMMANDS
 from unmask.methods import BASES, PLUGINS
 from unmask.models import save, tiny_policy
@@ -240,3 +241,11 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(unmask, m
     ):  # fmt: skip
         code, out, err = unmask(*line.split())
         assert (code, out) == (2, "") and "cannot be written" in err, line
+
+
+def test_output_that_is_closed_from_the_start_is_no_error(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["unmask", "methods"])
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0

@@ -135,6 +135,12 @@ def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path:
     assert order == [(seed, label) for seed in (0, 1) for label in spent]
 
 
+def test_a_warm_up_that_the_budget_does_not_reach_is_refused(made_up: MadeUp, tmp_path: Path) -> None:
+    settings = SharedSettings(overrides=(*SHORT, "optimizer.warmup=8"))
+    with pytest.raises(ValueError, match=r"optimizer.warmup: 8 is more than the updates of agrpo"):
+        compare(Comparison(["agrpo"], budget="forwards=700", settings=settings), tmp_path)
+
+
 def test_seconds_are_shared_out_by_a_short_run_of_each_that_is_not_made_twice(made_up: MadeUp, tmp_path: Path) -> None:
     def again() -> dict[str, Any]:
         how = SharedSettings(overrides=("eval.every=7",))

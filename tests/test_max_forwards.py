@@ -53,3 +53,10 @@ def test_a_resumed_run_stops_at_the_same_update(tmp_path: Path) -> None:
 def test_a_limit_that_is_not_a_positive_number_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="max_forwards"):
         config_for(max_forwards=value)
+
+
+def test_the_decay_begins_where_the_warm_up_ends() -> None:
+    """Half of the budget is spent in ten updates of warm-up: the rate is at its peak, and falls to 0 from there."""
+    config = config_for(optimizer={"lr": 1e-2, "schedule": "linear", "warmup": 10})
+    assert [learning_rate(config, step, 0.05 * (step - 1)) for step in (1, 10, 11)] == [1e-3, 1e-2, 1e-2]
+    assert learning_rate(config, 16, 0.75) == pytest.approx(0.5e-2) and learning_rate(config, 21, 1.0) == 0.0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from unmask.config import parse_config
 from unmask.core.advantage import ADVANTAGES, correct_only, every_sample, group_mean
 from unmask.methods import BASES
 from unmask.methods.positive import positive
@@ -53,3 +54,11 @@ def test_a_scale_below_zero_is_refused() -> None:
 def test_the_positive_part_of_equal_rewards_is_zero() -> None:
     reward_B, group_B = tensors([[1.0, 1.0], [0.0, 0.0]])
     assert not positive(BASES["agrpo"](advantage=group_mean)).advantage(reward_B, group_B).any()
+
+
+def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
+    config = {"method": "diffu_grpo", "diffu_grpo": {"advantage": "correct_only"}}
+    assert parse_config({**config, "task": "sudoku"}).build_method().advantage is correct_only
+    text = {"task": "countdown_text", "rollout": {"length": 32}}
+    with pytest.raises(ValueError, match=r"diffu_grpo.advantage: correct_only counts a reward of 1"):
+        parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})

@@ -96,7 +96,7 @@ def test_the_page_and_the_command_list_every_recipe_with_a_line(unmask) -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
     assert {*recipes()} <= {*re.findall(r"`(\w+)`", page)}
     code, out, _ = unmask("recipes")
-    assert code == 0 and [line.split()[0] for line in out.splitlines()] == [*recipes()]
+    assert code == 0 and [line.split()[2] for line in out.splitlines()] == [f"recipe:{name}" for name in recipes()]
     assert all(20 < len(summary(path)) < 110 and summary(path).endswith(".") for path in recipes().values())
 
 
@@ -177,3 +177,9 @@ def test_worked_examples_are_shown_where_the_split_is_that_of_spg() -> None:
         if "spg_3shot" in read_config(path, device="cpu").options.get("sudoku_text", {}).values()
     }
     assert shown == {"spg_sudoku", "agrpo_sudoku"}
+
+
+@pytest.mark.parametrize(("name", "command"), [("pretrain_tiny", "pretrain"), ("adapt_smollm2", "adapt")])
+def test_a_recipe_of_another_command_is_refused_with_that_command(name: str, command: str) -> None:
+    with pytest.raises(ValueError, match=f"write unmask {command} recipe:{name}"):
+        read_config(f"recipe:{name}")

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.cli.panel import Completion, Panel, canvas, elapsed_and_left
+from unmask.tasks.task import shows_wrong_behaviour
 from unmask.training.run.health import warning_messages
 
 if TYPE_CHECKING:
@@ -103,9 +104,11 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     rows += [(f"pass@{k}", before.passes[k], after.passes[k]) for k in after.passes if k > 1]
     for label, was, now in rows:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
-    for behaviour, share in after.behaviours.items():
-        first = before.behaviours.get(behaviour, 0.0)
-        table.add_row(f"{behaviour} answers", f"{first:.1%}", f"{share:.1%}", f"{100 * (share - first):+.1f}")
+    if shows_wrong_behaviour(before.behaviours) or shows_wrong_behaviour(after.behaviours):
+        for behaviour, share in after.behaviours.items():
+            first = before.behaviours.get(behaviour)  # a run of 0.1 that is resumed has none
+            start, gain = ("", "") if first is None else (_percent(first), f"{100 * (share - first):+.1f}")
+            table.add_row(f"{behaviour} answers", start, _percent(share), gain)
     console.print(table)
     assert result.run is not None  # only the first process shows a result
     folder = result.run.path
@@ -116,6 +119,10 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     file = config.options["own"]["file"] if config.task == "own" else ""
     for command in next_commands(config.build_task(), str(folder), file):
         _line(f"  {command}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def next_commands(task: "Task", folder: str, file: str = "") -> list[str]:

@@ -40,7 +40,7 @@ EXAMPLES = {
         "unmask train recipe:d1_gsm8k --dry-run",
         "unmask train recipe:espo_sudoku updates=10",
     ),
-    "schema": ("unmask schema", "unmask schema > unmask.schema.json"),
+    "schema": ("unmask schema", "unmask schema > schema.json"),
     "doctor": ("unmask doctor", "unmask doctor --json"),
     "merge": ("unmask merge runs/first --out merged", "unmask merge runs/first/checkpoint --out merged"),
     "push": ("unmask push runs/first ORG/NAME --dry-run", "unmask push runs/first ORG/NAME --private"),

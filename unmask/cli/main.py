@@ -1,5 +1,6 @@
 """The `unmask` command."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, cast
@@ -67,6 +68,9 @@ for _command in COMMANDS:
 
 def main() -> None:
     """Run a command. An error that the user can fix is one line on standard error, with exit code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start, as by >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # torchrun takes None for not ended
     except UsageError as error:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
+from unmask.tasks.task import shows_wrong_behaviour
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -135,8 +136,10 @@ class Panel:
         elif "train/reward" in metrics:
             self.updates = [*self.updates, now - self.last][-RECENT:]
             self.rollout = metrics.get("time/rollout", 0.0)
-            shares = {key: share for key, share in metrics.items() if key.startswith("train/behaviour/")}
-            self.behaviours = {key.rpartition("/")[2]: share for key, share in shares.items()}
+            keys = [key for key in metrics if key.startswith("train/behaviour/")]
+            shares = {key.rpartition("/")[2]: metrics[key] for key in keys}
+            if self.behaviours or shows_wrong_behaviour(shares):
+                self.behaviours = shares
             for key in metrics.keys() & {"train/reward", "train/solved"}:
                 self.curves[key] = [*self.curves.get(key, []), metrics[key]][-CURVE:]
         self.warned += [f"{warning}, update {step}" for warning in warnings]

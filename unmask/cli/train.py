@@ -60,7 +60,7 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a dry run as JSON.")] = False,
 ) -> None:
-    """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, about two minutes on a CPU.
+    """Train a model. With no arguments: the embedded model on 4x4 Sudoku with DACA-GRPO, one to two minutes on a CPU.
 
     Without a CONFIG the demo's settings are the defaults. With --method and no --with there are no plug-ins.
     """
@@ -69,9 +69,10 @@ def train(
     if resume is not None:
         options = (value is not None for value in (task, model, method, plugins, data, full, seed, out, hardware))
         if can_resume(resume, "config.yaml", (arguments, dry_run, as_json, *options)):
+            from unmask.config.parse import read_run_config
             from unmask.training.loop import resume as resume_run
 
-            config = read_config(resume / "config.yaml")
+            config = read_run_config(resume)
             _train_with_display(config, resume, lambda hooks: resume_run(resume, hooks))
         return
     path, overrides = split_settings(arguments or [])

@@ -8,6 +8,7 @@ from unmask.config.arguments import check_known, check_method
 from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES
 from unmask.config.schema import Config
+from unmask.core.advantage import correct_only
 from unmask.core.order import ORDERS, score_threshold
 from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.core.shapes import GIVEN
@@ -33,10 +34,9 @@ def check_names(config: Config) -> None:
 def check_combination(config: Config) -> None:
     """ValueError for keys that do not fit together, and for a method whose probes do not fit the canvas."""
     check_device(device_of(config))
-    if len(set(config.plugins)) < len(config.plugins):
-        raise ValueError("with: a plug-in is named twice")
-    if len(set(config.track)) < len(config.track):
-        raise ValueError("track: a tracker is named twice")
+    for key, names in (("with", config.plugins), ("track", config.track)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{key}: {twice} is named twice")
     if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
         raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
     task = config.build_task()
@@ -62,6 +62,11 @@ def check_combination(config: Config) -> None:
     if 0 < config.rollout.correction < 1:
         raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
     method = config.build_method()
+    if method.advantage is correct_only and (task.reward_range is None or task.reward_range[1] != 1):
+        raise ValueError(
+            f"{config.method}.advantage: correct_only counts a reward of 1 as correct, and a solution of {config.task} "
+            "can earn another one; use rewards whose largest value is 1"
+        )
     if method.order is not None and ORDERS[config.rollout.order] is not method.order:
         raise ValueError(
             f"rollout.order: {method.name} scores the choice of positions of {method.order.__name__}, "

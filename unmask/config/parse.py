@@ -4,6 +4,7 @@ Keys, types, names and files are checked before torch is imported, so that a typ
 """
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from unmask.config.arguments import build_task, check_known
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.published import check_by_schema, published_names
-from unmask.config.recipes import config_path
+from unmask.config.recipes import check_command, config_path
 from unmask.config.schema import Config, as_list
 from unmask.core.words import file_of, section_of
 from unmask.tasks import TASKS
@@ -29,7 +30,11 @@ def read_config(
 
     Raises ValueError with one sentence that names the wrong key.
     """
-    content = read_keys(config_path(path)) if isinstance(path, str | Path) else deepcopy(dict(path or {}))
+    if isinstance(path, str | Path):
+        check_command(config_path(path), "train")
+        content = read_keys(config_path(path))
+    else:
+        content = deepcopy(dict(path or {}))
     data = with_current_keys(content)
     sections, names = set(data), _section_names(data)
     replaced = apply_overrides(data, overrides)
@@ -41,6 +46,13 @@ def read_config(
         used = [data.get("task"), *map(section_of, _method_words(data))]
         data = {key: value for key, value in data.items() if key in used or key not in sections & names}
     return parse_config(data)
+
+
+def read_run_config(folder: Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration of a run. Keys of 0.1 are renamed without a warning: the user did not write this file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return read_config(folder / "config.yaml", overrides)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:

@@ -13,6 +13,17 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
+def command_of(name: str) -> str:
+    """The command that a recipe is for."""
+    return next((command for command in ("pretrain", "adapt") if name.startswith(f"{command}_")), "train")
+
+
+def check_command(path: Path, command: str) -> None:
+    """ValueError for a recipe that is for another command."""
+    if path.parent == FOLDER and (other := command_of(path.stem)) != command:
+        raise ValueError(f"recipe:{path.stem} is for another command: write unmask {other} recipe:{path.stem}")
+
+
 def config_path(word: str | Path) -> Path:
     """The file of `recipe:NAME`; any other word is a path."""
     name = str(word)

@@ -33,9 +33,10 @@ SHOWN_MASK, SHOWN_EOS = "\u00b7", "\u00b6"
 
 SHIPPED = EMBEDDED["tiny"]
 
-SUPPORTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "tie_word_embeddings": False}
+NETWORK = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "tie_word_embeddings": False}
+SUPPORTED = {**NETWORK, "is_causal": False, "rope_scaling": None, "mask_token_id": MASK, "pad_token_id": PAD}
 FIELDS = {
-    **SUPPORTED,
+    **NETWORK,
     "attention_dropout": 0.0,
     "bos_token_id": None,
     "eos_token_id": EOS,
@@ -168,6 +169,7 @@ def load_tiny(
     if rotary.get("rope_type", "default") != "default":
         raise ValueError(f"{file.path} sets rope_type to {rotary['rope_type']!r}; only 'default' is supported.")
     theta, heads = file.number("rope_theta", rotary.get("rope_theta")), file.size("num_attention_heads", 1)
+    file.number("rms_norm_eps", config.get("rms_norm_eps", FIELDS["rms_norm_eps"]))
     sizes = {name: file.size(name, 1) for name in SIZES}
     sizes["num_key_value_heads"] = file.size("num_key_value_heads", heads)
     sizes["head_dim"] = file.size("head_dim", max(1, sizes["hidden_size"] // heads))

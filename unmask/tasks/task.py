@@ -212,6 +212,11 @@ class Task:
         return task
 
 
+def shows_wrong_behaviour(shares: Mapping[str, float]) -> bool:
+    """Whether a named wrong behaviour has a share of at least 1 %: else the shares say no more than the solve rate."""
+    return any(share >= 0.01 for name, share in shares.items() if name not in ("careful", "other"))
+
+
 def part_weights(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:
     """The weights of all parts: those given, else the defaults."""
     known = f"the parts of the reward are {', '.join(defaults)}"

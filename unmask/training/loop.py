@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from unmask.config import Config, read_config
+from unmask.config import Config
+from unmask.config.parse import read_run_config
 from unmask.evaluation.evaluate import Evaluation
 from unmask.training.batch import Experiment, collect
 from unmask.training.loss_terms import Scorer, loss_terms
@@ -42,7 +43,7 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> TrainingResult:
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run folder: there is no config.yaml in it")
     with lock_run(folder):
-        config = read_config(folder / "config.yaml")
+        config = read_run_config(folder)
         state = last_state(folder, config.user_files)
         lengths = state.facts["lengths"] if state is not None else {}
         return _train(config, lambda: RunFolder.reopen(folder, lengths), hooks, state)

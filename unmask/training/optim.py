@@ -81,7 +81,10 @@ def learning_rate(config: TrainingConfig, step: int, spent: float = 0.0) -> floa
     settings = config.optimizer
     if step <= settings.warmup:
         return settings.lr * (step / settings.warmup)
-    done = max((step - 1 - settings.warmup) / max(1, config.updates - settings.warmup), min(1.0, spent))
+    done = (step - 1 - settings.warmup) / max(1, config.updates - settings.warmup)
+    if spent:
+        warm = settings.warmup * spent / (step - 1)  # the share that the warm-up took, at the pace so far
+        done = max(done, (min(1.0, spent) - warm) / (1 - warm))
     if settings.schedule == "linear":
         return settings.lr * (1.0 - done)
     if settings.schedule == "cosine":

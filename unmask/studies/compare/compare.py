@@ -243,6 +243,9 @@ def _plans(
         if limit.amount < cost:
             raise ValueError(f"--budget: one update of {spec.label} takes {cost:,.1f} {limit.kind}; give more")
     forwards = limit.amount if limit.kind == "forwards" else None
+    for spec, cost in costs.items():
+        if (warmup := configs[spec].optimizer.warmup) > limit.amount // cost:
+            raise ValueError(f"optimizer.warmup: {warmup} is more than the updates of {spec.label} in this budget")
     plans = {
         spec: replace(plans[spec], updates=int(limit.amount // cost), forwards=forwards)
         for spec, cost in costs.items()

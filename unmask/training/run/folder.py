@@ -29,6 +29,7 @@ from unmask.models import Model, save
 from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
+from unmask.tasks.task import shows_wrong_behaviour
 from unmask.training.run.health import HealthWarning, current_name
 from unmask.training.run.provenance import start_line
 from unmask.util.files import check_folder, fresh_folder as fresh_folder, fsync, naming_file, write_whole
@@ -208,8 +209,9 @@ def curves_figure(rows: Sequence[Mapping[str, float]]) -> "Figure | None":
     if (figure := new_figure(9, 3.2)) is None:
         return None
     panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
-    behaviours = list(dict.fromkeys(name for row in rows for name in row if name.startswith("train/behaviour/")))
-    panels += [behaviours] if behaviours else []
+    shares = [{key: row[key] for key in row if key.startswith("train/behaviour/")} for row in rows]
+    if any(shows_wrong_behaviour({key.rpartition("/")[2]: row[key] for key in row}) for row in shares):
+        panels.append(list(dict.fromkeys(key for row in shares for key in row)))
     figure.set_size_inches(4.5 * len(panels), 3.2)
     for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from unmask.config import read_config
+from unmask.config.parse import read_run_config
 from unmask.training.mismatch import replay_logprobs, sampled_logp
 from unmask.training.optim import make_optimizer
 from unmask.training.run.broken import FOLDER, read_broken
@@ -19,7 +19,7 @@ def replay(folder: Path) -> dict[str, float]:
     if folder.absolute().parent.name != FOLDER:
         raise ValueError(f"{folder} is not a stored update: pass RUN/{FOLDER}/STEP")
     # The rate does not matter here, and a run of 0.1 may have one that is refused now.
-    config = read_config(folder.absolute().parent.parent / "config.yaml", ["optimizer.lr=1"])
+    config = read_run_config(folder.absolute().parent.parent, ["optimizer.lr=1"])
     with set_up(config, needs_reference=False) as setup:
         policy, stored = setup.policy, read_broken(folder, config.build_method(), setup.device)
         with torch.no_grad():
