@@ -14,8 +14,7 @@ import pytest
 from unmask.cli import doctor as doctor_module
 from unmask.cli.doctor import EXTRAS, _extra
 from unmask.cli.examples import EXAMPLES
-from unmask.cli.main import main
-from unmask.cli.main import COMMANDS
+from unmask.cli.main import COMMANDS, main
 from unmask.methods import BASES, PLUGINS
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape

@@ -48,7 +48,7 @@ BAD = {
     "countdown: has options, but is not used; add --task countdown": {"countdown": {"numbers": 3}},
     "daca: expected options such as daca.key=value": {"with": ["daca"], "daca": 8},
     "with: daca is sml and dps together; leave out sml": {"with": ["daca", "sml"]},
-    "with: a plug-in is named twice": {"with": ["dps", "dps"]},
+    "with: dps is named twice": {"with": ["dps", "dps"]},
     "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
     "options: unknown key": {"options": 3},
     "rollout.order: agrpo scores the choice of positions of low_confidence, not of random": {

@@ -80,7 +80,7 @@ WRONG = {
     "a wrong value": ("--method my.py:loud loud.kl=much", "loud.kl: expected a number"),
     "a wrong option": ("--method my.py:loud loud.k=1", "loud.k: unknown option; did you mean kl?"),
     "an unused section": ("--method wd1 loud.kl=1", "loud: unknown key"),
-    "the same twice": ("--method wd1 --with my.py:twice,my.py:twice", "with: a plug-in is named twice"),
+    "the same twice": ("--method wd1 --with my.py:twice,my.py:twice", "with: my.py:twice is named twice"),
     "a wrong probe": ("--method bad.py:mute", "mute: nothing to ask"),
 }
 BAD = """
