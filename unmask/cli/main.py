@@ -59,6 +59,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
+TAKES_KEYS = ("train", "compare", "audit", "eval", "sample", "generate", "adapt", "sft")
+"""Commands that take keys of the configuration."""
 COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, recipes]
 COMMANDS += [doctor, schema, merge, push, pretrain, fetch, adapt, sft, grade]
 for _command in COMMANDS:
@@ -75,7 +77,8 @@ def main() -> None:
         sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # torchrun takes None for not ended
     except UsageError as error:
         command, message = error.ctx.command_path if error.ctx else "unmask", error.format_message()
-        message = _as_key(getattr(error, "option_name", "")) or message
+        if command.rpartition(" ")[2] in TAKES_KEYS:
+            message = _as_key(getattr(error, "option_name", "")) or message
         if message and "\n" not in message:  # else there were no arguments, and it is the help
             message = f"{command}: {message[0].lower()}{message[1:].rstrip('.')}"
             message += f"{' See' if message.endswith('?') else '; see'} {command} --help"
