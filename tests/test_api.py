@@ -9,8 +9,9 @@ import torch
 from test_compare_processes import untimed
 
 import unmask
-from unmask.models import load_model, save, tiny_policy
+from unmask.models import Model, load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
+from unmask.training import api
 
 FEW = {"updates": 2, "prompts": 2, "group": 2, "eval": {"prompts": 4, "samples": 2}, "sudoku": {"partial": 0.5}}
 
@@ -34,7 +35,8 @@ def test_it_trains_silently_leaves_nothing_and_returns_policy_metrics_and_sample
     assert run.config.optimizer.schedule == "linear"  # the demo's, as without a file on the command line
     start = load_model("tiny")
     assert any(not torch.equal(a, b) for a, b in zip(run.policy.parameters(), start.parameters(), strict=True))
-    assert f"{run.after.sampled}" in repr(run)
+    assert repr(run) == f"TrainedRun(sudoku, agrpo: sampled {run.before.sampled} -> {run.after.sampled})"
+    assert run.policy.home == "tiny"
 
 
 def test_it_is_the_run_of_the_command(unmask, model: str, tmp_path: Path) -> None:
@@ -48,6 +50,22 @@ def test_it_is_the_run_of_the_command(unmask, model: str, tmp_path: Path) -> Non
     assert all(torch.equal(weight, weights[name]) for name, weight in run.policy.state_dict().items())
 
 
+def test_with_is_a_key_of_the_configuration_and_the_policy_is_on_the_device_of_the_run(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = []
+
+    def load(name: str, device: str) -> Model:
+        devices.append(device)
+        return load_model(name)
+
+    monkeypatch.setattr(api, "load_model", load)
+    monkeypatch.setattr(api, "device_of", lambda config: "cuda:1")
+    run = unmask.train(method="agrpo", model=model, **FEW, **{"with": ["dispo"]})
+    assert run.config.plugins == ("dispo",) and "agrpo with dispo:" in repr(run)
+    assert devices == ["cuda:1"] and run.policy.home == model
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -56,6 +74,8 @@ def test_it_is_the_run_of_the_command(unmask, model: str, tmp_path: Path) -> Non
         ({"method": "daca"}, "method: daca is a plug-in, not a base method; write --with daca"),
         ({"optimizer": {"rate": 3}}, "optimizer.rate: unknown key"),
         ({"model": "runs/nosuch"}, "there is no folder runs/nosuch"),
+        ({"model": SimpleNamespace()}, "model: expected the name or the folder of a model, got an object of"),
+        ({"plugins": "daca", "with": ["dispo"]}, "plugins and with are the same key"),
         ({"out": "taken"}, "taken already exists and is not an empty folder"),
     ],
 )

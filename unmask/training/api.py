@@ -10,9 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from unmask.config import DEMO, Config, read_config
+from unmask.config.defaults import device_of
 from unmask.evaluation.evaluate import Evaluation
 from unmask.models import Model, load_model
 from unmask.models.known import check_model_name
+from unmask.models.lora import has_adapter
 from unmask.training.loop import train as run_training
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import RunFolder, checkpoint_of, curves_figure, read_metrics
@@ -27,7 +29,7 @@ class TrainedRun:
     """What a run has made."""
 
     policy: Model
-    """The trained model, ready for `unmask.sample` and for `unmask.models.save`."""
+    """The trained model on the device of the run, ready for `unmask.sample` and for `unmask.models.save`."""
     metrics: list[Metrics]
     """The lines of metrics.jsonl, one for each update and each evaluation; pandas.DataFrame(run.metrics) is a table."""
     samples: list[dict[str, Any]]
@@ -41,13 +43,14 @@ class TrainedRun:
 
     def __repr__(self) -> str:
         solved = f"sampled {self.before.sampled} -> {self.after.sampled}"
-        return f"TrainedRun({self.config.task}, {self.config.method}: {solved})"
+        method = " with ".join([self.config.method, *self.config.plugins])
+        return f"TrainedRun({self.config.task}, {method}: {solved})"
 
 
 def train(
     task: str | None = None,
     method: str | None = None,
-    model: str = "tiny",
+    model: str | Path = "tiny",
     plugins: str | Sequence[str] | None = None,
     out: str | Path | None = None,
     show: bool = False,
@@ -64,8 +67,12 @@ def train(
     """
     if out is not None:
         check_folder(Path(out))
+    if not isinstance(model, str | Path):
+        raise ValueError(f"model: expected the name or the folder of a model, got an object of {type(model).__name__}")
     check_model_name(str(model))
-    if plugins is None and method is not None:
+    if plugins is not None and "with" in config:
+        raise ValueError("plugins and with are the same key: give only one of them")
+    if plugins is None and method is not None and "with" not in config:
         plugins = []
     plugins = [plugins] if isinstance(plugins, str) else plugins
     named = {"task": task, "method": method, "model": str(model), "with": plugins}
@@ -75,8 +82,11 @@ def train(
         hooks = Hooks(on_metrics=_display(settings.updates)) if show else Hooks()
         result = run_training(settings, lambda: RunFolder(folder, settings.dump()), hooks)
         lines = (folder / "samples.jsonl").read_text().splitlines()
+        policy = load_model(checkpoint_of(str(folder)), device=device_of(settings))
+        if out is None and not has_adapter(policy):
+            policy.home = settings.model  # the folder it was loaded from is deleted now
         return TrainedRun(
-            policy=load_model(checkpoint_of(str(folder))),
+            policy=policy,
             metrics=read_metrics(folder),
             samples=[json.loads(line) for line in lines],
             before=result.before,
