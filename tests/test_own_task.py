@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +13,7 @@ from unmask.cli.main import main
 from unmask.config import parse_config
 from unmask.tasks import Task, own
 from unmask.tasks.scoring import score
+from unmask.tasks.support import data as task_data
 from wording import mentions, naming
 
 PLAIN = """
@@ -315,3 +317,47 @@ def test_rows_are_streamed_from_a_data_set_of_the_hub(folder: Path):
     assert task.reward(rows[0], rows[0]["answer"]) == 1.0
     with pytest.raises(ValueError, match="cannot be read from the hub"):
         hub_rows(str(data), limit=21)
+    first = hub_rows(str(data), limit=2)
+    first[0]["question"] = "changed"
+    assert hub_rows(str(data), limit=2)[0]["question"] == "0+2="  # everybody gets own copies
+
+
+def test_data_may_name_a_data_set_of_the_hub(folder: Path, unmask, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def rows_of(name: str, config: str | None, split: str, limit: int) -> tuple[dict, ...]:
+        asked.append((name, split, limit))
+        first = 100 if split == "test" else 0
+        return tuple({"prompt": f"{n}+2=", "answer": str(n + 2)} for n in range(first, first + 20))
+
+    monkeypatch.setattr(task_data, "hub_rows", rows_of)
+    Path("sums.py").write_text("length = 8\ndef reward(completion, row): return float(completion == row['answer'])\n")
+    both = own.task("sums.py", data="org/sums")
+    train, test = both.split_rows("train"), both.split_rows("test")
+    assert train and test and len(train + test) == 20 and set(asked) == {("org/sums", "train", task_data.STREAMED)}
+    assert [row["answer"] for row in own.task("sums.py", "org/sums", "org/sums").rows("test", 2, 0)] == ["102", "103"]
+    code, out, err = unmask("eval", "tiny", "--task", "sums.py", "--data", "org/sums", "--samples", "1", "--json")
+    assert code == 0 and json.loads(out)["problems"] == len(test)
+    assert f"{len(test)} of the 20 rows of org/sums" in err
+    monkeypatch.setattr(task_data, "hub_rows", lambda *_: ({"question": "1+2="},))
+    with pytest.raises(ValueError, match=r"row 1 of org/sums \(train\): 'prompt' is missing"):
+        own.task("sums.py", data="org/sums").rows("test", 1, 0)
+    monkeypatch.setattr(task_data, "hub_rows", lambda *_: ({"prompt": b"1+2="},))
+    with pytest.raises(ValueError, match=r"row 1 of org/sums \(train\) does not consist of texts"):
+        own.task("sums.py", data="org/sums").rows("test", 1, 0)
+
+
+def test_a_data_set_that_cannot_be_read_is_an_honest_error(folder: Path, unmask, monkeypatch: pytest.MonkeyPatch):
+    Path("sums.py").write_text("def reward(completion): return 0.0\n")
+    for name in ("data/rows.jsonl", "/rows", "a/b/c", "rows", "./rows"):
+        _, _, err = unmask("train", "--task", "sums.py", "--data", name)
+        assert mentions(err, f"there is no data file {Path(name)}"), name
+    assert mentions(unmask("train", "--task", "gsm8k", "--data", "org/sums")[2], "there is no data file org/sums")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    code, _, err = unmask("eval", "tiny", "--task", "sums.py", "--data", "org/sums")
+    assert code == 2 and mentions(err, "org/sums", "pip install 'unmask[data]'")
+    broken = ModuleType("datasets")
+    broken.load_dataset = lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no network"))
+    monkeypatch.setitem(sys.modules, "datasets", broken)
+    code, _, err = unmask("eval", "tiny", "--task", "sums.py", "--data", "org/sums")
+    assert code == 2 and mentions(err, "the data set org/sums (train) cannot be read from the hub: no network")

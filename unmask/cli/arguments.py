@@ -27,7 +27,8 @@ RunOrModel = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
 DataOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The task's data, a JSONL file, instead of the hub's.")
+    Path | None,
+    typer.Option(metavar="FILE", help="The task's data, a JSONL file; for your own task also ORG/NAME on the hub."),
 ]
 TaskOption = Annotated[
     str | None,
@@ -38,11 +39,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def of_task(task: str | None, **options: Any) -> list[str]:
     """Options of a task as overrides."""
+    from unmask.tasks.support.data import is_hub_data
+
     values = {key: value for key, value in options.items() if value is not None}
     if values and task is None:
         raise ValueError(f"--{next(iter(values))} belongs to a task: name it with --task")
     section = "own" if task is not None and task.endswith(".py") else task
-    if "data" in values and not values["data"].is_file():
+    on_hub = section == "own" and is_hub_data(str(values.get("data", "")))
+    if "data" in values and not values["data"].is_file() and not on_hub:
         raise ValueError(f"{section}: there is no data file {values['data']}")
     return [f"{section}.{key}={value}" for key, value in values.items()]
 

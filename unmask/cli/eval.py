@@ -148,10 +148,11 @@ def _held_out(config: "Config", task: "Task", problems: int | None, table: bool)
         return task.rows("test", problems or PROBLEMS, 0)
     rows, section = task.rows("test", sys.maxsize, 0), config.options.get(config.task, {})
     if section.get("data") and not section.get("test_data"):
-        from unmask.tasks.support.data import read_rows
+        from unmask.tasks.support.data import hub_data, is_hub_data, read_rows
 
         path = section["data"]
-        if len(rows) < (whole := len(read_rows(path, {}))):
+        whole = len(hub_data(path, "train", {}) if is_hub_data(path) else read_rows(path, {}))
+        if len(rows) < whole:
             split = f"{len(rows)} of the {whole} rows of {path} are the test split"
             typer.echo(f"{split}; for a file of test rows alone set {config.task}.test_data={path}", err=True)
     if problems is None and not table and len(rows) > PROBLEMS:

@@ -32,7 +32,7 @@ STARTING = 600.0  # seconds that the file may take to run: it may load a model
 # Like multiprocessing: the other process finds modules in the same places.
 WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import unmask.tasks.own_worker as w; w.main()"
 ABOUT = About(
-    source="JSONL files with a prompt, or rows() of your Python file",
+    source="JSONL files or data sets on the hub with a prompt, or rows() of your Python file",
     separation="by a hash of the prompt, one in five for the test, unless a row names its split",
 )
 
@@ -48,6 +48,7 @@ def with_own_task(data: Mapping[str, Any]) -> dict[str, Any]:
 def task(file: str = "", data: str = "", test_data: str = "", weights: Weights = None) -> Task:
     """The task in a Python file, `--task my_task.py`, with rows from `data` or from its rows().
 
+    `data` and `test_data` are JSONL files, or names of data sets on the hub (the splits train and test).
     `weights` are the weights of its rewards; they override the file's.
     """
     return OwnTask(file, data, test_data, weights or {}) if file else NoTaskFile()
@@ -73,6 +74,7 @@ class OwnTask(DataTask):
     text = True
     runs_user_code = True
     names_split = True
+    hub_names = True
     section = "own"
     about = ABOUT
 

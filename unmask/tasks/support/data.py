@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,8 @@ from unmask.tasks.support.split import hashed_split, split_rng
 from unmask.tasks.task import Row, Task
 
 FieldType = type | tuple[type, ...]
+STREAMED = 10_000
+"""Rows that are read of a split on the hub if your own task names it as its data."""
 
 
 def read_rows(
@@ -61,10 +65,14 @@ class HubUnavailable(ValueError):
     """A data set cannot be read from the hub."""
 
 
-@cache
 def hub_rows(name: str, config: str | None = None, split: str = "train", limit: int | None = None) -> tuple[Row, ...]:
     """The rows of a data set on the hub, read by the package `datasets`. With a limit the first rows are streamed, and
     the rest of the data set is not downloaded."""
+    return deepcopy(_hub_rows(name, config, split, limit))
+
+
+@cache
+def _hub_rows(name: str, config: str | None, split: str, limit: int | None) -> tuple[Row, ...]:
     try:
         from datasets import load_dataset
     except ImportError:
@@ -77,6 +85,27 @@ def hub_rows(name: str, config: str | None = None, split: str = "train", limit: 
         return tuple(dict(row) for row in islice(rows, limit))
     except (OSError, ValueError) as error:  # no connection, no such set or split
         raise HubUnavailable(f"the data set {name} ({split}) cannot be read from the hub: {error}") from None
+
+
+def is_hub_data(source: str) -> bool:
+    """Whether the data of your own task are the name of a data set on the hub: ORG/NAME, and not a file."""
+    named = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", source, re.ASCII) is not None
+    return named and not source.endswith((".jsonl", ".json", ".gz")) and not Path(source).is_file()
+
+
+def hub_data(
+    name: str, split: str, fields: Mapping[str, FieldType], parse: Callable[[Row], Row] = lambda row: row
+) -> list[Row]:
+    """The parsed first STREAMED rows of a data set on the hub, with the checks of `read_rows`."""
+    rows = []
+    for number, row in enumerate(hub_rows(name, None, split, STREAMED), 1):
+        where = f"row {number} of {name} ({split})"
+        try:
+            line = json.dumps(row)
+        except TypeError as error:
+            raise ValueError(f"{where} does not consist of texts, numbers, lists and dictionaries: {error}") from None
+        rows.append(_parse_line(line, fields, parse, where))
+    return rows
 
 
 class DataTask(Task):
@@ -93,12 +122,14 @@ class DataTask(Task):
     """Whether a row may name its split."""
     section: str = ""
     """The section of the task's options in a configuration, if not its name."""
+    hub_names: bool = False
+    """Whether `data` and `test_data` may name a data set on the hub."""
     place: str = "the hub"
     """The source of `published_rows`."""
 
     def __init__(self, data: str = "", test_data: str = "") -> None:
         for path in (data, test_data):
-            if path and not Path(path).is_file():
+            if path and not Path(path).is_file() and not (self.hub_names and is_hub_data(path)):
                 raise ValueError(f"there is no data file {path}")
         self.data, self.test_data = data, test_data
         self._split_rows: dict[str, list[Row]] = {}
@@ -145,7 +176,11 @@ class DataTask(Task):
         """All rows of a split, read once."""
         if split not in self._split_rows:
             if path := self.data if split == "train" else self.test_data or self.data:
-                rows = read_rows(path, self.row_fields, self.parse_row)
+                if self.hub_names and is_hub_data(path):
+                    hub_split = "test" if path == self.test_data and split == "test" else "train"
+                    rows = hub_data(path, hub_split, self.row_fields, self.parse_row)
+                else:
+                    rows = read_rows(path, self.row_fields, self.parse_row)
                 if not self.test_data:
                     rows = [row for row in rows if self.split_of(row) == split]
             else:
