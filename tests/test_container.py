@@ -27,6 +27,7 @@ def test_all_that_is_copied_exists_and_reaches_the_build() -> None:
 
 def test_every_package_that_is_asked_for_is_pinned_to_a_version_that_the_project_takes() -> None:
     (extras,) = re.findall(r"^RUN pip install --no-cache-dir '\.\[(.*)\]' -c constraints.txt$", TEXT, re.MULTILINE)
+    assert set(extras.split(",")) == {"plot", "data", "lora", "gguf", "json", "math", "tensorboard"}
     names = [name for extra in extras.split(",") for name in PROJECT["optional-dependencies"][extra]]
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     pinned = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
