@@ -53,6 +53,7 @@ GYM = "reasoning_gym"  # an extra: without it its commands are parsed only
 LARGE = re.compile(r"GSAI-ML/|/models/|runs/llada|torchrun")
 FILES = {
     "my.yaml": "task: sudoku\n",
+    "my_mixture.yaml": (ROOT / "unmask" / "config" / "recipes" / "pretrain_tiny.yaml").read_text(),
     "my_task.py": "def correct(prompt, completion, row):\n    return 1.0\ndef short(completions, **columns):\n"
     "    return [0.0] * len(completions)\nrewards = [correct, short]\n",
     "sums.py": "length = 8\ndef reward(completion, row):\n    return float(completion == row['answer'])\n",
