@@ -1,6 +1,12 @@
 """MATH500: d1's normalisation, the process that compares answers, and the rows; the pairs are in test_math_pairs.py."""
 
+import contextlib
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,6 +97,26 @@ def running() -> set[int]:
     return {process.running.pid for process in verifier.idle_processes().queue if process.running is not None}
 
 
+def others_in_group(leader: int) -> list[int]:
+    """The process ids in a process group except its leader's."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(path.read_text().rpartition(")")[2].split()[2]) == leader:
+                members.append(int(path.parent.name))
+    return [pid for pid in members if pid != leader]
+
+
+AS_PID_1 = """
+import os
+from unmask.tasks.support import verifier
+process = verifier.Process(verifier.COMMAND, verifier.STARTING, bare=True)
+right = process.ask(["6", "12/2", 5], 60)
+process.end()
+print(os.getpid(), right, [name for name in os.listdir("/proc") if name.isdigit()])
+"""
+
+
 class TestVerified:
     @pytest.fixture(autouse=True)
     def installed(self) -> None:
@@ -128,6 +154,26 @@ class TestVerified:
                 process.running.kill()
                 process.running.wait()
         assert verifier.equal("6", "12/2")
+
+    def test_a_child_that_is_killed_between_two_requests_moves_no_verdict(self) -> None:
+        process = verifier.Process(verifier.COMMAND, verifier.STARTING, bare=True)
+        try:
+            assert process.ask(["6", "6.0", 5], 60) is True and process.running is not None
+            child = next(pid for pid in others_in_group(process.running.pid))
+            os.kill(child, signal.SIGKILL)
+            while child in others_in_group(process.running.pid):
+                time.sleep(0.001)
+            answers = ["18/3", "7", "6.00", "8", "12/2"]
+            assert [process.ask(["6", answer, 5], 60) for answer in answers] == [True, False, True, False, True]
+        finally:
+            process.end()
+
+    def test_as_the_first_process_of_a_container_it_leaves_no_zombies(self) -> None:
+        namespace = ["unshare", "-Urpf", "--kill-child", "--mount-proc"]
+        if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
+            pytest.skip("a PID namespace cannot be made here: unshare -Urpf --mount-proc")
+        done = subprocess.run([*namespace, sys.executable, "-c", AS_PID_1], capture_output=True, text=True, timeout=120)
+        assert done.stdout == "1 True ['1']\n", done.stderr
 
     def test_answers_are_compared_side_by_side_and_then_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two processes, each of which answers only while the other is asked too."""

@@ -7,11 +7,9 @@ user files, nothing writable, no /proc, no network, no other process. If root st
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -124,15 +122,6 @@ def start(
         )
     finally:
         os.close(rules)
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a sandbox. PID 1 adopts the child of bubblewrap then; if this process is PID 1, it reaps the child."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-process.pid, 0)  # its process group only, so no other child's exit status is taken
 
 
 def missing_requirement() -> str:

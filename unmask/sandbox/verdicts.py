@@ -17,7 +17,7 @@ from typing import Any
 from unmask.sandbox import jail
 from unmask.sandbox.tests import free_names, names_in, with_guards
 from unmask.sandbox.wire import ProtocolError, pack, receive, send
-from unmask.util.processes import ProcessLimit
+from unmask.util.processes import ProcessLimit, end_process_group
 
 RESTARTS = 3  # times that a program may hang or end its process before its remaining tests fail without a run
 LONGEST = 1 << 20  # characters of a program
@@ -179,7 +179,7 @@ class _SandboxPair:
 
             def start(role: str, stdin: int, stdout: int, fds: tuple[int, ...] = ()) -> None:
                 process = jail.start(self.interpreter, role, cpu, stdin, stdout, fds, self.errors)
-                closing.callback(jail.end, process)
+                closing.callback(end_process_group, process)
 
             requests, answers, jobs, verdicts = pipe(), pipe(), pipe(), pipe()
             self.jobs, self.verdict_pipe = os.dup(jobs[1]), os.dup(verdicts[0])

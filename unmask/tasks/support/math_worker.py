@@ -1,22 +1,25 @@
 """A process that compares answers in LaTeX; unmask/tasks/support/verifier.py starts and kills it.
 
 It bounds its memory. One line of JSON in: [gold, answer, seconds]. One line out: true or false. A comparison that takes
-more seconds of CPU time ends the process: an exception could be caught inside sympy. So a child compares the answers;
-if it ends, its parent, which has everything imported, replies false and forks another.
+more seconds of CPU time ends the process: an exception could be caught inside sympy. So a child compares the answers.
+Its parent, which has everything imported, writes one reply to each request: false if the child ends before its verdict.
+It forks another child before the next request, also if the child was killed in between.
 """
 
 import json
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from unmask.tasks.support.math_forms import Form, form, word
 from unmask.tasks.support.math_values import near, proportional, same_value, value
 
 MEMORY = 2 * 2**30
+RIGHT, WRONG = b"1", b"0"  # what a child writes
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -91,27 +94,46 @@ def _same_expression(gold: Form, answer: Form) -> bool:
     return same_value(one, other / 100) or bool(one.is_Rational and one > 1 and same_value(one, other))
 
 
-def serve(replies: TextIO) -> None:
-    for line in sys.stdin:
+def serve(parent: socket.socket) -> None:
+    for line in parent.makefile():
         gold, answer, seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # without a handler, its signal ends the process
         try:
-            verdict = equal(gold, answer)
+            right = equal(gold, answer)
         except Exception:  # of any kind: an answer that cannot be compared is wrong
-            verdict = False
+            right = False
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(verdict), file=replies, flush=True)
+        parent.sendall(RIGHT if right else WRONG)
+
+
+def start_child() -> socket.socket:
+    """The socket of a new child, which reads requests from it and writes verdicts."""
+    here, there = socket.socketpair()
+    if os.fork():
+        there.close()
+        return here
+    here.close()
+    serve(there)
+    os._exit(0)
+
+
+def verdict(child: socket.socket, request: str) -> bool:
+    """Of the child; False if it ends."""
+    try:
+        child.sendall(request.encode())
+        return child.recv(1) == RIGHT
+    except OSError:
+        return False
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    replies = sys.stdout
-    sys.stdout = sys.stderr  # sympy's output is not a verdict
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that end are reaped
     equal("\\sqrt{8}", "2\\sqrt{2}")  # imports what sympy imports late
-    print("true", file=replies, flush=True)
-    while child := os.fork():
-        if os.waitpid(child, 0)[1] == 0:  # no more requests
-            return
-        print("false", file=replies, flush=True)
-    serve(replies)
+    print("true", flush=True)
+    child = start_child()
+    for request in sys.stdin:
+        if select.select([child], [], [], 0)[0]:  # a child without a request writes nothing, so it has ended
+            child = start_child()
+        print(json.dumps(verdict(child, request)), flush=True)

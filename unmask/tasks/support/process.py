@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from unmask.util.processes import start_process
+from unmask.util.processes import end_process_group, start_process
 
 NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
@@ -99,6 +99,5 @@ def _exit_message(running: subprocess.Popen[str]) -> str:
 
 
 def _kill(running: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
+    end_process_group(running)
+    running.communicate()  # closes its pipes
