@@ -3,6 +3,11 @@ r"""Pairs of a gold answer and an answer with the verdict that mathematics gives
 EQUAL and DIFFERENT are (gold, answers). REJECTED are equal answers that our grader rejects, each with the reason.
 """
 
+MULTIPLIERS = [
+    *("twelfths", "sixteenths", "twentieths", "quadrillions", "lakhs", "percents", "mistakes", "unless", "gross"),
+    *("pairs", "million", "M", "K", "ms", "times", "score", "trios", "couples", "hundred", "wrong", "only", "not"),
+]
+
 EQUAL: dict[str, list[tuple[str, list[str]]]] = {
     "whole numbers": [
         ("5", ["5", " 5 ", "+5", "5.0", "5.", "05", "10/2", "\\frac{10}{2}", "2+3", "\\sqrt{25}", "--5"]),
@@ -52,6 +57,7 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
         ("137 \\frac{1}{2}", ["137.5", "\\frac{275}{2}", "137\\frac{1}{2}"]),
         ("\\frac{639}{40}", ["15.975", "639/40", "15\\frac{39}{40}"]),
         (".0000672", ["0.0000672", "6.72e-5", "6.72 \\times 10^{-5}", "6.72\\cdot 10^{-5}"]),
+        ("3.14159", ["3.141\\,59", "3.14159"]),
         ("3.21", ["3.21", "\\frac{321}{100}", "3.210"]),
         ("\\frac{10000}{3}", ["\\frac{10,000}{3}", "10,000/3", "3333\\frac{1}{3}"]),
         ("\\frac9{19}", ["9/19", "\\frac{9}{19}", "\\frac{18}{38}"]),
@@ -252,6 +258,40 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
     ],
+    "names": [
+        ("\\text{Evelyn}", ["x=\\text{Evelyn}", "\\text{Answer} = \\text{Evelyn}"]),
+        ("x=\\text{Evelyn}", ["x=\\text{Evelyn}", "\\text{evelyn}", "Evelyn"]),
+        ("x \\in \\emptyset", ["\\emptyset", "x \\in \\varnothing"]),
+        (
+            "5",
+            [
+                "\\alpha = 5",
+                "x_1 = 5",
+                "ABC = 5",
+                "\\text{area}=5",
+                "\\text{Area } ABC = 5",
+                "\\text{Sum} = 5",
+                "f(-2)=5",
+            ],
+        ),
+        ("y=2x+1", ["g(x)=2x+1", "f(x) = 2x+1"]),
+        ("f(x)=2x", ["f(x)=2x", "y=2x", "2x"]),
+        ("f(2)=5", ["f(2)=5", "5"]),
+        ("x=5", ["x=2+3=5"]),
+        ("2\\pi r", ["C = 2\\pi r", "\\text{Circumference} = 2\\pi r", "C(r) = 2\\pi r"]),
+        ("(x,y)=(3,5)", ["(3,5)", "(x,y)=(3,5)", "(x=3,y=5)"]),
+        ("(3,5)", ["(x=3,y=5)", "(a,b)=(3,5)"]),
+        ("x=2,y=3", ["y=3,x=2", "2,3", "x=2 \\text{ and } y=3"]),
+        ("2,3", ["x=2,y=3", "x_1=3,x_2=2", "x=3,x=2"]),
+    ],
+    "counted things, inverse functions and exponents": [
+        ("5\\text{ twelfths}", ["5\\text{ twelfths}", "\\frac{10}{2}\\text{ twelfths}"]),
+        ("5\\text{ boxes}", ["5", "5\\text{ box}"]),
+        ("12", ["12\\text{ marbles}", "12\\text{ hrs}", "12\\text{ pennies}", "12\\text{ L}", "12\\text{ points}"]),
+        ("5\\%", ["5\\text{ per cent}", "5\\text{ percent}"]),
+        ("\\frac{\\pi}{3}", ["\\sec^{-1} 2", "\\arccos\\frac{1}{2}", "\\cos^{-1}\\frac{1}{2}"]),
+        ("4", ["2^3\\frac{1}{2}", "2^{3}\\frac{1}{2}", "2^3 \\cdot \\frac12"]),
+    ],
 }
 
 DIFFERENT: dict[str, list[tuple[str, list[str]]]] = {
@@ -431,6 +471,94 @@ DIFFERENT: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
     ],
+    "words and numbers": [
+        (
+            "5",
+            [
+                "x=\\text{blue}",
+                "(\\text{none})",
+                "\\text{none}",
+                "x \\in \\emptyset",
+                "\\emptyset",
+                "\\text{Area} = \\text{none}",
+            ],
+        ),
+        ("12", ["[\\text{DNE}]", "y = \\text{undefined}", "\\{\\text{none}\\}"]),
+        ("\\frac{3}{5}", ["x=\\text{none}"]),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", ["x=\\text{a}"]),
+        ("x^2+1", ["x \\in \\emptyset"]),
+        ("\\{1,2\\}", ["x=\\varnothing"]),
+        ("x=\\text{Evelyn}", ["5", "x=5", "x=\\text{Carla}", "y=\\text{Evelyn}", "\\text{}"]),
+        ("R", ["\\text{r}"]),
+    ],
+    "a group of thousands that begins with 0": [
+        ("5", ["0,005", "0\\,005", "0 005", "0{,}005", "0,\\!005", "00,005", "0~005", "-0,005"]),
+        ("500", ["0,500", "0\\;500", "0 500", "\\frac{0,500}{1}"]),
+        ("1234567", ["1234\\,567", "1,234\\,567"]),
+    ],
+    "names that are not a variable": [
+        (
+            "5",
+            [
+                "\\ln(x)=5",
+                "\\sin(x)=5",
+                "\\log x = 5",
+                "\\text{twice }x = 5",
+                "\\text{Twice } x = 5",
+                "\\text{minus }x = 5",
+                "\\text{Not } x = 5",
+                "\\text{NOT} = 5",
+                "NOT = 5",
+                "5=\\text{wrong}",
+                "5 = \\text{Not}",
+                "\\text{never} = 5",
+                "\\text{half} = 5",
+                "\\text{double}_x = 5",
+                "\\text{Area not} = 5",
+                "\\sqrt = 5",
+                "\\neg x = 5",
+                "\\lnot = 5",
+                "(x,y)=5",
+                "f(x)<5",
+                "f(2x)=5",
+            ],
+        ),
+        ("1", ["\\sin(x)=1", "\\cos = 1", "\\exp(x) = 1"]),
+        ("x<5", ["\\ln(x)<5", "f(x)<5", "\\sqrt<5", "(x,y)<5", "\\text{twice }x<5", "y<5"]),
+        ("(3,4]", ["f(x) \\in (3,4]", "\\ln(x) \\in (3,4]", "3<f(x)\\le 4", "(x,y) \\in (3,4]"]),
+        ("x=5", ["(x,y)=5", "f(x)=5", "f(2)=5", "y=2+3=5"]),
+        ("y=2x+1", ["g(y)=2x+1", "f(x)=2y+1", "f(t)=2x+1"]),
+        ("2x+1", ["g(y)=2x+1"]),
+        ("f(x)=2x", ["g(x)=2x", "f(2)=2x"]),
+        ("f(2)=5", ["f(3)=5", "x=5"]),
+    ],
+    "names of coordinates": [
+        ("(x,y)=(3,5)", ["(y,x)=(3,5)", "(5,3)", "(a,b)=(3,5)", "(y=3,x=5)"]),
+        ("(3,5)", ["(y,x)=(3,5)", "(y=3,x=5)", "(x,x)=(3,5)", "(x,y,z)=(3,5)", "(x=3,5)"]),
+        ("(1,2,3)", ["(z,y,x)=(1,2,3)", "(x,z,y)=(1,2,3)"]),
+        ("x=2,y=3", ["3,2", "\\{3,2\\}", "x=3,y=2", "y=2,x=3", "x=3,2", "a=2,b=3"]),
+        ("2,3", ["x=3,y=2", "y=2,x=3", "\\{x=3,y=2\\}", "x=3 \\text{ and } y=2"]),
+    ],
+    "words that multiply": [
+        (
+            "5",
+            [f"5\\text{{ {word}}}" for word in MULTIPLIERS],
+        ),
+        ("12", ["12\\text{ gross}", "12\\text{ dozens per hour}", "12 gross", "12 lakhs"]),
+        ("\\frac{1}{2}", ["\\frac{1}{2}\\text{ per cent}"]),
+        ("5\\text{ m}", ["5\\text{ ms}", "5\\text{ M}"]),
+        ("5\\text{ twelfths}", ["5", "5\\text{ cm}", "5\\text{ thirds}"]),
+    ],
+    "inverse functions and exponents": [
+        ("\\cos x", ["\\sec^{-1} x", "\\sec^{-1}(x)"]),
+        ("\\frac{1}{\\sinh x}", ["\\sinh^{-1} x"]),
+        ("\\frac{1}{\\sin x}", ["\\sin^{-1} x", "\\sin^{-1}(x)"]),
+        ("\\frac{1}{\\ln x}", ["\\ln^{-1} x"]),
+        ("e^x", ["\\ln^{-1} x"]),
+        ("8\\sqrt{2}", ["2^3\\frac{1}{2}", "2^3 1/2", "2^3½"]),
+        ("64", ["2^3!"]),
+        ("512", ["2^3^2"]),
+    ],
     "not an expression": [
         (
             "5",
@@ -468,5 +596,9 @@ REJECTED: list[tuple[str, str, str]] = [
     ("\\frac{3}{5}", "3:5", "ratios are not read"),
     ("(-3,3)", "|x|<3", "inequalities of an absolute value are not solved"),
     ("5", "\\text{five}", "numbers in words are not read"),
+    ("(1,2)", "(m,b)=(1,2)", "an answer names its coordinates in the order of the alphabet, if the gold has no names"),
+    ("(x,y)=(3,5)", "(y,x)=(5,3)", "the names of coordinates are compared as they are"),
+    ("5", "f(x)=5", "the argument of a function is in its value: else f(x) = 5 may be an equation for x"),
+    ("5", "5\\text{ wombats}", "a unit that is not in the list needs the same unit in the gold answer"),
     ("13", "13_{10}", "a number with a base is compared with numbers with a base"),
 ]

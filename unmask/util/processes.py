@@ -27,7 +27,7 @@ def start_process(command: Sequence[str], **options: Any) -> "subprocess.Popen[A
 
 
 def end_process_group(process: "subprocess.Popen[Any]") -> None:
-    """Kill a child that leads its own session, with its children. PID 1 adopts them; if this is PID 1, it reaps them."""
+    """Kill a child that leads its own session, and its children. PID 1 adopts them; if this is PID 1, it reaps them."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unmask.tasks.support.math_units import MEASURES, unit_name
+from unmask.tasks.support.math_values import GREEK
 
 UNICODE = {
     **dict.fromkeys("−–‐", "-"),
@@ -25,7 +26,6 @@ PLAIN = [
         (r"\\\\", "\\\\newrow "),
         (r"\\(?:text)?color\{\w+\}|\\[hv]space\*?\{[^{}]*\}", " "),
         (r"\\[lr]?vert(?![A-Za-z])", "|"),
-        (r"(?<=\d)(?:,\\!\s*|\{,\}|\\,|\\;|~)(?=\d{3}(?!\d))", ""),  # 58,\!500 and 58{,}500 and 58\,500
         (r"\\[!,;: ]|~|\\(?:q?quad|enspace|thinspace|displaystyle|textstyle)(?![A-Za-z])", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?", ""),
         (r"\\[()\[\]]|(?<!\\)\$", " "),
@@ -41,16 +41,30 @@ PLAIN = [
         (r"\\(?:land|wedge)(?![A-Za-z])", "\\\\word{and}"),
     )
 ]
-SPACED = re.compile(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d./]| /)")  # 58 500
+# 58,\!500, 58{,}500, 58\,500 and 0.000\,25; and 58 500. The first group does not begin with 0: 0,500 may be a decimal.
+GROUPED = re.compile(
+    r"(?<![\d.])[1-9]\d{0,2}(?:(?:,\\!\s*|\{,\}|\\,|\\;|~)\d{3})+(?!\d)|(?<=\.)(?:\d{3}\\,)+\d{1,3}(?!\d)"
+)
+SPACED = re.compile(r"(?<![\d.])[1-9]\d{0,2}(?: \d{3})+(?![\d./]| /)")
 FONTS = re.compile(r"\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|underline|boxed|fbox|bold|pmb)\s*(?=\{)")
 UPRIGHT = re.compile(r"\\mathrm\s*\{([ei])\}")
 TEXTS = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|operatorname|emph)\s*(?=\{)")
 LEAD = re.compile(r"(?:the\s)?(?:final\s)?answer\s?(?:is|:)\s", re.IGNORECASE)
 RELATION = re.compile(r"<|>|=|\\(?:le|ge|ne|approx)(?![A-Za-z])")
-NAME = re.compile(
-    r"(?:[A-Za-z]|\\(?!pi|infty)[a-zA-Z]+|[A-Z]{2,3})(?:_(?:\w|\{\w+\}))?(?:\s*\([a-z](?:,\s*[a-z])*\))?"
-    r"|[fghpqFGHPQ]\s*\([0-9a-z]+\)|\([a-z](?:,\s*[a-z])+\)|\\word\{\s*(?!not\b)[A-Za-z]+\s*\}(?:_\{?\s*\w\s*\}?)?[\sA-Za-z]*"
+NOUNS = """
+answer area volume perimeter circumference radius diameter length width height depth distance speed time cost price
+profit total sum product difference quotient remainder ratio rate average mean median mode probability angle slope
+number value age weight mass result minimum maximum
+"""
+INDEX = r"(?:_(?:\w|\{\s*\w+\s*\}))?"
+LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z])){INDEX}"
+VARIABLE = re.compile(
+    rf"{LETTER}|(?!NOT)[A-Z]{{2,3}}{INDEX}|\\word\{{\s*(?i:{'|'.join(NOUNS.split())})\s*\}}{INDEX}\s*[A-Z]{{0,4}}"
 )
+FUNCTION = re.compile(rf"{LETTER}\s*\((?:[a-z](?:,\s*[a-z])*|-?\d+)\)")
+POINT = re.compile(r"\([a-z](?:,\s*[a-z])+\)")
+NAME = re.compile(f"{VARIABLE.pattern}|{FUNCTION.pattern}|{POINT.pattern}")
+SYMBOL = re.compile(rf"(?:\\[A-Za-z]+|[A-Za-z]){INDEX}")
 BASE = re.compile(r"(-?)\(?((?=[A-F]*[0-9])[0-9A-F]+)\)?_(?:(\d)|\{\s*(?:\\word\{)?\s*(?:base\s+)?(\w+)\s*\}?\s*\})")
 BASES = dict(zip(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(2, 11), strict=True))
 MATRIX = re.compile(r"(.*?)\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\2\}")
@@ -71,7 +85,7 @@ class Form:
     """An expression or a word; digits and base; the brackets of an interval; rows and columns of a matrix."""
     unit: str = ""
     name: str = ""
-    """x in x = 5 and x > 0."""
+    """x in x = 5 and x > 0; f(x) in f(x) = 2x; (x,y) in (x,y) = (3,5)."""
 
 
 def form(text: str) -> Form:
@@ -80,14 +94,14 @@ def form(text: str) -> Form:
 
 
 def word(text: str) -> str:
-    r"""The letters of an answer that is nothing but words: c for \text{(C)}, empty for 5."""
+    r"""The letters of an answer that is nothing but words: C for \text{(C)}, empty for 5."""
     return _word(_plain(text))
 
 
 def _word(text: str) -> str:
     text = re.sub(r"\\word\{([^{}]*)\}", r"\1", text).replace("\\emptyset", "emptyset").strip()
     words = re.fullmatch(r"[A-Za-z][A-Za-z\s.]*|\([A-Za-z]\)", text)
-    return re.sub(r"[\s().]", "", text).lower() if words else ""
+    return re.sub(r"[\s().]", "", text) if words else ""
 
 
 def _plain(text: str) -> str:
@@ -100,6 +114,7 @@ def _plain(text: str) -> str:
     text = _unwrapped(
         TEXTS, text, lambda content: f"\\word{{{content}}}" if re.search("[a-zA-Z]", content) else content
     )
+    text = GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     for pattern, new in PLAIN:
         text = pattern.sub(new, text)
     return _trimmed(SPACED.sub(lambda match: match[0].replace(" ", ""), text))
@@ -171,7 +186,7 @@ def _form(text: str) -> Form:
         return Form("base", text=f"{match[1]}{match[2]} {BASES.get(base, base)}")
     if match := BUILDER.fullmatch(text):
         return _form(match[2])
-    if len(parts := _split(text, MEMBER)) == 2 and NAME.fullmatch(parts[0].strip()):
+    if len(parts := _split(text, MEMBER)) == 2 and VARIABLE.fullmatch(parts[0].strip()):
         return _named(parts[0], _form(parts[1]))
     if len(parts := _split(text, UNION)) > 1 and all(_is_range(part) for part in parts):
         return _union([_form(part) for part in parts])
@@ -196,7 +211,7 @@ def _joined_thousands(text: str) -> str:
         inside = sum(before.count(mark) for mark in "([") - sum(before.count(mark) for mark in ")]")
         return match[0] if inside else match[0].replace(",", "")
 
-    return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", joined, text)
+    return re.sub(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", joined, text)
 
 
 def _is_range(text: str) -> bool:
@@ -217,10 +232,25 @@ def _listed(part: Form) -> tuple[Form, ...]:
 
 
 def _named(name: str, value: Form) -> Form:
-    name = "" if "(" in name else re.sub(r"\s|[{}]", "", name)  # f(x) = 2x is y = 2x
+    name = re.sub(r"[\s{}]", "", name)
     if value.name and value.name != name:
         raise ValueError("two names")
+    if value.kind == "chain":
+        return Form("chain", tuple(_named(name, side) for side in value.parts))
+    if POINT.fullmatch(name) and (value.kind != "tuple" or len(value.parts) != name.count(",") + 1):
+        raise ValueError("a point without its coordinates")
+    if FUNCTION.fullmatch(name) and (arguments := _arguments(name)) and not arguments & _symbols(value.text):
+        raise ValueError("a function of something else")
     return Form(value.kind, value.parts, value.text, value.unit, name)
+
+
+def _arguments(name: str) -> set[str]:
+    """The letters in the brackets of f(x,y)."""
+    return set(re.findall("[a-z]", name.partition("(")[2]))
+
+
+def _symbols(text: str) -> set[str]:
+    return {re.sub(r"[\s{}]", "", symbol) for symbol in SYMBOL.findall(re.sub(r"\\word\{[^{}]*\}", "", text))}
 
 
 def _relation(parts: list[str]) -> Form:
@@ -244,8 +274,7 @@ def _equality(sides: list[str]) -> Form:
         sides = sides[::-1]
     if NAME.fullmatch(sides[0]):
         name, *others = sides
-        letters = re.sub(r"\\[A-Za-z]+|\(.*", "", name) or name
-        if not any(letters in re.sub(r"\\[A-Za-z]+", "", side) for side in others):
+        if not any(_symbols(name.partition("(")[0]) & _symbols(side) for side in others):
             return _named(name, _equality(others))
     forms = tuple(_form(side) for side in sides)
     symbols = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", "".join(one.text for one in forms)))
@@ -254,7 +283,7 @@ def _equality(sides: list[str]) -> Form:
 
 def _range(sides: list[str], signs: list[str]) -> Form:
     """The interval of an inequality with one name."""
-    places = [place for place, side in enumerate(sides) if NAME.fullmatch(side)]
+    places = [place for place, side in enumerate(sides) if VARIABLE.fullmatch(side)]
     if len(places) != 1 or len(sides) > 3 or (len(sides) == 3 and places != [1]):
         raise ValueError("not an inequality of one name")
     name = sides[places[0]]
@@ -264,7 +293,7 @@ def _range(sides: list[str], signs: list[str]) -> Form:
     if len(sides) == 2:
         end, sign = _expression(sides[1]), signs[0]
         if sign == "\\ne":
-            return Form("union", (_interval("(", LOW, end, ")"), _interval("(", end, HIGH, ")")), name=name)
+            return _named(name, Form("union", (_interval("(", LOW, end, ")"), _interval("(", end, HIGH, ")"))))
         if sign in ("<", "\\le"):
             return _named(name, _interval("(", LOW, end, ")" if sign == "<" else "]"))
         return _named(name, _interval("(" if sign == ">" else "[", end, HIGH, ")"))
@@ -296,6 +325,12 @@ def _bracketed(text: str) -> Form | None:
     if len(parts) == 1:
         return _form(parts[0]) if (left, right) in (("(", ")"), ("[", "]")) else None
     forms = tuple(_form(part) for part in parts)
+    names = [one.name for one in forms]
+    if any(names):  # (x=3, y=5)
+        coordinates = tuple(Form(one.kind, one.parts, one.text, one.unit) for one in forms)
+        if (left, right) != ("(", ")") or not POINT.fullmatch(f"({','.join(names)})"):
+            raise ValueError("names that are not coordinates")
+        return Form("tuple", coordinates, name=f"({','.join(names)})")
     if (left, right) in (("(", ")"), ("\\langle", "\\rangle")):
         return Form("tuple", forms)
     if len(forms) == 2 and left in "([" and right in ")]":
@@ -348,7 +383,7 @@ def _without_words(text: str) -> tuple[str, str]:
         if in_text:
             raise
         return text, ""
-    if not in_text and not words[0].isspace() and name.partition("^")[0] not in MEASURES:
+    if not in_text and ("?" in name or (not words[0].isspace() and name.partition("^")[0] not in MEASURES)):
         return text, ""
     return text[: match.start()].strip(), name
 

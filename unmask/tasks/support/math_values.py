@@ -20,17 +20,19 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     **{
         name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")
     },
-    **{f"arc{name}": getattr(sympy, f"a{name}") for name in ("sin", "cos", "tan", "cot")},
+    **{f"arc{name}": getattr(sympy, f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     "ln": sympy.log,
     "log": lambda x: sympy.log(x, 10),
     "lg": lambda x: sympy.log(x, 10),
+}
+INVERSES = {
+    name: getattr(sympy, f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
 }
 GREEK_LETTERS = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi varphi
 chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell
 """
 GREEK = frozenset(GREEK_LETTERS.split())
-CONSTANTS = {"e": sympy.E, "i": sympy.I}
 TIMES = ("*", "\\cdot", "\\times")
 OVER = ("/", "\\div")
 LARGEST_POWER, LARGEST_FACTORIAL = 20_000, 1000  # bits of a power; the number under a factorial
@@ -123,7 +125,7 @@ class Parser:
             return self.group("{", "}")
         if self.peek() in ("+", "-"):
             return -self.exponent() if self.take() == "-" else self.exponent()
-        return self.power()
+        return _number(self.take()) if self.number() else self.power()  # not a mixed number
 
     def group(self, left: str, right: str) -> sympy.Expr:
         self.take(left)
@@ -252,8 +254,10 @@ class Parser:
             value = self.power()
             while self.starts_factor() and self.peek()[1:] not in FUNCTIONS:
                 value = value * self.power()
-        if power == -1 and f"arc{name}" in FUNCTIONS:
-            function, power = FUNCTIONS[f"arc{name}"], None
+        if power == -1:
+            if name not in INVERSES:
+                raise ValueError(f"\\{name}^{{-1}} is not known")
+            function, power = INVERSES[name], None
         result = sympy.log(value, base) if base is not None else function(value)
         return result if power is None else _power(result, power)
 

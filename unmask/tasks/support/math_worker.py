@@ -8,12 +8,14 @@ It forks another child before the next request, also if the child was killed in 
 
 import json
 import os
+import re
 import resource
 import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from unmask.tasks.support.math_forms import Form, form, word
 from unmask.tasks.support.math_values import near, proportional, same_value, value
@@ -25,7 +27,14 @@ RIGHT, WRONG = b"1", b"0"  # what a child writes
 def equal(gold: str, answer: str) -> bool:
     """Whether two answers have the same form and equal values; ValueError if one cannot be read."""
     one, other = form(gold), form(answer)
-    return word(gold) == word(answer) if "word" in (one.kind, other.kind) else same_form(one, other)
+    if "word" not in (one.kind, other.kind):
+        return same_form(one, other)
+    if one.name and other.name and one.name != other.name:
+        return False
+    words = [each.text if each.kind == "word" else word(text) for each, text in ((one, gold), (other, answer))]
+    if one.kind == "word":  # else the letters are variables
+        words = [letters.lower() for letters in words]
+    return words[0] == words[1] != ""
 
 
 def same_form(gold: Form, answer: Form) -> bool:
@@ -38,12 +47,11 @@ def same_form(gold: Form, answer: Form) -> bool:
         return same_form(gold.parts[-1], answer)
     if "equation" in (gold.kind, answer.kind):
         return _same_equation(gold, answer)
-    if gold.name and answer.name and gold.name != answer.name:
+    if not _names_fit(gold, answer):
         return gold.kind == answer.kind == "expression" and _same_equation(gold, answer)
     kinds = {gold.kind, answer.kind}
     if kinds in ({"list"}, {"set"}, {"list", "set"}, {"union"}):
-        parts = [_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer)]
-        return _same_parts(*parts)
+        return _same_parts(*(_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer)))
     if len(kinds) > 1 or len(gold.parts) != len(answer.parts):
         return False
     if gold.kind == "expression":
@@ -51,8 +59,29 @@ def same_form(gold: Form, answer: Form) -> bool:
     return gold.text == answer.text and all(map(same_form, gold.parts, answer.parts))
 
 
+def _names_fit(gold: Form, answer: Form) -> bool:
+    """Whether the names are equal, or one is missing, or they are y and f(x)."""
+    if answer.name.startswith("(") and not gold.name:  # (x,y) = (3,5); not (y,x), since the gold order is not known
+        return _in_order(re.findall("[a-z]", answer.name))
+    if not gold.name or not answer.name or gold.name == answer.name:
+        return True
+    function, other = sorted((gold.name, answer.name), key=lambda name: not name.endswith(")"))
+    arguments = re.findall("[a-z]", function.partition("(")[2])
+    return bool(arguments) and "(" not in other and not function.startswith("(") and other not in arguments
+
+
+def _in_order(names: Sequence[str]) -> bool:
+    return all(one < other for one, other in pairwise(names))
+
+
 def _same_parts(gold: list[Form], answer: list[Form]) -> bool:
-    """Whether the parts are the same in some order."""
+    """Whether the parts are the same in some order; in the same order if only one side has several names."""
+    gold_names = {one.name for one in gold}
+    names = [one.name.partition("_")[0] for one in answer if one.name]
+    if gold_names == {""} and len(set(names)) > 1:
+        return len(gold) == len(answer) and _in_order(names) and all(map(same_form, gold, answer))
+    if len(gold_names - {""}) > 1 and not all(one.name for one in answer):
+        return len(gold) == len(answer) and all(map(same_form, gold, answer))
     for one in gold:
         place = next((place for place, other in enumerate(answer) if same_form(one, other)), None)
         if place is None:
@@ -75,7 +104,7 @@ def _same_equation(gold: Form, answer: Form) -> bool:
     for one in (gold, answer):
         if one.kind == "equation":
             differences.append(value(one.parts[0].text) - value(one.parts[1].text))
-        elif one.kind == "expression" and one.name:
+        elif one.kind == "expression" and one.name and "(" not in one.name:
             differences.append(value(one.name) - value(one.text))
         else:
             return False
@@ -83,7 +112,8 @@ def _same_equation(gold: Form, answer: Form) -> bool:
 
 
 def _same_expression(gold: Form, answer: Form) -> bool:
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    units = {gold.unit, answer.unit}
+    if len(units) > 1 and ("" not in units or any("?" in unit for unit in units)):
         return False
     one, other = value(gold.text), value(answer.text)
     if gold.unit == answer.unit or "percent" not in (gold.unit, answer.unit):
