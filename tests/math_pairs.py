@@ -261,6 +261,7 @@ EQUAL: dict[str, list[tuple[str, list[str]]]] = {
     "names": [
         ("\\text{Evelyn}", ["x=\\text{Evelyn}", "\\text{Answer} = \\text{Evelyn}"]),
         ("x=\\text{Evelyn}", ["x=\\text{Evelyn}", "\\text{evelyn}", "Evelyn"]),
+        ("\\text{Yes}, \\text{No}", ["\\text{no}, \\text{yes}"]),
         ("x \\in \\emptyset", ["\\emptyset", "x \\in \\varnothing"]),
         (
             "5",

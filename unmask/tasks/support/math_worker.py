@@ -51,12 +51,13 @@ def same_form(gold: Form, answer: Form) -> bool:
         return gold.kind == answer.kind == "expression" and _same_equation(gold, answer)
     kinds = {gold.kind, answer.kind}
     if kinds in ({"list"}, {"set"}, {"list", "set"}, {"union"}):
-        return _same_parts(*(_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer)))
+        gold_parts, parts = (_distinct(one.parts) if one.kind == "set" else list(one.parts) for one in (gold, answer))
+        return _same_parts(gold_parts, parts)
     if len(kinds) > 1 or len(gold.parts) != len(answer.parts):
         return False
     if gold.kind == "expression":
         return _same_expression(gold, answer)
-    return gold.text == answer.text and all(map(same_form, gold.parts, answer.parts))
+    return gold.text.lower() == answer.text.lower() and all(map(same_form, gold.parts, answer.parts))
 
 
 def _names_fit(gold: Form, answer: Form) -> bool:
