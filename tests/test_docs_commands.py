@@ -6,14 +6,11 @@ need a GPU stand under a comment <!-- gpu -->. The batch script of slurm.md runs
 tutorial for real, in test_tutorial.py.
 """
 
-import json
 import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -296,20 +293,3 @@ def test_the_batch_script_gives_a_failure_back_and_does_not_requeue_it(
     (folder / "bin" / "torchrun").write_text("#!/bin/bash\nexit 2\n")
     assert slurm().wait(20) == 2
     assert not (folder / "requeued").exists()
-
-
-def test_the_batch_script_trains_in_two_processes(folder: Path, slurm: Callable[..., subprocess.Popen]) -> None:
-    """With the real launcher, on one node, whose two GPUs are processes on the CPU (gloo)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = folder / "train.sbatch"
-    script.write_text(script.read_text().replace(":29500", f":{port}"))
-    (folder / "bin" / "scontrol").write_text("#!/bin/bash\necho 127.0.0.1\n")
-    (folder / "bin" / "torchrun").write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
-    (folder / "my.yaml").write_text("updates: 1\nprompts: 2\ngroup: 2\neval: {prompts: 2, samples: 1}\n")
-    surroundings = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "PYTHONPATH": str(ROOT)}
-    assert slurm(**surroundings).wait(200) == 0
-    (start,) = map(json.loads, (folder / "runs" / "my-run" / "run.jsonl").read_text().splitlines())
-    assert start["processes"] == "2" and start["command"] == "unmask train my.yaml --out runs/my-run"
-    assert (folder / "runs" / "my-run" / "finished.json").is_file()
