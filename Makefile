@@ -53,7 +53,7 @@ system:
 	[ -z "$$failed" ] || { echo "these packages could not be installed:$$failed" >&2; exit 1; }
 
 # One thread a process: two pytest workers share the cores instead of fighting over them. A file stays on one worker, so
-# that what its tests share is made once.
+# that what its tests share is made once. The order is that of tests/conftest.py, slow files first.
 test: install
 	@command -v bwrap >/dev/null || [ "$$(id -u)" != 0 ] || \
 	  timeout 300 $(MAKE) system PACKAGES=bubblewrap >/dev/null 2>&1 || true
@@ -61,7 +61,7 @@ test: install
 	  echo "bubblewrap is not installed: tests that run programs of code tasks are skipped. Install it with: make system"
 	$(BIN)/ruff check .
 	$(BIN)/mypy unmask
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # TRL brings 300 MB along, so it is not in dev; without it these tests are skipped, and say so.
 test-trl: install

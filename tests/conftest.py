@@ -17,6 +17,23 @@ settings.register_profile("unmask", deadline=None, derandomize=True)
 settings.load_profile("unmask")
 
 
+SLOW = (
+    "test_ranks.py",
+    "test_compile.py",
+    "test_tutorial.py",
+    "test_compare_processes.py",
+    "test_reproducible.py",
+    "test_resume.py",
+    "test_examples.py",
+    "test_own_method.py",
+)
+"""Files of a few long tests. They come first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a small model, which no test writes to."""
