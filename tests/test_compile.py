@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask.core.options import LoraOptions
-from unmask.models import load_model
+from unmask.models import Tiny, TinyShape, tiny_policy
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 
 compilable = shutil.which("c++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
@@ -17,6 +17,11 @@ pytestmark = [
     pytest.mark.skipif(not compilable, reason="torch.compile needs a C++ compiler and Python.h on a CPU"),
     pytest.mark.filterwarnings("ignore"),  # of torch's own modules, which compiling imports and calls
 ]
+
+
+def small() -> Tiny:
+    """One layer is compiled like four, in a quarter of the time."""
+    return tiny_policy(TinyShape(layers=1), seed=1)
 
 
 def asked(policy) -> tuple[torch.Tensor, None, torch.Tensor]:
@@ -27,7 +32,7 @@ def asked(policy) -> tuple[torch.Tensor, None, torch.Tensor]:
 
 
 def test_old_answers_the_reference_and_new_answers_are_bit_for_bit_those_of_the_policy() -> None:
-    policy, plain = (load_model("tiny", dtype=torch.bfloat16) for _ in range(2))
+    policy, plain = (small().to(torch.bfloat16) for _ in range(2))
     for each in (policy, plain):
         add_adapter(each, LoraOptions(rank=4), seed=0)
     reference = ReferencePolicy(policy, alike=True)
@@ -40,11 +45,11 @@ def test_old_answers_the_reference_and_new_answers_are_bit_for_bit_those_of_the_
     with policy.rollout(), torch.no_grad():
         rolled_QV = policy(*asked(policy))
     far = (plain(*asked(plain)) - new_QV).abs().max()
-    assert far < 0.5 and (rolled_QV - new_QV).abs().max() < 0.5  # logits of some tens in bf16, on eight layers' way
+    assert far < 0.5 and (rolled_QV - new_QV).abs().max() < 0.5  # logits in bf16
 
 
 def test_gradients_are_those_of_the_layers_as_written() -> None:
-    policy, found = load_model("tiny"), []
+    policy, found = small(), []
     add_adapter(policy, LoraOptions(rank=4), seed=0)
     for compiled, gradient_checkpointing in ((False, False), (True, False), (True, True)):
         policy.gradient_checkpointing = gradient_checkpointing
