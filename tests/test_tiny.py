@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -225,3 +226,21 @@ def test_unknown_characters_are_named(character):
 def test_importing_the_models_does_not_import_transformers():
     code = "import sys, unmask.models; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("is_causal", True),
+        ("rope_scaling", {"rope_type": "linear", "factor": 4}),
+        ("mask_token_id", 7),
+        ("pad_token_id", 5000),
+        ("rms_norm_eps", "small"),
+    ],
+)
+def test_a_setting_that_the_network_would_ignore_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=32), seed=0), tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(ValueError, match=name):
+        load_tiny(tmp_path / "model")
