@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unmask.sft.pretrain import PretrainTask, mixture_tokens, rows_to_choose_on
+from unmask.sft.pretrain import PretrainTask, mixture_rows, mixture_tokens
 from unmask.tasks import TASKS
 from unmask.tasks.task import shows_wrong_behaviour
 
@@ -30,7 +30,7 @@ def test_a_behaviour_is_an_answer_of_the_right_form_that_earns_nothing(name: str
         pytest.importorskip("jsonschema_rs")
     task = TASKS[name](**CASES[name])
     part = PretrainTask(task=name, batch=1, behaviours={"careless": 1.0})
-    rows, redrawn = rows_to_choose_on(part, task, 12, 0)
+    rows, redrawn = mixture_rows(part, task, 12, 0)
     assert len(rows) == 12 and redrawn >= 0
     for row in rows:
         answer = task.behaviours["careless"](row)
@@ -58,7 +58,7 @@ def test_careless_answers_are_what_their_names_say() -> None:
 
 def test_pretraining_draws_answers_by_their_shares() -> None:
     task, part = TASKS["sudoku"](), PretrainTask(task="sudoku", batch=1, behaviours={"careless": 0.25})
-    rows, _ = rows_to_choose_on(part, task, 2000, 0)
+    rows, _ = mixture_rows(part, task, 2000, 0)
     _, completion_BC = mixture_tokens(part, task, rows, random.Random(0))
     from unmask.models.tiny import CharacterTokenizer
 
@@ -70,16 +70,16 @@ def test_pretraining_draws_answers_by_their_shares() -> None:
 
 def test_rows_on_which_a_behaviour_is_right_are_redrawn_and_refused_if_they_are_too_many() -> None:
     task, part = TASKS["countdown"](), PretrainTask(task="countdown", batch=1, behaviours={"careless": 0.5})
-    rows, redrawn = rows_to_choose_on(part, task, 100, 0)
+    rows, redrawn = mixture_rows(part, task, 100, 0)
     drawn = task.rows("train", 100 + redrawn, 0)
     wrong = [row for row in drawn if sum(row["numbers"]) != row["target"]]
     assert redrawn > 0 and rows == wrong[:100] and len(drawn) - len(wrong) <= redrawn
     easy, part = TASKS["arithmetic"](), PretrainTask(task="arithmetic", batch=1, behaviours={"careless": 0.5})
     with pytest.raises(ValueError, match=r"arithmetic: the behaviour careless is right on \d+ of 200 rows"):
-        rows_to_choose_on(part, easy, 200, 0)
+        mixture_rows(part, easy, 200, 0)
     part = PretrainTask(task="sudoku", batch=1, behaviours={"lazy": 0.5})
     with pytest.raises(ValueError, match="sudoku has no behaviour 'lazy'; known: careless"):
-        rows_to_choose_on(part, TASKS["sudoku"](), 1, 0)
+        mixture_rows(part, TASKS["sudoku"](), 1, 0)
 
 
 def test_shares_above_one_are_refused() -> None:

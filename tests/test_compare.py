@@ -23,7 +23,7 @@ from unmask.studies.compare.cells import (
     reference_of,
     write_json,
 )
-from unmask.studies.compare.compare import MOST, SWEEP_SEEDS, Comparison, compare
+from unmask.studies.compare.compare import MAX_UPDATE_FACTOR, SWEEP_SEEDS, Comparison, compare
 from unmask.studies.compare.pool import CellJob, JobEvent
 from unmask.studies.compare.worker import result_of
 from wording import mentions
@@ -128,8 +128,9 @@ def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path:
     for row in found["cells"]:
         assert row["planned_updates"] == 700 // spent[row["label"]]
         assert row["planned_forwards"] == 700 == row["config"]["max_forwards"]
-        assert row["config"]["updates"] == MOST * row["planned_updates"]  # the forward passes end the run
-    assert {job.config["updates"] for job in made_up.trained if job.label == "agrpo"} == {MOST * (700 // 96)}
+        assert row["config"]["updates"] == MAX_UPDATE_FACTOR * row["planned_updates"]  # the forward passes end the run
+    updates = {job.config["updates"] for job in made_up.trained if job.label == "agrpo"}
+    assert updates == {MAX_UPDATE_FACTOR * (700 // 96)}
     assert {job.config["eval"]["every"] for job in made_up.trained if job.label == "agrpo"} == {2}
     order = [(job.seed, job.label) for job in made_up.trained]
     assert order == [(seed, label) for seed in (0, 1) for label in spent]

@@ -163,7 +163,7 @@ def _answer(part: PretrainTask, task: Task, row: Row, rng: random.Random) -> str
     return task.solution(row) if name == "careful" else task.behaviours[name](row)
 
 
-def rows_to_choose_on(part: PretrainTask, task: Task, n: int, seed: int) -> tuple[list[Row], int]:
+def mixture_rows(part: PretrainTask, task: Task, n: int, seed: int) -> tuple[list[Row], int]:
     """n training rows on which every behaviour of the mixture is wrong, and how many rows were redrawn for that."""
     if unknown := [name for name in part.behaviours if name not in task.behaviours]:
         known = ", ".join(task.behaviours) or "none"
@@ -171,7 +171,7 @@ def rows_to_choose_on(part: PretrainTask, task: Task, n: int, seed: int) -> tupl
     answers, count = [task.behaviours[name] for name in part.behaviours], n
     while True:
         drawn = task.rows("train", count, seed)
-        kept = [row for row in drawn if not any(task.right_by_chance(row, answer(row)) for answer in answers)]
+        kept = [row for row in drawn if not any(task.behaviour_solves(row, answer(row)) for answer in answers)]
         if 2 * len(kept) < len(drawn):
             names = ", ".join(part.behaviours)
             raise ValueError(
@@ -245,7 +245,7 @@ def pretrain(
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for part in config.mixture:
         task = TASKS[part.task](**part.options)
-        rows, redrawn_rows[part.task] = rows_to_choose_on(part, task, config.steps * part.batch, config.seed)
+        rows, redrawn_rows[part.task] = mixture_rows(part, task, config.steps * part.batch, config.seed)
         prompt_NP, completion_NC = mixture_tokens(part, task, rows, rng)
         data.append((part.task, prompt_NP.split(part.batch), completion_NC.split(part.batch)))
 

@@ -164,7 +164,7 @@ class Task:
         names = (name for name, answer in self.behaviours.items() if completion == answer(row))
         return "careful" if solved else next(names, "other")
 
-    def right_by_chance(self, row: Row, answer: str) -> bool:
+    def behaviour_solves(self, row: Row, answer: str) -> bool:
         """Whether the answer of a behaviour solves the row all the same."""
         return self.solved(row, answer)
 

@@ -40,7 +40,7 @@ PILOT = 4
 """Updates of the short run that measures the time of an update; the first is not counted."""
 SWEEP_SEEDS = (2**20, 2**20 + 1)
 """Seeds of the runs that choose a learning rate. No cell of the grid uses them."""
-MOST = 100
+MAX_UPDATE_FACTOR = 100
 """Times the planned updates that a run at a budget of forward passes may have: it stops when they are spent."""
 POINTS = 4
 """Evaluations during and after a run if eval.every is not set."""
@@ -106,7 +106,7 @@ class ComparisonRun:
         rate = [] if plan.rate is None else [f"optimizer.lr={plan.rate!r}"]
         budget = [f"updates={plan.updates}"]
         if plan.forwards is not None:
-            budget = [f"updates={MOST * plan.updates}", f"max_forwards={plan.forwards!r}"]
+            budget = [f"updates={MAX_UPDATE_FACTOR * plan.updates}", f"max_forwards={plan.forwards!r}"]
         overrides = [*budget, *rate, *more]
         config = self.settings.config(plan.spec, *overrides)
         if "every" in config.eval.model_fields_set:

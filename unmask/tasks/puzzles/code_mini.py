@@ -118,7 +118,7 @@ class CodeMini(GeneratedTask):
         passed, total = self.runner.passed(row, completion)
         return passed / total
 
-    def right_by_chance(self, row: Row, answer: str) -> bool:
+    def behaviour_solves(self, row: Row, answer: str) -> bool:
         return answer == row["solution"]  # without the sandbox: two of our polynomials are equal if their texts are
 
     def verdict(self, row: Row, completion: str) -> str:
