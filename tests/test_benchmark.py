@@ -319,7 +319,7 @@ def test_a_protocol_that_an_override_names_is_on_the_card(unmask, bytes_llada: P
         (["--lengths", "0"], "--lengths: 0"),
         (["--lengths", "16", "--samples", "2", "rollout.temperature=0"], "greedy"),
         (["--lengths", "16", "--out", "nowhere/table.json"], "there is no folder nowhere"),
-        (["--out", "table.json"], "--out"),
+        (["--out", "nowhere/table.json"], "there is no folder nowhere"),
         (["--protocol", "d1"], "--protocol"),
         (["--data", "rows.jsonl"], "--data"),
         (["--task", "gsm8k", "--protocol", "d2", "--lengths", "16"], "'d2'"),

@@ -83,6 +83,51 @@ def test_graded_generations_open_with_their_points(tmp_path: Path) -> None:
     assert json.loads(reader.trace("e0-1") or b"")["answer"] == "2" and reader.search("BOXED{3}") == ["e0-1"]
 
 
+def test_an_evaluation_opens_with_its_numbers_and_completions(unmask, tmp_path: Path) -> None:
+    command = ["eval", "tiny", "--task", "sudoku", "--problems", "3", "--samples", "2"]
+    code, out, err = unmask(*command, "--json", "--out", "folder")
+    assert code == 0 and "unmask view folder" in err, err
+    found = json.loads(out)
+    greedy, sampled = shown(tmp_path / "folder").values()
+    assert [greedy["name"], sampled["name"]] == ["folder, greedy", "folder, sampled"]
+    assert (greedy["config"]["task"], greedy["config"]["problems"]) == ("sudoku", 3)
+    read = {key: series["y"] for run in (greedy, sampled) for key, series in run["metrics"].items()}
+    assert read == {key: [value] for key, value in found.items() if key[:5] == "eval/" and key != "eval/reward_errors"}
+    solved = [solved for group in sampled["traces"] for solved in group["solved"]]
+    rewards = [reward for group in sampled["traces"] for reward in group["rewards"]]
+    assert len(solved) == 6 and sum(solved) / 6 == found["eval/solved_sampled"]
+    assert sum(rewards) / 6 == pytest.approx(found["eval/reward"])
+    assert sum(group["solved"][0] for group in greedy["traces"]) / 3 == found["eval/solved_greedy"]
+
+    task = TASKS["sudoku"]()
+    for run in find_runs([tmp_path / "folder"]):
+        for number, row in enumerate(task.rows("test", 3, 0)):
+            line = run.line(f"e0-{number}") or {}
+            assert line["prompt"] == task.prompt(row)
+            assert [task.solved(row, each["tokens"][0]) for each in line["rollouts"]] == [
+                each["solved"] for each in line["rollouts"]
+            ]
+
+    code, out, _ = unmask(*command, "--steps", "2,4")
+    assert code == 0 and out.splitlines()[-1].endswith("unmask view runs/eval-tiny-sudoku")
+    names = [
+        f"runs/eval-tiny-sudoku: length 16, {steps} steps, {how}" for steps in (2, 4) for how in ("greedy", "sampled")
+    ]
+    table = shown(tmp_path)
+    assert list(table) == ["folder, greedy", "folder, sampled", *names]
+    for name in names[1::2]:
+        solved = [solved for group in table[name]["traces"] for solved in group["solved"]]
+        assert len(solved) == 6 and table[name]["metrics"]["eval/solved_sampled"]["y"] == [sum(solved) / 6]
+
+
+def test_an_evaluation_does_not_write_over_anything(unmask, tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    code, _, err = unmask("eval", "tiny", "--problems", "1", "--out", "run")
+    assert code == 2 and mentions(err, "run", "--out")
+    unmask("eval", "tiny", "--problems", "1", "--samples", "1", "--json")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # with --json and no --out nothing is written
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.json", "{}"), ("a.json", "[1]"), ("a.jsonl", "{}\n"), ("a.txt", "x")])
 def test_other_files_are_refused(unmask, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)

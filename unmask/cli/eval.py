@@ -3,16 +3,20 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, Overrides, RunOrModel, TaskOption, load, of_task
-from unmask.util.files import check_output
+from unmask.util.files import check_folder, check_output, check_writable, fresh_folder
+from unmask.util.trace_lines import results_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from unmask.config import Config
-    from unmask.evaluation.benchmark import Benchmark, BenchmarkCase
+    from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, BenchmarkResult
     from unmask.tasks.task import Row, Task
 
 TABLES = "Tables: a line for each, greedy"
@@ -41,6 +45,13 @@ def eval(
         str | None, typer.Option(metavar="NAME", help="Prompts, grading, decoding: unmask, d1, ...")
     ] = None,
     data: DataOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For scores and graded completions; or a FILE.json. Default: runs/eval-MODEL-TASK, with --json none.",
+        ),
+    ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -57,10 +68,6 @@ def eval(
         Path | None,
         typer.Option(metavar="FILE", help="Other wordings: JSONL, one template per line.", rich_help_panel=TABLES),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Where to write scores, cards and answers.", rich_help_panel=TABLES),
-    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -73,7 +80,8 @@ def eval(
 
     With --lengths, --steps or --paraphrase: a table of greedy scores; --samples adds pass@k.
     """
-    table = _table(lengths, steps, paraphrase, out, plot)
+    table = _is_table(lengths, steps, paraphrase, plot)
+    _check_out(out, plot, as_json)
     _check_keys(overrides or [])
     about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
     config, policy = load(run_or_model, about, task)
@@ -82,27 +90,24 @@ def eval(
 
     from unmask.cli.display import show_evaluation
     from unmask.config.defaults import device_of
-    from unmask.evaluation.evaluate import Evaluator
+    from unmask.evaluation.benchmark import Benchmark, BenchmarkCase, cases_by_length, parse_numbers, run_benchmark
+    from unmask.evaluation.evaluate import Evaluator, evaluation_from
+    from unmask.evaluation.results import evaluation_line
     from unmask.tasks.scoring import failure_summary
     from unmask.training.setup import decoding_of, micro_batches
 
     built, device = config.build_task(), device_of(config)
     micro_batch, _ = micro_batches(config, policy)
     rows, decoding = _held_out(config, built, problems, table), decoding_of(config, built)
+    samples = samples or (0 if table else SAMPLES)
+    bench = Benchmark(policy, rows, device, samples, decoding.sampling, seed, config.reward)
+    case = BenchmarkCase(built, decoding, micro_batch)
+    if out is None and not as_json:
+        out = fresh_folder(f"eval-{Path(run_or_model).resolve().name}-{built.name}")
     if table:
-        from unmask.evaluation.benchmark import (
-            Benchmark,
-            BenchmarkCase,
-            cases_by_length,
-            parse_numbers,
-            run_benchmark,
-            write_results,
-        )
-
         if samples and not decoding.sampling.temperature:
             raise ValueError("--samples: at rollout.temperature=0 all samples are the greedy answer; leave it out")
-        bench = Benchmark(policy, rows, device, samples or 0, decoding.sampling, seed, config.reward)
-        cases = [BenchmarkCase(built, decoding, micro_batch)]
+        cases = [case]
         if lengths is not None:
             cases = cases_by_length(
                 built, parse_numbers(lengths, "--lengths", "128,256,512"), decoding.cache, micro_batch
@@ -112,20 +117,51 @@ def eval(
         elif paraphrase is not None:
             _show_variants(bench, cases, paraphrase, out, as_json)
         else:
-            check_output(out)
             lines = run_benchmark(bench, cases, "length", as_json)
-            write_results(lines, [line.data() for line in lines], out, as_json)
+            _write_table(lines, [line.data() for line in lines], out, as_json)
         return
-    samples = samples or SAMPLES
     with Console(stderr=True).status(f"{built.name}: {len(rows)} problems, {samples} samples each"):
         evaluator = Evaluator(policy, built, decoding, samples, seed, device, micro_batch, reward=config.reward)
-        evaluation = evaluator.evaluate(rows)
+        sampled, greedy = evaluator.solve(rows)
+        evaluation = evaluation_from(sampled.scores, greedy.scores, samples)
     if as_json:
         typer.echo(json.dumps({"task": built.name, "problems": len(rows), "samples": samples, **evaluation.metrics()}))
     else:
         show_evaluation(f"{run_or_model} on {built.name}", evaluation)
     if evaluation.failures:
         typer.echo(failure_summary(evaluation.failures), err=True)
+    if out is not None:
+        _write(out, [evaluation_line(bench, case, evaluation, sampled, greedy)], as_json)
+
+
+def _check_out(out: Path | None, plot: Path | None, as_json: bool) -> None:
+    """ValueError if the results or the plot cannot be written; before the model is loaded."""
+    if out is not None and results_file(out) == out:
+        check_output(out)
+    elif out is not None:
+        check_folder(out)
+    elif not as_json:
+        check_writable(Path("runs"))
+    check_output(plot)
+
+
+def _write(out: Path, lines: "Sequence[dict[str, Any]]", as_json: bool) -> None:
+    from unmask.evaluation.results import write_results
+
+    write_results(out, lines)
+    typer.echo(f"Results: {out}. To read the completions: unmask view {quote(str(out))}", err=as_json)
+
+
+def _write_table(
+    results: "Sequence[BenchmarkResult]", data: "Sequence[dict[str, Any]]", out: Path | None, as_json: bool
+) -> None:
+    """Print the lines of a table as JSON, and write them with every completion."""
+    from unmask.evaluation.results import table_line
+
+    if as_json:
+        typer.echo(json.dumps(list(data), indent=2))
+    if out is not None:
+        _write(out, [table_line(each, result) for each, result in zip(data, results, strict=True)], as_json)
 
 
 def _check_keys(overrides: list[str]) -> None:
@@ -160,9 +196,7 @@ def _held_out(config: "Config", task: "Task", problems: int | None, table: bool)
     return rows[: problems or (None if table else PROBLEMS)]
 
 
-def _table(
-    lengths: str | None, steps: str | None, paraphrase: Path | None, out: Path | None, plot: Path | None
-) -> bool:
+def _is_table(lengths: str | None, steps: str | None, paraphrase: Path | None, plot: Path | None) -> bool:
     """Whether a table is asked for; ValueError for options that cannot be combined."""
     if steps is not None and paraphrase is not None:
         raise ValueError("--steps and --paraphrase are two tables: ask for one at a time")
@@ -170,10 +204,6 @@ def _table(
         raise ValueError(f"{'--steps' if steps is not None else '--paraphrase'} takes a single value of --lengths")
     if plot is not None and steps is None:
         raise ValueError("--plot belongs to --steps")
-    if out is not None and lengths is None and steps is None and paraphrase is None:
-        raise ValueError("--out belongs to a table: --lengths, --steps or --paraphrase")
-    check_output(out)
-    check_output(plot)
     return lengths is not None or steps is not None or paraphrase is not None
 
 
@@ -185,16 +215,14 @@ def _show_step_sweep(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    from unmask.evaluation.benchmark import parse_numbers, run_benchmark, write_results
+    from unmask.evaluation.benchmark import parse_numbers, run_benchmark
     from unmask.evaluation.step_sweep import cases_by_steps, check_plot, draw
 
-    check_output(out)
     if plot is not None:
-        check_output(plot)
         check_plot(plot)
     cases = cases_by_steps(cases[0], parse_numbers(steps, "--steps", "16,32,64"))
     lines = run_benchmark(bench, cases, "steps", as_json)
-    write_results(lines, [line.data() for line in lines], out, as_json)
+    _write_table(lines, [line.data() for line in lines], out, as_json)
     if plot is not None:
         drawn = draw(lines, plot)
         message = f"plot: {plot}" if drawn else "no plot: it needs matplotlib, pip install 'unmask[plot]'"
@@ -204,14 +232,13 @@ def _show_step_sweep(
 def _show_variants(
     bench: "Benchmark", cases: "list[BenchmarkCase]", paraphrase: Path, out: Path | None, as_json: bool
 ) -> None:
-    from unmask.evaluation.benchmark import run_benchmark, write_results
+    from unmask.evaluation.benchmark import run_benchmark
     from unmask.evaluation.prompt_variants import cases_by_variant, differences, read_prompt_variants, spread_summary
 
-    check_output(out)
     cases = cases_by_variant(bench, cases[0], read_prompt_variants(paraphrase))
     lines = run_benchmark(bench, cases, "wording", as_json)
     changes = [difference._asdict() if difference else None for difference in differences(lines)]
     data = [{**line.data(), "difference": change} for line, change in zip(lines, changes, strict=True)]
-    write_results(lines, data, out, as_json)
     if not as_json:
         typer.echo("\n".join(spread_summary(lines)))
+    _write_table(lines, data, out, as_json)

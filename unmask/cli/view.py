@@ -15,7 +15,7 @@ def view(
         list[Path],
         typer.Argument(
             metavar="RUN [RUN2 ...]",
-            help="Run folders, folders of runs, comparisons, results of eval --out and grade --out.",
+            help="Run folders, folders of runs, comparisons, results of eval and of grade --out.",
         ),
     ],
     export: Annotated[

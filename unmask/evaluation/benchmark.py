@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from unmask.core.options import RewardConfig
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
-from unmask.evaluation.evaluate import pass_shares
+from unmask.evaluation.evaluate import Completions, pass_shares
 from unmask.evaluation.grade import GradeReport, grade_report
 from unmask.models import Model
 from unmask.rollout.cache import Cache
@@ -75,6 +74,8 @@ class BenchmarkResult:
     """pass@k of sampled completions."""
     failures: tuple[RewardFailure, ...] = ()
     """Completions, greedy or sampled, whose reward failed: they count as wrong."""
+    rounds: tuple[Completions, ...] = ()
+    """The sampled completions: one of every problem a round."""
 
     @property
     def score(self) -> Proportion:
@@ -187,7 +188,9 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
         counts += completion_lengths(trace, bench.policy.eos_id)
     seconds = (time.perf_counter() - start) / len(rows)
     task_grades, failures = grades(task, rows, texts, bench.reward)
-    sampled, sample_failures = _pass_at_k(bench, case, prompts) if bench.samples else ({}, [])
+    rounds = _sample_rounds(bench, case, prompts) if bench.samples else ()
+    hits_P = sum((each.scores.solved_B.long() for each in rounds), torch.zeros(len(rows), dtype=torch.long))
+    sample_failures = [failure for each in rounds for failure in each.scores.failures]
     return BenchmarkResult(
         case=case,
         report=grade_report(task, rows, texts, task_grades),
@@ -197,25 +200,21 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
         card=card(bench, case),
         prompts=tuple(map(task.prompt, rows)),
         texts=tuple(texts),
-        sampled=sampled,
+        sampled=pass_shares(hits_P, bench.samples),
         failures=(*failures, *sample_failures),
+        rounds=rounds,
     )
 
 
-def _pass_at_k(
-    bench: Benchmark, case: BenchmarkCase, prompts: list[list[int]]
-) -> tuple[dict[int, Proportion], list[RewardFailure]]:
-    """pass@k, and the rewards that failed. A round samples every problem once, in the batches of greedy answers."""
+def _sample_rounds(bench: Benchmark, case: BenchmarkCase, prompts: list[list[int]]) -> tuple[Completions, ...]:
+    """Sampled completions. A round samples every problem once, in the batches of greedy answers."""
     task, rows, decoding = case.task, list(bench.rows), replace(case.decoding, sampling=sampling_of(bench, case))
-    seed_PN = row_seeds(bench.seed, len(rows) * bench.samples).view(len(rows), bench.samples)
-    hits_P, failures = torch.zeros(len(rows), dtype=torch.long), list[RewardFailure]()
+    seed_PN, rounds = row_seeds(bench.seed, len(rows) * bench.samples).view(len(rows), -1), list[Completions]()
     for seed_P in seed_PN.unbind(1):
         traces = _traces(bench, case, prompts, decoding, seed_P)
         texts = [text for trace in traces for text in completions(bench.policy, trace, decoding.length)]
-        scores = score(task, rows, texts, bench.reward)
-        hits_P += scores.solved_B
-        failures += scores.failures
-    return pass_shares(hits_P, bench.samples), failures
+        rounds.append(Completions(texts, score(task, rows, texts, bench.reward)))
+    return tuple(rounds)
 
 
 def _traces(
@@ -270,22 +269,3 @@ def run_benchmark(bench: Benchmark, cases: Sequence[BenchmarkCase], column: str,
 
 def _label(case: BenchmarkCase, column: str) -> str:
     return str({"length": case.decoding.length, "steps": case.decoding.steps, "wording": case.variant}[column])
-
-
-def write_results(
-    results: Sequence[BenchmarkResult], data: Sequence[dict[str, Any]], out: Path | None, as_json: bool
-) -> None:
-    """Print the results as JSON, and write them to `out` with every prompt, answer and its points."""
-    if as_json:
-        print(json.dumps(list(data), indent=2))
-    if out is not None:
-        rows = [
-            {
-                **each,
-                "prompts": list(result.prompts),
-                "answers": list(result.texts),
-                "points": [grade.points / grade.out_of if grade.out_of else None for grade in result.report.grades],
-            }
-            for each, result in zip(data, results, strict=True)
-        ]
-        out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ TRACED_PROBLEMS = 3
 
 OnSamples = Callable[[Trace, Scores], None]
 """Called with some traces and the scores of all samples; those of the traces come first."""
+
+
+class Completions(NamedTuple):
+    texts: list[str]
+    """Of this process."""
+    scores: Scores
+    """Of all processes."""
 
 
 def pass_at_k(k: int, hits_P: Tensor, samples: int) -> Tensor:
@@ -93,6 +100,25 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**{**data, **shares, "passes": passes, "failures": ()})
 
 
+def evaluation_from(sampled: Scores, greedy: Scores, samples: int) -> Evaluation:
+    """The evaluation of the scores of `samples` completions a problem and of the greedy ones."""
+    problems = len(greedy.solved_B)
+    hits_P = sampled.solved_B.cpu().view(problems, samples).sum(-1)
+    passes = pass_shares(hits_P, samples)
+    mixed_P = mixed_at_k(max(passes), hits_P, samples)
+    return Evaluation(
+        sampled=passes[1],
+        greedy=wilson_interval(int(greedy.solved_B.sum()), problems),
+        passes=passes,
+        reward=float(sampled.reward_B.mean()),
+        problems=problems,
+        samples=samples,
+        failures=(*sampled.failures, *greedy.failures),
+        mixed=mean_proportion(mixed_P.tolist()) if samples > 1 else None,
+        behaviours={name: float(shown_B.mean()) for name, shown_B in sampled.behaviours.items()},
+    )
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Solves problems of a task with a policy; every process solves its share of them."""
@@ -110,30 +136,22 @@ class Evaluator:
 
     def evaluate(self, rows: Sequence[Row], on_samples: OnSamples | None = None) -> Evaluation:
         """Solve held-out problems, sampled and greedily. Only the first process passes `on_samples`."""
+        sampled, greedy = self.solve(rows, on_samples)
+        return evaluation_from(sampled.scores, greedy.scores, self.samples)
+
+    def solve(self, rows: Sequence[Row], on_samples: OnSamples | None = None) -> tuple[Completions, Completions]:
+        """The sampled completions, those of one problem next to each other, and the greedy ones."""
         if not rows:
             raise ValueError("there are no problems to evaluate on")
         shown = 0 if on_samples is None else TRACED_PROBLEMS * self.samples
         sampled, traces = self._solve([row for row in rows for _ in range(self.samples)], self.decoding, shown)
         if on_samples is not None and traces:
-            on_samples(concat_traces(traces), sampled)
+            on_samples(concat_traces(traces), sampled.scores)
         greedy, _ = self._solve(rows, self.decoding.greedy())
-        hits_P = sampled.solved_B.cpu().view(len(rows), self.samples).sum(-1)
-        passes = pass_shares(hits_P, self.samples)
-        mixed_P = mixed_at_k(max(passes), hits_P, self.samples)
-        return Evaluation(
-            sampled=passes[1],
-            greedy=wilson_interval(int(greedy.solved_B.sum()), len(rows)),
-            passes=passes,
-            reward=float(sampled.reward_B.mean()),
-            problems=len(rows),
-            samples=self.samples,
-            failures=(*sampled.failures, *greedy.failures),
-            mixed=mean_proportion(mixed_P.tolist()) if self.samples > 1 else None,
-            behaviours={name: float(shown_B.mean()) for name, shown_B in sampled.behaviours.items()},
-        )
+        return sampled, greedy
 
-    def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Scores, list[Trace]]:
-        """The scores of all processes, and this process's first traces: the batches with the first `shown` rows."""
+    def _solve(self, rows: Sequence[Row], decoding: Decoding, shown: int = 0) -> tuple[Completions, list[Trace]]:
+        """The completions, and this process's first traces: the batches with the first `shown` rows."""
         mine = self.ranks.share(len(rows))
         rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
         prompts = [self.task.prompt_ids(self.policy.tokenizer, row) for row in rows]
@@ -147,4 +165,4 @@ class Evaluator:
             if len(texts) < shown:
                 traces.append(trace)
             texts += completions(self.policy, trace, decoding.length)
-        return score(self.task, rows, texts, self.reward, self.ranks, self.device), traces
+        return Completions(texts, score(self.task, rows, texts, self.reward, self.ranks, self.device)), traces
