@@ -21,7 +21,8 @@ from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import state_before
 from unmask.rollout.cache import Cache
-from unmask.rollout.sample import Rollouts, _Denoiser, row_seeds
+from unmask.rollout.denoiser import Denoiser
+from unmask.rollout.sample import Rollouts, row_seeds
 from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
@@ -156,15 +157,15 @@ def test_when_the_batch_is_compacted_changes_nothing(exact, monkeypatch, law, ca
     settings = FULL | {"sampling": law, "cache": cached, "threshold": threshold}
     policies = [CountingRows(exact, seen) for seen in widths] if cached is None else [exact, exact]
     early = sample(policies[0], PROMPTS, SEED_B, **settings)
-    at_once = _Denoiser.open_positions
+    at_once = Denoiser.open_positions
 
-    def at_block_starts(walk: _Denoiser, turn: int, left: int) -> int:
+    def at_block_starts(walk: Denoiser, turn: int, left: int) -> int:
         walk._keep, walk.engine.set_aside = lambda index_R: None, lambda index_R: None
         most, walk.waiting = at_once(walk, turn, left), []
         del walk._keep, walk.engine.set_aside
         return left if most else 0
 
-    monkeypatch.setattr(_Denoiser, "open_positions", at_block_starts)
+    monkeypatch.setattr(Denoiser, "open_positions", at_block_starts)
     assert_same(sample(policies[1], PROMPTS, SEED_B, **settings), early)
     assert cached or sum(widths[1]) > sum(widths[0])  # something was there to be compacted
 
@@ -237,14 +238,14 @@ class Sizes(TorchDispatchMode):
 
 def waits(monkeypatch, policy, **settings) -> list[str]:
     """What a rollout waits for inside its steps."""
-    noted, plain = [], _Denoiser.step
+    noted, plain = [], Denoiser.step
 
     def watched(*args) -> None:
         with Calls(noted), Waits(noted):
             plain(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Denoiser, "step", watched)
+        patch.setattr(Denoiser, "step", watched)
         sample(policy, PROMPTS, SEED_B, **{"length": 4, "block": 2, "record": Record(3, True)} | settings)
     return noted
 
@@ -273,16 +274,16 @@ def test_no_cached_step_of_a_block_causal_model_waits_for_the_device(monkeypatch
 
 @pytest.mark.parametrize("cached", [None, Cache(refresh=2)])
 def test_by_threshold_the_device_is_asked_once_before_a_step_while_something_is_to_be_done(monkeypatch, cached):
-    policy, found, plain = policy_of("decoder"), [(0, 0, [])], _Denoiser.open_positions
+    policy, found, plain = policy_of("decoder"), [(0, 0, [])], Denoiser.open_positions
     shape = {"length": 12, "block": 4, "order": surest_position, "threshold": 0.2, "cache": cached}
     assert waits(monkeypatch, policy, **shape) == []
 
-    def watched(walk: _Denoiser, turn: int, left: int) -> int:
+    def watched(walk: Denoiser, turn: int, left: int) -> int:
         with Calls(noted := []), Waits(noted):
             found.append((turn, plain(walk, turn, left), noted))
         return found[-1][1]
 
-    monkeypatch.setattr(_Denoiser, "open_positions", watched)
+    monkeypatch.setattr(Denoiser, "open_positions", watched)
     sample(policy, PROMPTS, SEED_B, **shape)
     for (_, before, _), (turn, _, noted) in pairwise(found):
         assert noted == (["tolist"] if turn and before else [])

@@ -140,6 +140,9 @@ from .models import (
 from .rollout.cache import (
     Cache as Cache,
 )
+from .rollout.continuation import (
+    continue_from as continue_from,
+)
 from .rollout.decoding import (
     Decoding as Decoding,
 )

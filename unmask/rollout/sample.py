@@ -1,15 +1,7 @@
 """sample: prompts -> Trace. Semi-autoregressive blocks; a schedule gives the number of positions a step commits.
 
-Each step looks at the masked positions of the current block, draws a token at each of them by inverse CDF,
-ranks the positions by `order`, and commits the first k. All noise is a function of (row seed, step, position),
-so a row's result does not depend on the batch it is in.
-
-Inside a step nothing waits for the device: the schedule gives the number of masked positions, a row that has ended is
-marked and commits nothing, and the batch is compacted when a block begins and every 16 steps. (On the CPU waiting costs
-nothing, so there at every step. Cuts by top_p wait for the device to learn how many tokens they kept.)
-
-Decoding by threshold waits before each step to learn how many positions every row has left. A row that has finished
-the block is set aside until the next begins, so that it passes through the model only to write something.
+denoiser.py runs the steps. All noise is a function of (row seed, step, position), so a row's result does not depend on
+the batch it is in.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,29 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import Order, StepLogits, order_name
+from unmask.core.order import order_name
 from unmask.core.policy import CachingPolicy, Policy
-from unmask.core.schedule import CommitCounts
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.core.specs import RolloutRequest
-from unmask.core.token_sampling import (
-    draw_tokens,
-    pad_ids,
-    sampling_logprobs,
-    splitmix64,
-    token_logprobs,
-    uniforms,
-)
+from unmask.core.token_sampling import splitmix64
 from unmask.core.trace import Trace, concat_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
+from unmask.rollout.denoiser import Denoiser, denoise
 from unmask.rollout.engine import Engine, aligned
-from unmask.rollout.recorder import RolloutRecorder, StepPositions
+from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
-
-_TOKEN, _PLACE = 0, 1  # the streams of a row's noise
-COMPACTED = 16
-"""Steps of a block between which a batch on a GPU is compacted, which waits for the device."""
 
 
 def canvas(
@@ -159,9 +140,10 @@ def _sample_batch(
     recorder = RolloutRecorder(
         request.record, commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
     )
-    denoiser = _Denoiser(engine, seed_B, decoding.order, sure_score, recorder)
+    everyone_R = torch.arange(len(trace), device=seed_B.device)
+    denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, {0: everyone_R})
     with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
-        state_BL, ended_B = _denoise(denoiser, commits, branch_step_B)
+        state_BL, ended_B = denoise(denoiser, commits, branch_step_B)
         branches = None
         if request.branch is not None:
             branches = fill_states(engine, seed_B, state_BL, ended_B, request.branch.fillings)
@@ -169,25 +151,6 @@ def _sample_batch(
     trace = replace(trace, seen=denoiser.recorder.tensors())
     trace = replace(trace, counted_BL=request.counted(trace))
     return Rollouts(trace, None if branches is None else replace(branches, counted_BL=request.counted(branches)))
-
-
-def _denoise(denoiser: "_Denoiser", commits: CommitCounts, branch_step_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Denoise the denoiser's trace in place, all blocks and steps.
-
-    Returns the canvas of every row as it was before its branch step, and whether the row had ended by then.
-    """
-    state_BL, ended_B, step = denoiser.trace.tokens_BL.clone(), denoiser.ended_B.clone(), 0
-    for number, sizes in enumerate(commits):
-        denoiser.begin(number)
-        left = denoiser.engine.block
-        for number_in_block, size in enumerate(sizes):
-            leaving_B = branch_step_B == step
-            state_BL = torch.where(leaving_B[:, None], denoiser.trace.tokens_BL, state_BL)
-            ended_B = torch.where(leaving_B, denoiser.ended_B, ended_B)
-            if size and (most := denoiser.open_positions(number_in_block, left)):
-                denoiser.step(number, step, size, most)
-            left, step = left - size, step + 1
-    return state_BL, ended_B
 
 
 def _blank(
@@ -216,131 +179,3 @@ def _blank(
         order=order_name(decoding.order),
         threshold=decoding.threshold,
     )
-
-
-class _Denoiser:
-    """A trace while it is denoised. Rows that have ended are marked, and dropped when the batch is compacted."""
-
-    def __init__(
-        self, engine: Engine, seed_B: Tensor, order: Order, sure_score: float | None, recorder: RolloutRecorder
-    ) -> None:
-        self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
-        self.sure_score, self.recorder = sure_score, recorder
-        self.live_R = torch.arange(len(seed_B), device=seed_B.device)
-        self.waiting = list[Tensor]()
-        """Rows that have been set aside until the next block."""
-        self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
-        self.last_block = -1
-        """The block whose first step has been taken."""
-
-    def begin(self, number: int) -> None:
-        """Begin a block with all rows that have not ended."""
-        self.engine.begin(number)
-        if self.waiting:
-            self.live_R, order_R = torch.cat([self.live_R, *self.waiting]).sort()
-            self.waiting = []
-            self.engine.rejoin(order_R)
-        self.compact()
-
-    def compact(self) -> None:
-        """Drop the rows that have ended."""
-        self._keep((~self.ended_B[self.live_R]).nonzero().squeeze(1))
-
-    def open_positions(self, number: int, left: int) -> int:
-        """The most masked positions of this block in a row (`left`, by the schedule); 0: there is nothing to do."""
-        if number and self.sure_score is not None:
-            return self._narrow()
-        if number and (self.seed_B.device.type == "cpu" or number % COMPACTED == 0):
-            self.compact()
-        return left if len(self.live_R) else 0
-
-    def _narrow(self) -> int:
-        """Set aside rows that have finished the block, drop those that have ended; `open_positions` of the rest.
-
-        Waits for the device once.
-        """
-        if not len(self.live_R):
-            return 0
-        left_R = self._masked(self._block_columns(self.last_block)).sum(1)
-        left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
-        if 0 in left:
-            done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
-            self.waiting.append(self.live_R[done_R])
-            self.engine.set_aside(done_R)
-        going = [row for row, count in enumerate(left) if count > 0]
-        if len(going) < len(left):
-            self._keep(torch.tensor(going, dtype=torch.long, device=self.live_R.device))
-        return max(0, *left)
-
-    def _keep(self, going_R: Tensor) -> None:
-        if len(going_R) < len(self.live_R):
-            self.live_R = self.live_R[going_R]
-            self.engine.keep(going_R)
-
-    def step(self, number: int, step: int, size: int, left: int) -> None:
-        """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
-        trace, live_R = self.trace, self.live_R
-        column_W = self._block_columns(number)
-        masked_RW = self._masked(column_W)
-        place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
-        valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
-        column_RM = column_W[place_RM]
-        offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.last_block == number)
-        self.last_block = number
-        drawn = self._draw(hidden, column_RM, step)
-        score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
-        chosen_RM = self._chosen(score_RM, size) & valid_RM
-        completion_RM = column_RM - self.engine.start
-        positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
-        self.recorder.record_step(drawn, positions, self.engine.block)
-        for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", step)):
-            written = getattr(trace, name)
-            value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
-            cell = (live_R[:, None], column_RM)
-            written[cell] = torch.where(chosen_RM, value_RM, written[cell])
-        self.ended_B[live_R] |= _ended(trace.tokens_BL[live_R, self.engine.start :], trace)
-
-    def _block_columns(self, number: int) -> Tensor:
-        first = self.engine.start + number * self.engine.block
-        return torch.arange(first, first + self.engine.block, device=self.seed_B.device)
-
-    def _masked(self, column_W: Tensor) -> Tensor:
-        return self.trace.tokens_BL[self.live_R[:, None], column_W] == self.trace.mask_id
-
-    def _chosen(self, score_RM: Tensor, size: int) -> Tensor:
-        """The `size` positions of largest score, ties to the left; and all that are sure enough."""
-        first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
-        chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
-        return chosen_RM if self.sure_score is None else chosen_RM | (score_RM >= self.sure_score)
-
-    def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
-        """A token at every position, with its log-probability and score; in pieces, since logits are large."""
-        trace, width = self.trace, self.trace.tokens_BL.shape[1]
-        # Columns are counted from the end of the canvas, so padding does not move a row's noise.
-        seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
-        uniform_Q = uniforms(seed_R1, _TOKEN, step, away_RM).flatten()
-        noise_Q = uniforms(seed_R1, _PLACE, step, away_RM).flatten()
-        column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
-        for piece in self.engine.pieces(len(column_Q)):
-            plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-            logq_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling.untempered_if_greedy())
-            if trace.sampling.temperature:
-                token_Q = draw_tokens(logq_QV, uniform_Q[piece])
-                logp_Q = logq_QV.gather(-1, token_Q[:, None]).squeeze(-1)
-            else:
-                token_Q = plain_QV.argmax(-1)
-                logp_Q = torch.zeros_like(plain_QV[:, 0])
-            logits = StepLogits(plain_QV, logq_QV, token_Q, noise_Q[piece], column_Q[piece])
-            recorded = self.recorder.of_piece(logits, kept_QV)
-            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **recorded})
-        if "kept" in pieces[0]:
-            widest = max(piece["kept"].shape[-1] for piece in pieces)
-            pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-
-
-def _ended(completion_RC: Tensor, trace: Trace) -> Tensor:
-    """Rows that have an end token with nothing masked before it, or nothing masked at all."""
-    open_RC = (completion_RC == trace.mask_id).cumsum(-1) == 0
-    return ((completion_RC == trace.eos_id) & open_RC).any(-1) | open_RC.all(-1)

@@ -1,0 +1,111 @@
+"""Continuations of visited states: the limits at step 0 and T, the trace's own noise, and values by enumeration."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_exact import decoding_of
+from torch import Tensor
+
+from helpers import PROMPTS, Net, assert_close
+from unmask.core.order import low_confidence, random
+from unmask.core.schedule import timestep
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, select_traces, state_before
+from unmask.rollout.cache import Cache
+from unmask.rollout.continuation import continue_from
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import row_seeds, sample
+from wording import naming
+from world import NetPolicy, World, enumerated, number, reward_of
+
+DECODINGS = {
+    "random": Decoding(6, order=random),
+    "low confidence in blocks": Decoding(6, 4, 3),
+    "threshold": Decoding(6, block=3, threshold=0.3),
+    "timestep": Decoding(6, 6, schedule=timestep),
+    "cut and guided": Decoding(6, 3, sampling=TokenSampling(0.7, top_k=4, guidance=0.5)),
+    "no stop": Decoding(6, 3, stops=False),
+}
+ROWS = PROMPTS * 6
+
+
+def same(one: Trace, other: Trace) -> bool:
+    names = ("tokens_BL", "step_BL", "logp_BL", "group_B", "counted_BL")
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS.values(), ids=DECODINGS)
+def test_from_step_0_it_is_sample_from_step_t_the_trace_and_with_its_own_seed_the_trace(decoding: Decoding) -> None:
+    policy, seed_B, fresh_B = Net(1, ends=1.0), row_seeds(0, len(ROWS)), row_seeds(1, len(ROWS))
+    trace = sample(policy, ROWS, seed_B, decoding).trace
+    again = sample(policy, ROWS, fresh_B, decoding).trace
+    start_B, end_B = torch.zeros_like(seed_B), torch.full_like(seed_B, trace.steps)
+    assert same(continue_from(policy, trace, start_B, fresh_B, decoding), again) and not same(trace, again)
+    assert same(continue_from(policy, trace, end_B, fresh_B, decoding), trace)
+    step_B = torch.arange(len(ROWS)) % (trace.steps + 1)
+    own = continue_from(policy, trace, step_B, seed_B, decoding, micro_batch=5)
+    assert torch.equal(own.tokens_BL, trace.tokens_BL) and torch.equal(own.step_BL, trace.step_BL)
+    assert_close(own.logp_BL, trace.logp_BL)
+    other = continue_from(policy, trace, step_B, fresh_B, decoding)
+    assert torch.equal(state_before(other, step_B), state_before(trace, step_B))
+    assert not torch.equal(other.tokens_BL, trace.tokens_BL)
+
+
+def exact_values(world: World) -> tuple[Trace, Tensor, Tensor]:
+    """Every trajectory, its reward, and the value of the state before each of its steps, (B, T + 1)."""
+    paths = enumerated(world)
+    reward_B, probability_B = reward_of(world, paths.trace), paths.probability_B.detach()
+    columns = []
+    for step in range(paths.trace.steps + 1):
+        state_BC = state_before(paths.trace, step)[:, -world.length :]
+        _, index_B = number(state_BC, world.policy.words + 1).unique(return_inverse=True)
+        mass, worth = (
+            torch.zeros(int(index_B.max()) + 1, dtype=torch.float64).index_add(0, index_B, part_B)
+            for part_B in (probability_B, probability_B * reward_B)
+        )
+        columns.append((worth / mass)[index_B])
+    return paths.trace, reward_B, torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("order", ["random", "low_confidence"])
+def test_the_mean_reward_of_continuations_is_the_enumerated_value(order: str) -> None:
+    world, count = World(NetPolicy(2, 3, seed=5), order, steps=3), 400
+    trace, reward_B, value_BT = exact_values(world)
+    assert_close(value_BT.diff(dim=1).sum(1), reward_B - value_BT[:, 0])  # the differences add up to r - V(s_0)
+    trace = replace(trace, order=order)
+    for step in range(trace.steps):
+        many = select_traces(trace, torch.arange(len(trace)).repeat_interleave(count))
+        step_B = torch.full((len(many),), step)
+        done = continue_from(world.policy, many, step_B, row_seeds(step, len(many)), decoding_of(world), 10**6)
+        earned_BZ = reward_of(world, done).view(-1, count)
+        error_B = earned_BZ.std(1) / count**0.5
+        gap_B = (earned_BZ.mean(1) - value_BT[:, step]).abs()
+        assert (gap_B <= 4.5 * error_B + 1e-9).all(), step
+        assert gap_B.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"cache": Cache()}, "cache"),
+        ({"steps": 2}, "steps"),
+        ({"block": 3}, "blocks"),
+        ({"order": random}, "order"),
+        ({"sampling": TokenSampling(0.5)}, "sampling"),
+        ({"threshold": 0.9, "steps": 6}, "threshold"),
+    ],
+)
+def test_another_decoding_than_the_traces_own_is_refused(change: dict, name: str) -> None:
+    policy, decoding = Net(), Decoding(6, 6, order=low_confidence)
+    trace = sample(policy, PROMPTS, row_seeds(0, 4), decoding).trace
+    with pytest.raises(ValueError, match=naming(name)):
+        continue_from(policy, trace, torch.zeros(4).long(), row_seeds(1, 4), replace(decoding, **change))
+
+
+def test_steps_and_seeds_are_one_for_each_trace_and_within_the_rollout() -> None:
+    policy, decoding = Net(), Decoding(6)
+    trace = sample(policy, PROMPTS, row_seeds(0, 4), decoding).trace
+    for step_B, seed_B in ((torch.full((4,), 7), row_seeds(1, 4)), (torch.zeros(4).long(), row_seeds(1, 3))):
+        with pytest.raises(ValueError, match=r"between 0 and the 6|4 traces need 4 seeds"):
+            continue_from(policy, trace, step_B, seed_B, decoding)
