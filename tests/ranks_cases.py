@@ -55,7 +55,6 @@ COMMON: dict[str, Any] = {
     "micro_batch_size": 4,
     "optimizer": {"lr": 0.01},
     "eval": {"prompts": 2, "samples": 1},
-    "save_every": 1,
 }
 DUAL = {"block": 3, "steps": 4, "cache": "dual", "correction": 1.5}
 TOP = {"top_p": 0.7}

@@ -4,6 +4,7 @@ Everything is imported once and the processes are forked: importing is most of w
 leaves FOLDER/NAME-SIZE-RANK.pt, its findings or what it raised; processes that hang are ended by their parent.
 """
 
+import gc
 import os
 import sys
 import time
@@ -245,16 +246,19 @@ def check_compile(ranks: Ranks, folder: Path) -> None:
 
 
 def check_resume(ranks: Ranks, folder: Path) -> None:
-    """Cut off before the third of three updates and gone on with: the same log and the same weights, bit for bit."""
+    """Cut off before the second of two updates and resumed: the same log and the same weights, bit for bit."""
+    if ranks.size == 1:
+        return  # test_resume.py
     plain = unmask.training.loop.collect
 
     def cut(source: Any, step: int) -> Any:
-        if step == 3:
+        if step == 2:
             raise KeyboardInterrupt
         return plain(source, step)
 
     for more in ({"lora": LORA, "full": False, "with": ["dispo"]}, {"full": True, "method": "agrpo"}):
-        config = parse_config({**COMMON, **more, "model": str(folder / "model"), "updates": 3})
+        small = {"prompts": 2, "group": 2, "inner_steps": 1, "save_every": 1}
+        config = parse_config({**COMMON, **more, **small, "model": str(folder / "model")})
         runs = [folder / f"{name}-{'full' if more['full'] else 'lora'}-{ranks.size}" for name in ("whole", "cut")]
         unmask.training.loop.train(config, lambda out=runs[0], c=config: RunFolder(out, c.dump()))
         unmask.training.loop.collect = cut
@@ -267,7 +271,7 @@ def check_resume(ranks: Ranks, folder: Path) -> None:
         if ranks.first:
             logs = [read_metrics(out) for out in runs]
             metrics = [[{key: v for key, v in row.items() if "time/" not in key} for row in log] for log in logs]
-            assert len(metrics[0]) == 5 and metrics[0] == metrics[1]
+            assert len(metrics[0]) == 4 and metrics[0] == metrics[1]
             one, other = (dict(load_model(out / "checkpoint").named_parameters()) for out in runs)
             assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -333,14 +337,16 @@ def work(rank: int, size: int, folder: Path) -> None:
 QUICK = ["updates=2", "prompts=2", "group=2", "eval.prompts=3", "eval.samples=1", "optimizer.lr=1e-5"]
 LAUNCHES = {
     "full": ["--full"],
+    "lora": ["full=false", "lora.rank=2"],
     # A reward that raises on the second process, and only there.
     "ill": ["--task", "toy", "prompts=3", "eval.prompts=2", "toy.raises=2"],
 }
 
 
 def launched(name: str, folder: Path) -> None:
-    """What `torchrun --nproc-per-node 2 -m unmask train ...` does, but for starting Python anew."""
+    """`torchrun --nproc-per-node 2 -m unmask train ...`, for "full" the real one; the others do not start Python anew."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.run import main as torchrun
 
     from unmask.cli.main import main as command
 
@@ -350,6 +356,8 @@ def launched(name: str, folder: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["unmask", "train", *QUICK, *LAUNCHES[name], "--out", "run"]
+    if name == "full":
+        return torchrun(["--standalone", "--nproc-per-node", "2", "-m", *sys.argv])
     how = LaunchConfig(1, 1, 2, start_method="fork", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
     elastic_launch(how, command)()
 
@@ -362,6 +370,7 @@ def main(folder: Path) -> None:
     jobs: list[tuple[Any, ...]] = [(work, rank, size, folder) for size in SIZES for rank in range(size)]
     jobs += [(launched, name, folder) for name in LAUNCHES]
     jobs += [(left_alone, name, folder) for name in SILENT]
+    gc.freeze()
     deadline, children = time.monotonic() + PATIENCE, {}
     for job, *given in jobs:
         child = os.fork()

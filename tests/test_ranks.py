@@ -13,7 +13,7 @@ import pytest
 import torch
 from ranks_alone import LONGEST, SILENT
 from ranks_cases import CASES, COMMON, SIZES, toy_model, toy_task
-from ranks_worker import CHECKS, PATIENCE, QUICK, cramped
+from ranks_worker import CHECKS, PATIENCE, cramped
 from typer.testing import CliRunner
 
 import unmask.training.setup
@@ -214,20 +214,13 @@ def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) ->
 # --- torchrun -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "file"), [("full", "model.safetensors"), ("lora", "adapter_config.json")])
+def test_the_command_line_under_torchrun(world: Path, name: str, file: str) -> None:
     """As docs/multi_gpu.md says."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "unmask"]
-    code, said = said_by([*launch, "train", *QUICK, "full=false", "lora.rank=2", "--out", "run"], PATIENCE, tmp_path)
-    assert code == 0, said
-    check_run(tmp_path, said)
-    assert (tmp_path / "run" / "checkpoint" / "adapter_config.json").is_file()
-
-
-def test_full_training_from_the_command_line(world: Path) -> None:
-    said = (world / "full.txt").read_text()
-    assert (world / "full.code").read_text() == "0", said
-    check_run(world / "full", said)
-    assert (world / "full" / "run" / "checkpoint" / "model.safetensors").is_file()
+    said = (world / f"{name}.txt").read_text()
+    assert (world / f"{name}.code").read_text() == "0", said
+    check_run(world / name, said)
+    assert (world / name / "run" / "checkpoint" / file).is_file()
 
 
 def check_run(folder: Path, said: str) -> None:
