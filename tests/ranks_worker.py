@@ -344,7 +344,7 @@ LAUNCHES = {
 
 
 def launched(name: str, folder: Path) -> None:
-    """`torchrun --nproc-per-node 2 -m unmask train ...`: the real one for "full"; the others do not start Python anew."""
+    """`torchrun --nproc-per-node 2 -m unmask train ...`: the real one for "full"; the others do not start Python."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
     from torch.distributed.run import main as torchrun
 
