@@ -14,9 +14,9 @@ from unmask.config import Config, parse_config
 from unmask.config.method_names import MethodSpec
 from unmask.evaluation.evaluate import Evaluator
 from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
+from unmask.studies.compare.budget import budget_of
 from unmask.studies.compare.cells import (
     SharedSettings,
-    budget_of,
     cost_of,
     key_of,
     method_grid,

@@ -248,7 +248,7 @@ def test_push_explains_what_is_missing(unmask, model: str, hub: type[Hub], monke
     code, _, err = unmask("push", model, "strangers/name")
     assert code == 2 and mentions(err, "the hub refused the upload to strangers/name", "You don't have the rights")
     assert mentions(unmask("push", model, "no name")[2], "'no name'", "ORG/NAME")
-    assert mentions(unmask("push", "nowhere", "org/name")[2], "nowhere", "checkpoint")
+    assert mentions(unmask("push", "nowhere", "org/name")[2], "nowhere", "give the folder of a finished run")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     assert mentions(unmask("push", model, "org/name")[2], "the upload to http://127.0.0.1:1 failed")
     monkeypatch.delenv("HF_TOKEN")

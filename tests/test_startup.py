@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_config import BAD
 
-from unmask.config import parse, parse_config
 from unmask.training import loop
 
 WRONG = {
@@ -36,6 +34,14 @@ WRONG = {
     "merge runs/nosuch --out x": "runs/nosuch",
     "sft tiny --data nosuch.jsonl": "nosuch.jsonl",
     "view runs/nosuch": "runs/nosuch",
+    "train missing_model.yaml": "runs/nosuch",
+    "train --resume nosuch": "nosuch",
+    "train --dry-run --hardware nosuch": "nosuch",
+    "train with=[daca,daca]": "daca is named twice",
+    "train optimizer.warmup=100": "optimizer.warmup",
+    "compare --methods agrpo --out x --budget nosuch=3": "nosuch=3",
+    "push nosuch a/b": "nosuch",
+    "tasks sudok": "sudoku",
 }
 RUN = """
 import contextlib, io, json, sys
@@ -49,6 +55,20 @@ for line in json.loads(sys.argv[1]):
     except SystemExit as stopped:
         seen[line] = [stopped.code, err.getvalue(), "torch" in sys.modules]
 print(json.dumps(seen))
+"""
+START = """
+import json, sys
+from unmask.cli.main import main
+class NoTorch:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            raise ValueError(name)
+sys.meta_path.insert(0, NoTorch())
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    try:
+        main()
+    except SystemExit:
+        pass
 """
 LOAD = """
 import sys
@@ -66,6 +86,7 @@ def python(folder: Path, *arguments: str) -> str:
 def test_a_mistake_is_reported_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
+    (tmp_path / "missing_model.yaml").write_text("model: runs/nosuch\n")
     seen = json.loads(python(tmp_path, RUN, json.dumps(list(WRONG))))
     assert {line: code for line, (code, _, _) in seen.items()} == dict.fromkeys(WRONG, 2)
     assert not [line for line, (_, message, _) in seen.items() if WRONG[line] not in message]
@@ -76,15 +97,14 @@ def test_the_embedded_model_is_loaded_without_transformers_and_fsdp(tmp_path: Pa
     assert python(tmp_path, LOAD) == "\n"
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_the_check_before_torch_says_what_the_full_check_says(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError) as full:
-        parse_config(BAD[message])
-    monkeypatch.setattr(parse, "sys", type(sys)("sys_without_torch"))
-    monkeypatch.setattr(parse.sys, "modules", {}, raising=False)
-    with pytest.raises(ValueError) as early:
-        parse_config(BAD[message])
-    assert str(early.value) == str(full.value)
+def test_the_first_line_of_a_run_is_printed_before_torch_is_imported(tmp_path: Path) -> None:
+    lines = [["train", "--method", "agrpo", "--seed", "3", "--out", "runs/new"], ["train", "--resume", "stopped"]]
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "config.yaml").write_text("task: sudoku\nwith: [daca]\n")
+    assert python(tmp_path, START, json.dumps(lines)).splitlines() == [
+        "training tiny on sudoku with agrpo, seed 3; run folder: runs/new",
+        "training tiny on sudoku with diffu_grpo+daca, seed 0; run folder: stopped",
+    ]
 
 
 def test_a_run_says_what_it_does_before_the_model_is_loaded(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +114,7 @@ def test_a_run_says_what_it_does_before_the_model_is_loaded(unmask, monkeypatch:
     monkeypatch.setattr(loop, "train", refuse)
     code, out, err = unmask("train", "updates=3")
     assert (code, err) == (2, "unmask: no model yet\n")
-    assert out.startswith("sudoku-diffu_grpo+daca-seed0: 3 updates of 12 prompts x 8 rollouts")
+    first, second = out.splitlines()
+    name = "sudoku-diffu_grpo+daca-seed0"
+    assert first == f"training tiny on sudoku with diffu_grpo+daca, seed 0; run folder: runs/{name}"
+    assert second.startswith(f"{name}: 3 updates of 12 prompts x 8 rollouts")

@@ -14,6 +14,7 @@ import typer
 
 from unmask.cli.arguments import AsJson, DataOption, of_task
 from unmask.cli.runs import short_warnings, split_settings
+from unmask.studies.compare.budget import budget_of
 from unmask.util.files import check_writable
 from unmask.util.signals import AT_ONCE
 
@@ -72,6 +73,8 @@ def compare(
     else:
         folder = out
         check_writable(out)
+        if budget is not None:
+            budget_of(budget)
         check_words("method", methods.split(","))
         check_words("with", [name for names in plugins.split(",") if names != "none" for name in names.split("+")])
         with _stoppable(folder), short_warnings(), _display() as report:

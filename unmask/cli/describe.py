@@ -9,19 +9,14 @@ from unmask.evaluation.benchmark import prompt_hash
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.support.split import SPLITS
 from unmask.tasks.task import Row
-from unmask.util.parsing import suggestion
 
 Factory = Callable[..., Task]
 SEEN = 256  # generated rows of a split that are examined
 
 
-def task_named(name: str) -> tuple[str, Factory]:
+def task_factory(name: str) -> Factory:
     """A task of the list, or of a Python file."""
-    if name.endswith(".py"):
-        return name, partial(own.task, file=name)
-    if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}; {suggestion(name, TASKS)}")
-    return name, TASKS[name]
+    return partial(own.task, file=name) if name.endswith(".py") else TASKS[name]
 
 
 def example(task: Task) -> Row | str:

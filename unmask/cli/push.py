@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from unmask.util.parsing import check_exists
+
 
 def push(
     run_or_model: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, or a model folder.")],
@@ -16,6 +18,8 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be uploaded; upload nothing.")] = False,
 ) -> None:
     """Upload a checkpoint, its model card and its curves to the Hugging Face hub."""
+    check_exists(run_or_model, "give the folder of a finished run, or of a model")
+
     from unmask.integrations.hub import files_to_push, push as push_files, push_summary
 
     upload = files_to_push(run_or_model)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import typer
 
 from unmask.config.recipes import PREFIX, config_path
+from unmask.training.run.file_names import FINISHED
 
 Result = TypeVar("Result")
 
@@ -35,18 +36,17 @@ def run_folder(name: str, out: Path | None) -> Path:
 
 def can_resume(folder: Path, config_file: str, given: tuple[object, ...]) -> bool:
     """Whether there is something to resume; ValueError for a folder without a run, or other arguments."""
-    from unmask.training.run.folder import FINISHED
     from unmask.util.parsing import check_exists
 
     if any(given):
         raise ValueError("--resume uses the configuration of the run; give nothing else")
+    check_exists(folder, "give the run folder that the interrupted command printed")
+    if not (folder / config_file).is_file():
+        raise ValueError(f"{folder} is not a run folder: there is no {config_file} in it")
     if (folder / FINISHED).is_file():
         shutil.rmtree(folder / "state", ignore_errors=True)  # left by a run that was killed at its very end
         typer.echo(f"{folder} is finished: there is nothing to resume")  # not an error: a queue may try again
         return False
-    check_exists(folder)
-    if not (folder / config_file).is_file():
-        raise ValueError(f"{folder} is not a run folder: there is no {config_file} in it")
     return True
 
 

@@ -16,16 +16,18 @@ def tasks(
 ) -> None:
     """List the tasks, or describe one: source, splits, prompt, reward, protocols, options."""
     from unmask.tasks import TASKS
+    from unmask.util.parsing import suggestion
 
     if name is None and not as_json:
         for name, factory in TASKS.items():
             typer.echo(f"{name:16} {factory().summary}")
         return
-    from unmask.cli.describe import description, page, task_named
+    if name is not None and not name.endswith(".py") and name not in TASKS:
+        raise ValueError(f"there is no task {name!r}; {suggestion(name, TASKS)}")
+    from unmask.cli.describe import description, page, task_factory
 
     if name is not None:
-        name, factory = task_named(name)
-        task = description(name, factory)
+        task = description(name, task_factory(name))
         typer.echo(json.dumps(task, indent=2) if as_json else page(task))
     else:
         typer.echo(json.dumps([description(name, factory) for name, factory in TASKS.items()], indent=2))

@@ -10,6 +10,7 @@ import typer
 from unmask.cli.arguments import DataOption, names_of, of_task
 from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_paused, split_settings
 from unmask.models.known import check_model_name
+from unmask.studies.cost.gpus import check_hardware
 from unmask.util.files import check_folder
 
 if TYPE_CHECKING:
@@ -64,22 +65,21 @@ def train(
 
     Without a CONFIG the demo's settings are the defaults. With --method and no --with there are no plug-ins.
     """
-    from unmask.config import DEMO, read_config
+    from unmask.config import DEMO
+    from unmask.config.parse import check_with_torch, read_run_config, read_without_torch
 
     if resume is not None:
         options = (value is not None for value in (task, model, method, plugins, data, full, seed, out, hardware))
         if can_resume(resume, "config.yaml", (arguments, dry_run, as_json, *options)):
-            from unmask.config.parse import read_run_config
+            config = read_run_config(resume, checked=False)
+            _print_start(config, resume)
             from unmask.training.loop import resume as resume_run
 
-            config = read_run_config(resume)
             _train_with_display(config, resume, lambda hooks: resume_run(resume, hooks))
         return
     path, overrides = split_settings(arguments or [])
     if out is not None and not dry_run:
         check_folder(out)
-    for name in [model or "tiny", *(word[6:] for word in overrides if word.startswith("model="))]:
-        check_model_name(name)
     plugins = [name for text in plugins for name in re.split("[,+]", text)] if plugins is not None else None
     keys = {override.partition("=")[0] for override in overrides}
     if (method is not None or "method" in keys) and plugins is None and path is None and "with" not in keys:
@@ -88,16 +88,20 @@ def train(
     named = {"task": task, "model": model, "method": method, "with": plugins, "full": full, "seed": seed}
     if (as_json or hardware is not None) and not dry_run:
         raise ValueError("--json and --hardware belong to --dry-run")
+    if hardware is not None:
+        check_hardware(hardware)
+    # A dry run is on the CPU: checking another device would start CUDA.
+    config = read_without_torch(path or DEMO, overrides, **named, device="cpu" if dry_run else None)
+    check_model_name(config.model)
     if dry_run:
         from unmask.studies.cost.estimate import estimate, lines
 
-        config = read_config(path or DEMO, overrides, **named, device="cpu")  # checking another device would start CUDA
-        cost = estimate(config, hardware)
+        cost = estimate(check_with_torch(config), hardware)
         typer.echo(json.dumps(cost.data(), indent=2) if as_json else "\n".join(lines(cost, config)))
         return
-    config = read_config(path or DEMO, overrides, **named)
-
     folder = run_folder(_name(config), out)
+    _print_start(config, folder)
+    check_with_torch(config)
 
     def run_training(hooks: "Hooks") -> "TrainingResult":
         from unmask.training.loop import train
@@ -109,7 +113,14 @@ def train(
 
 
 def _name(config: "Config") -> str:
-    return f"{config.build_task().name}-{config.build_method().name}-seed{config.seed}"
+    return f"{config.build_task().name}-{config.method_name}-seed{config.seed}"
+
+
+def _print_start(config: "Config", folder: Path) -> None:
+    """The first line of a run, printed before torch is imported."""
+    if is_first_process():
+        what = f"training {config.model} on {config.build_task().name} with {config.method_name}, seed {config.seed}"
+        typer.echo(f"{what}; run folder: {folder}")
 
 
 def _train_with_display(config: "Config", folder: Path, training: "Callable[[Hooks], TrainingResult]") -> None:

@@ -44,7 +44,7 @@ def view(
     from unmask.view import animation, page, server
 
     for run in runs:
-        check_exists(run)
+        check_exists(run, "give a run folder: unmask train writes one and prints its name")
     for option, value in (("--update", update), ("--prompt", prompt), ("--rollout", rollout)):
         if value is not None and animate is None:
             raise ValueError(f"{option} chooses what --animate draws: add --animate out.svg")

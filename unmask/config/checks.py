@@ -1,10 +1,9 @@
-"""Checks of a whole configuration, without a model: keys that must fit together, the method's probes."""
+"""Checks of a whole configuration, without a model, that need torch: device, orders, the method's probes."""
 
 from dataclasses import replace
 
 import torch
 
-from unmask.config.arguments import check_known, check_method
 from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES
 from unmask.config.schema import Config
@@ -20,33 +19,19 @@ from unmask.methods.own import own_method
 from unmask.tasks import TASKS
 
 
-def check_names(config: Config) -> None:
-    """ValueError for an unknown method or order, or a function whose name is taken."""
-    check_known("rollout.order", config.rollout.order, ORDERS)
+def check_own_methods(config: Config) -> None:
+    """ValueError for a function of the user that cannot be used, or whose name is taken."""
     taken = dict.fromkeys([*BASES, *PLUGINS, *TASKS, *Config.model_fields, "with"], "")
     for key, word in [("method", config.method), *(("with", word) for word in config.plugins)]:
-        if own_method(key, word, CHOICES) is None:
-            check_method(key, word, BASES, PLUGINS)
-        elif taken.setdefault(name := section_of(word), word) != word:
+        if own_method(key, word, CHOICES) is not None and taken.setdefault(name := section_of(word), word) != word:
             raise ValueError(f"{key}: {word}: {name} is the name of something else; rename the function")
 
 
 def check_combination(config: Config) -> None:
-    """ValueError for keys that do not fit together, and for a method whose probes do not fit the canvas."""
+    """ValueError for a device, schedule, order or reward that cannot be used, and for probes that do not fit."""
     check_device(device_of(config))
-    for key, names in (("with", config.plugins), ("track", config.track)):
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{key}: {twice} is named twice")
-    if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
-        raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
     task = config.build_task()
     length, steps, block = rollout_shape(config, task)
-    if length < task.length and not task.text:
-        raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
-    if config.optimizer.warmup > config.updates:
-        raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
-    if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
-        raise ValueError("eval.every: set how often to evaluate; eval.early_stop and eval.collapse need it")
     try:
         if config.rollout.threshold is None:
             SCHEDULES[config.rollout.schedule](length, steps, block)
@@ -55,12 +40,6 @@ def check_combination(config: Config) -> None:
             score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
-    if config.rollout.cache == "none" and config.rollout.correction:
-        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
-    if config.rollout.cache == "none" and config.rollout.refresh != 1:
-        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
-    if 0 < config.rollout.correction < 1:
-        raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
     method = config.build_method()
     if method.advantage is correct_only and (task.reward_range is None or task.reward_range[1] != 1):
         raise ValueError(

@@ -3,7 +3,6 @@
 Keys, types, names and files are checked before torch is imported, so that a typo is reported at once.
 """
 
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.config.arguments import build_task, check_known
+from unmask.config.key_checks import check_keys
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.published import check_by_schema, published_names
 from unmask.config.recipes import check_command, config_path
@@ -30,6 +30,13 @@ def read_config(
 
     Raises ValueError with one sentence that names the wrong key.
     """
+    return check_with_torch(read_without_torch(path, overrides, **named))
+
+
+def read_without_torch(
+    path: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = (), **named: Any
+) -> Config:
+    """As `read_config`, without the checks that need torch, whose import takes a second: call `check_with_torch`."""
     if isinstance(path, str | Path):
         check_command(config_path(path), "train")
         content = read_keys(config_path(path))
@@ -45,18 +52,34 @@ def read_config(
         # Drop the file's options of a method that was replaced. Options given with the replacement are checked.
         used = [data.get("task"), *map(section_of, _method_words(data))]
         data = {key: value for key, value in data.items() if key in used or key not in sections & names}
-    return parse_config(data)
+    return _parse_without_torch(data)
 
 
-def read_run_config(folder: Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of a run. Keys of 0.1 are renamed without a warning: the user did not write this file."""
+def read_run_config(folder: Path, overrides: Iterable[str] = (), checked: bool = True) -> Config:
+    """The configuration of a run; without `checked` as `read_without_torch` has it. Keys of 0.1 are renamed without a
+    warning: the user did not write this file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return read_config(folder / "config.yaml", overrides)
+        return (read_config if checked else read_without_torch)(folder / "config.yaml", overrides)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain data, down to the method's probes on a blank canvas."""
+    return check_with_torch(_parse_without_torch(data))
+
+
+def check_with_torch(config: Config) -> Config:
+    """The same configuration, with everything checked that needs torch but no model."""
+    from unmask.config.checks import check_combination, check_own_methods
+
+    check_own_methods(config)
+    check_combination(config)
+    files = [*map(file_of, (config.method, *config.plugins)), config.options.get("own", {}).get("file")]
+    config._user_files = {file: run_file(Path(file)).digest for file in files if file}
+    return config
+
+
+def _parse_without_torch(data: Mapping[str, Any]) -> Config:
     names, data = _section_names(data), with_own_task(with_current_keys(data))
     if "options" in data:
         raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
@@ -68,17 +91,10 @@ def parse_config(data: Mapping[str, Any]) -> Config:
         if strange := next((key for key in section if not isinstance(key, str)), None):
             raise ValueError(f"{name}.{strange}: keys must be text")
     config = validate(Config, {**rest, "options": options})
-    if "torch" not in sys.modules:
-        check_by_schema(config)
+    check_by_schema(config)
     check_known("task", config.task, TASKS)
     _check_sections(config)
-    build_task(config)
-    from unmask.config.checks import check_combination, check_names  # these import torch
-
-    check_names(config)
-    check_combination(config)
-    files = [*map(file_of, (config.method, *config.plugins)), config.options.get("own", {}).get("file")]
-    config._user_files = {file: run_file(Path(file)).digest for file in files if file}
+    check_keys(config, build_task(config))
     return config
 
 

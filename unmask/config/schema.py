@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from unmask.config.sections import EvalConfig, EvalSchedule, OptimizerConfig, RolloutConfig
 from unmask.core.options import LoraOptions, RewardConfig
+from unmask.core.words import section_of
 from unmask.util.strict_model import Strict
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class Config(TrainingConfig):
     """Rewards that fail."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True)
     """Option sections by the name of a method, plug-in or task."""
+
+    @property
+    def method_name(self) -> str:
+        """The base and its plug-ins, e.g. `diffu_grpo+daca`."""
+        return "+".join(map(section_of, (self.method, *self.plugins)))
 
     def dump(self) -> dict[str, Any]:
         """The resolved configuration as a YAML file has it, defaults written out."""

@@ -71,8 +71,10 @@ def as_number(value: Any, annotation: Any) -> Any:
 def read_keys(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file."""
     if not path.is_file():
-        more = "" if path.suffix in (".yaml", ".yml") else "; a setting is written key=value, for example task=sudoku"
-        raise ValueError(f"there is no configuration file {path}{more}")
+        named = path.suffix in (".yaml", ".yml")
+        listed = "write it, or use one that comes with the package: unmask recipes lists them"
+        advice = listed if named else "a setting is written key=value, for example task=sudoku"
+        raise ValueError(f"there is no configuration file {path}; {advice}")
     try:
         data = parse_yaml(path.read_text(), str(path))
     except UnicodeDecodeError as error:
@@ -99,18 +101,19 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     return f"did you mean {match[0]}?" if match else f"known: {', '.join(names)}"
 
 
-def missing_folder_message(name: str | Path) -> str:
-    """A message for a missing folder, with a similar folder or run as a suggestion."""
+def missing_folder_message(name: str | Path, advice: str = "") -> str:
+    """A message for a missing folder, with a similar folder or run as a suggestion, or else with advice."""
     places = dict.fromkeys([Path(name).parent, Path("runs")])
     near = {path.name: path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()}
     match = difflib.get_close_matches(Path(name).name, near, n=1)
-    return f"there is no folder {name}" + (f"; did you mean {near[match[0]]}?" if match else "")
+    hint = f"did you mean {near[match[0]]}?" if match else advice
+    return f"there is no folder {name}" + (f"; {hint}" if hint else "")
 
 
-def check_exists(folder: Path) -> None:
+def check_exists(folder: Path, advice: str) -> None:
     """ValueError for a missing folder."""
     if not folder.exists():
-        raise ValueError(missing_folder_message(folder))
+        raise ValueError(missing_folder_message(folder, advice))
 
 
 EXPECTED = {

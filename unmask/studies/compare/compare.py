@@ -21,11 +21,10 @@ from unmask.config import Config
 from unmask.config.defaults import device_of
 from unmask.config.method_names import MethodSpec
 from unmask.core.words import label_of
+from unmask.studies.compare.budget import Budget, budget_of
 from unmask.studies.compare.cells import (
-    Budget,
     CellCost,
     SharedSettings,
-    budget_of,
     cost_of,
     key_of,
     method_grid,
@@ -247,8 +246,7 @@ def _plans(
         if (warmup := configs[spec].optimizer.warmup) > limit.amount // cost:
             raise ValueError(f"optimizer.warmup: {warmup} is more than the updates of {spec.label} in this budget")
     plans = {
-        spec: replace(plans[spec], updates=int(limit.amount // cost), forwards=forwards)
-        for spec, cost in costs.items()
+        spec: replace(plans[spec], updates=int(limit.amount // cost), forwards=forwards) for spec, cost in costs.items()
     }
     return plans, failed
 

@@ -14,7 +14,8 @@ from unmask.core.policy import PIECE
 from unmask.models.load import Outline, outline
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.counting import Tally, planned_passes, prompt_tokens
-from unmask.studies.cost.hardware import NAMES, Hardware, hardware_of
+from unmask.studies.cost.gpus import check_hardware
+from unmask.studies.cost.hardware import Hardware, hardware_of
 from unmask.studies.cost.network import Network, network_of
 from unmask.training.batch import RESAMPLES
 from unmask.training.run.folder import checkpoint_of
@@ -172,8 +173,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
 
     prompt   tokens of the longest prompt; estimated if not given
     """
-    if hardware is not None and hardware not in NAMES:
-        raise ValueError(f"--hardware: unknown {hardware!r}; choose one of {', '.join(NAMES)}")
+    if hardware is not None:
+        check_hardware(hardware)
     if config.rollout.temperature == 0 or config.rollout.guidance:
         raise ValueError("rollout: training needs a temperature above 0 and guidance 0")
     model, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()

@@ -30,6 +30,7 @@ from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
 from unmask.tasks.task import shows_wrong_behaviour
+from unmask.training.run.file_names import BEST, FINISHED, LAST, LOGS, STARTS
 from unmask.training.run.health import HealthWarning, current_name
 from unmask.training.run.provenance import start_line
 from unmask.util.files import check_folder, fresh_folder as fresh_folder, fsync, naming_file, write_whole
@@ -37,10 +38,6 @@ from unmask.util.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-FINISHED, STARTS = "finished.json", "run.jsonl"
-LOGS = ("metrics.jsonl", "samples.jsonl", "traces.jsonl", "errors.jsonl", "warnings.jsonl")
-LAST, BEST = "checkpoint", "checkpoint-best"
 
 
 class RunFolder:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from unmask.training.run.folder import FINISHED, LAST
+from unmask.training.run.file_names import FINISHED, LAST
 from unmask.training.run.provenance import provenance
 from unmask.training.run.state import State, newest_state
 

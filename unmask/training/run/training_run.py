@@ -23,7 +23,8 @@ from unmask.training.optim import Optimizer
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
 from unmask.training.run.broken import store_broken
 from unmask.training.run.card import Training, arxiv_ids, task_arguments
-from unmask.training.run.folder import BEST, MakeFolder, RunFolder, read_metrics
+from unmask.training.run.file_names import BEST
+from unmask.training.run.folder import MakeFolder, RunFolder, read_metrics
 from unmask.training.run.health import REACH, StepMetrics, health_warnings, recent_updates
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
 from unmask.training.run.recorder import TraceRecorder

@@ -1,0 +1,27 @@
+"""Checks of keys that must fit together. Imports no torch: checks.py has those that need it."""
+
+from unmask.config.defaults import rollout_shape
+from unmask.config.schema import Config
+from unmask.tasks import Task
+
+
+def check_keys(config: Config, task: Task) -> None:
+    """ValueError for keys that do not fit together."""
+    for key, names in (("with", config.plugins), ("track", config.track)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{key}: {twice} is named twice")
+    if "daca" in config.plugins and (both := {"sml", "dps"} & set(config.plugins)):
+        raise ValueError(f"with: daca is sml and dps together; leave out {' and '.join(sorted(both))}")
+    length, _, _ = rollout_shape(config, task)
+    if length < task.length and not task.text:
+        raise ValueError(f"rollout.length: an answer of {config.task} takes {task.length} positions, not {length}")
+    if config.optimizer.warmup > config.updates:
+        raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
+    if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
+        raise ValueError("eval.every: set how often to evaluate; eval.early_stop and eval.collapse need it")
+    if config.rollout.cache == "none" and config.rollout.correction:
+        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    if config.rollout.cache == "none" and config.rollout.refresh != 1:
+        raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
+    if 0 < config.rollout.correction < 1:
+        raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
