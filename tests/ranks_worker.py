@@ -37,6 +37,7 @@ from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.processes import Ranks
 from unmask.distributed.sharding import shard, unsharded
 from unmask.models import load_model, save
+from unmask.models.checkpoint import fingerprint_of
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.sample import _sample_batch as sample_batch, row_seeds
 from unmask.tasks import TASKS
@@ -267,6 +268,13 @@ def check_resume(ranks: Ranks, folder: Path) -> None:
             raise AssertionError("not cut off")
         except KeyboardInterrupt:
             unmask.training.loop.collect = plain
+        unmask.training.setup.fingerprint_of = lambda policy: "other weights"
+        try:
+            unmask.training.loop.resume(runs[1])
+            raise AssertionError("not refused")
+        except ValueError as error:
+            assert "have changed since the run started" in str(error)
+        unmask.training.setup.fingerprint_of = fingerprint_of
         unmask.training.loop.resume(runs[1])
         if ranks.first:
             logs = [read_metrics(out) for out in runs]

@@ -25,7 +25,8 @@ from checkpoints import (
     with_tokenizer,
     write,
 )
-from unmask.models import load_model, save
+from helpers import SMALL
+from unmask.models import checkpoint, load_model, save, tiny_policy
 from unmask.models.names import LLADA, SAME
 from wording import mentions, naming
 
@@ -114,6 +115,39 @@ def test_a_model_does_not_follow_its_file(tmp_path):
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 1000)
     assert torch.equal(logits(policy, TOKENS), before)
+
+
+def test_a_fingerprint_is_of_names_shapes_types_and_every_value(monkeypatch):
+    def made() -> Any:
+        return tiny_policy(SMALL, seed=1)
+
+    monkeypatch.setattr(checkpoint, "HASHED", 8)  # less than the weights of a matrix
+    whole = checkpoint.fingerprint_of(made())
+    assert whole == checkpoint.fingerprint_of(made()) and len(whole) == 64
+    others = [tiny_policy(SMALL, seed=2), made().to(torch.bfloat16)]
+    for place in range(12):  # more than are hashed one by one
+        policy = made()
+        policy.lm.model.embed_tokens.weight.data[0, place] += 1e-3
+        others.append(policy)
+    swapped = made()
+    head = swapped.lm.lm_head.weight.data.view(-1)
+    head[[0, -1]] = head[[-1, 0]]  # the same sum
+    turned = made()
+    turned.lm.lm_head.weight.data = turned.lm.lm_head.weight.data.reshape(SMALL.width, -1)
+    renamed = made()
+    renamed.lm.model.layers = torch.nn.ModuleDict({"first": renamed.lm.model.layers[0]})
+    assert all(checkpoint.fingerprint_of(policy) != whole for policy in (*others, swapped, turned, renamed))
+
+
+def test_a_fingerprint_does_not_depend_on_how_a_tensor_lies_in_memory(monkeypatch):
+    monkeypatch.setattr(checkpoint, "HASHED", 8)
+    policy = tiny_policy(SMALL, seed=1).to(torch.bfloat16)
+    whole = checkpoint.fingerprint_of(policy)
+    weight = policy.lm.lm_head.weight
+    room = torch.zeros(weight.numel() + 1, dtype=weight.dtype)
+    room[1:] = weight.data.flatten()
+    weight.data = room[1:].view(weight.shape)
+    assert checkpoint.fingerprint_of(policy) == whole
 
 
 def test_a_head_that_is_the_embedding_is_shared(tmp_path):

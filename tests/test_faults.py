@@ -74,7 +74,7 @@ def test_a_kill_while_weights_are_saved_leaves_nothing_lying_about(tmp_path: Pat
     RunFolder.reopen(tmp_path, {})
     there = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("a")}
     assert there == {"checkpoint/a": "last", "checkpoint-best/a": "best"}
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "checkpoint-best", "run.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "checkpoint-best"}
 
 
 def test_a_disk_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

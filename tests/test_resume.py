@@ -22,7 +22,9 @@ from helpers import SMALL, cut_at
 from unmask.config import Config, parse_config, read_config
 from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, evaluation_of
-from unmask.models import load_model, tiny_policy
+from unmask.models import load_model, save, tiny_policy
+from unmask.models.checkpoint import fingerprint_of
+from unmask.models.known import EMBEDDED
 from unmask.models.lora import add_adapter
 from unmask.tasks.scoring import RewardError, RewardFailure
 from unmask.training.loop import resume, train
@@ -187,6 +189,39 @@ def test_a_state_of_an_adapter_of_another_rank_is_refused() -> None:
         restore(policies[1], other, torch.Generator(), state_tensors(policies[0], one, torch.Generator()))
 
 
+@pytest.mark.parametrize("cut", [2, 4], ids=["no state", "a state"])
+def test_a_run_whose_model_has_changed_is_refused(model: str, tmp_path: Path, cut: int) -> None:
+    folder, start = tmp_path / "run", tmp_path / "model"
+    shutil.copytree(model, start)
+    with cut_at("collect", cut):
+        run(config_for(str(start), method="agrpo"), folder)
+    fingerprint = fingerprint_of(load_model(model))
+    (line,) = map(json.loads, (folder / "run.jsonl").read_text().splitlines())
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    assert line["model_fingerprint"] == stored["resolved"]["model_fingerprint"] == fingerprint
+    assert stored["model"] == str(start)
+    assert cut == 2 or fingerprint in (folder / "checkpoint" / "README.md").read_text()
+    other = load_model(model)
+    with torch.no_grad():
+        other.lm.lm_head.weight[0, 0] += 1
+    save(other, start)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=naming(folder, start, "changed", fingerprint[:12], folder / "config.yaml")):
+        resume(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    save(load_model(model), start)
+    resume(folder)  # written again with the same weights: a file's own bytes do not matter
+
+
+def test_a_run_of_an_embedded_model_names_the_version_to_install(tmp_path: Path, monkeypatch, unmask) -> None:
+    small = {"prompts": 1, "group": 2, "eval": {"prompts": 1, "samples": 1}, "rollout": {"steps": 2}}
+    with cut_at("collect", 1):
+        run(parse_config({"model": "tiny", "method": "agrpo", **small}), tmp_path / "run")
+    monkeypatch.setitem(EMBEDDED, "tiny", EMBEDDED["tiny-two"])
+    code, _, err = unmask("train", "--resume", "run")
+    assert code == 2 and mentions(err, "tiny", "changed", "version of unmask in run/run.jsonl")
+
+
 def test_an_evaluation_survives_json() -> None:
     passes = {1: Proportion(0.5, 0.25, 0.75), 2: Proportion(0.75, 0.5, 1.0)}
     found = Evaluation(passes[1], Proportion(0.1, 0.0, 0.3), passes, reward=0.4, problems=3, samples=2, mixed=passes[1])
@@ -318,7 +353,6 @@ def test_a_file_of_ones_own_that_has_changed_is_told(model: str, tmp_path: Path,
 def test_a_run_that_was_killed_while_its_folder_was_created_resumes(model: str, tmp_path: Path, unmask) -> None:
     config = config_for(model, method="agrpo", updates=1)
     RunFolder(tmp_path / "run", config.dump())
-    (tmp_path / "run" / "run.jsonl").unlink()
     code, _, err = unmask("train", "--resume", "run")
     assert code == 0, err
     (start,) = map(json.loads, (tmp_path / "run" / "run.jsonl").read_text().splitlines())

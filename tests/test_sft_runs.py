@@ -13,6 +13,7 @@ from torch import Tensor
 import unmask.sft.finetune
 import unmask.sft.sft_run
 import unmask.training.run.base_run
+import unmask.training.setup
 from helpers import Net
 from unmask.config import parse_config
 from unmask.models import load_model
@@ -68,6 +69,9 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     monkeypatch.setattr(unmask.sft.finetune, "sft_update", cut)
     with pytest.raises(KeyboardInterrupt):
         finetune(config, lambda: RunFolder(tmp_path / "cut", config.dump(), CONFIG))
+    monkeypatch.setattr(unmask.training.setup, "fingerprint_of", lambda policy: "other weights")
+    with pytest.raises(ValueError, match=naming(tmp_path / "cut" / CONFIG, model, "changed")):
+        resume(tmp_path / "cut")
     monkeypatch.undo()
     resume(tmp_path / "cut")
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")

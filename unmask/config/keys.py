@@ -21,6 +21,8 @@ RENAMED = {
 
 RESOLVED = "resolved"
 """The section of a run's configuration that lists the defaults it filled in, by key."""
+FINGERPRINT = "model_fingerprint"
+"""An entry of that section: the fingerprint of the weights that the run started from."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -89,16 +91,16 @@ def with_current_keys(data: Mapping[str, Any], renamed: Mapping[str, str] = RENA
     return keys
 
 
-def with_resolved(data: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+def with_resolved(data: Mapping[str, Any], decided: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
     """A configuration in which keys without a value have the one that a run decided. `resolved` lists them: whoever
-    reads the file, with another device, task or length, decides them again."""
+    reads the file, with another device, task or length, decides them again. It also has the model's fingerprint."""
     keys, resolved = deepcopy(dict(data)), {}
     for key, value in decided.items():
         section, _, name = key.rpartition(".")
         values = keys[section] if section else keys
         if values[name] in (None, "auto") and value is not None:
             values[name] = resolved[key] = value
-    return {**keys, RESOLVED: resolved}
+    return {**keys, RESOLVED: {**resolved, FINGERPRINT: fingerprint}}
 
 
 def _without_resolved(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Pickles and code are never read.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -41,6 +42,8 @@ BESIDE = (
     "*.py",
 )
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised and need a scale
+HASHED = 2**16
+"""Values of a tensor that enter `fingerprint_of` one by one."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -63,6 +66,8 @@ class StoredTensors:
     """The name, folder or hub id it was loaded from. For a model with an adapter: that of its base model."""
     card: Mapping[str, Any] = MappingProxyType({})
     """The metadata of its model card."""
+    fingerprint: str = ""
+    """That of the weights before training; set for models that are trained."""
 
     def set_origin(self, origin: Origin) -> None:
         self.origin, self.names = origin, origin.names
@@ -182,6 +187,27 @@ def load_weights(
         _set(lm, name, lm.get_parameter(tied[name]))
     _restore_buffers(lm, device)
     return apart
+
+
+@torch.no_grad()
+def fingerprint_of(policy: StoredTensors) -> str:
+    """A SHA-256 of the names, shapes, types and values of all weights.
+
+    Of a tensor with more than `HASHED` values it covers the sum of all, read as 64-bit integers, and `HASHED` of them
+    one by one, at even distances. So any changed value changes the fingerprint, no copy is made, and 16 GB take about
+    1.5 s on a CPU.
+    """
+    total = hashlib.sha256()
+    for name, weight in policy.lm.named_parameters():  # a shared tensor once
+        total.update(f"{policy.names.own(name)} {list(weight.shape)} {weight.dtype}\n".encode())
+        flat = weight.detach().flatten()
+        if flat.numel() > HASHED:
+            flat = flat.clone() if flat.storage_offset() else flat  # a view of wider integers has to be aligned
+            whole = flat.numel() - flat.numel() % (8 // flat.element_size())
+            total.update(f"{int(flat[:whole].view(torch.int64).sum())}\n".encode())
+            flat = torch.cat([flat[:: -(-flat.numel() // HASHED)], flat[whole:]])
+        total.update(flat.cpu().contiguous().view(torch.uint8).numpy())
+    return total.hexdigest()
 
 
 def _tensor_places(

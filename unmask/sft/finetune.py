@@ -24,7 +24,7 @@ from unmask.sft.sft_run import SftExperiment, SftResult, SftRun
 from unmask.training.optim import Optimizer, learning_rate, make_optimizer, set_learning_rate
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import MakeFolder, RunFolder, lock_run, lock_when_made, with_config
-from unmask.training.run.resume import last_state
+from unmask.training.run.resume import check_start, last_state
 from unmask.training.run.state import State
 from unmask.training.setup import decoder_of, is_large, trainable_policy
 from unmask.util.micro_batch import MicroBatch
@@ -49,7 +49,9 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> SftResult:
         config = read_sft_config(folder / CONFIG)
         state = last_state(folder, config.user_files, CONFIG)
         lengths = state.facts["lengths"] if state is not None else {}
-        return _finetune(set_up_sft(config), lambda: RunFolder.reopen(folder, lengths), hooks, state)
+        experiment = set_up_sft(config)
+        check_start(folder, experiment.policy, CONFIG)
+        return _finetune(experiment, lambda: RunFolder.reopen(folder, lengths), hooks, state)
 
 
 def _finetune(experiment: SftExperiment, make_folder: MakeFolder, hooks: Hooks, state: State | None) -> SftResult:

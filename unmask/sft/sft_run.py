@@ -49,7 +49,8 @@ class SftExperiment:
     def settings(self) -> dict[str, Any]:
         """The configuration with the values that were decided for keys without one."""
         decided = {"device": self.device, "micro_batch_tokens": self.micro_batch.size}
-        return with_resolved(self.config.dump(), {"full": not has_adapter(self.policy), **decided})
+        decided |= {"full": not has_adapter(self.policy)}
+        return with_resolved(self.config.dump(), decided, self.policy.fingerprint)
 
 
 @dataclass(frozen=True)

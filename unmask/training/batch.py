@@ -96,7 +96,7 @@ class Experiment:
             "rollout.block": decoding.block,
             "rollout.micro_batch_size": setup.rollout_batch.size,
         }
-        return with_resolved(self.config.dump(), decided)
+        return with_resolved(self.config.dump(), decided, setup.policy.fingerprint)
 
 
 def collect(experiment: Experiment, step: int) -> Batch:

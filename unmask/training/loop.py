@@ -18,7 +18,7 @@ from unmask.training.loss_terms import Scorer, loss_terms
 from unmask.training.optim import learning_rate, make_optimizer, set_learning_rate
 from unmask.training.run.base_run import Hooks
 from unmask.training.run.folder import MakeFolder, RunFolder, lock_run, lock_when_made, with_config
-from unmask.training.run.resume import last_state
+from unmask.training.run.resume import check_start, last_state
 from unmask.training.run.state import State
 from unmask.training.run.trackers import check_trackers, tracking
 from unmask.training.run.training_run import TrainingResult, TrainingRun
@@ -46,11 +46,18 @@ def resume(folder: Path, hooks: Hooks = Hooks()) -> TrainingResult:
         config = read_run_config(folder)
         state = last_state(folder, config.user_files)
         lengths = state.facts["lengths"] if state is not None else {}
-        return _train(config, lambda: RunFolder.reopen(folder, lengths), hooks, state)
+        return _train(config, lambda: RunFolder.reopen(folder, lengths), hooks, state, folder)
 
 
-def _train(config: Config, make_folder: MakeFolder, hooks: Hooks, start: State | Evaluation | None) -> TrainingResult:
-    """Check everything that can be checked, then load the model and train it."""
+def _train(
+    config: Config,
+    make_folder: MakeFolder,
+    hooks: Hooks,
+    start: State | Evaluation | None,
+    interrupted: Path | None = None,
+) -> TrainingResult:
+    """Check everything that can be checked, then load the model and train it. `interrupted` is the folder of a run that
+    is resumed."""
     if config.rollout.temperature == 0:
         raise ValueError("rollout.temperature: 0 is greedy, but training needs sampled rollouts; raise it")
     if config.rollout.guidance:
@@ -60,6 +67,8 @@ def _train(config: Config, make_folder: MakeFolder, hooks: Hooks, start: State |
     task.rows("train", 1, 0)  # a task without training rows raises now, before the model is loaded
     check_trackers(config.track)
     with set_up(config, method.needs_reference) as setup:
+        if interrupted is not None:
+            check_start(interrupted, setup.policy)
         meter, experiment = Meter(), Experiment(setup, task, method, config, decoding)
         settings, resumed = experiment.settings(), isinstance(start, State)
         make = make_folder if resumed else with_config(make_folder, settings)

@@ -19,6 +19,7 @@ from unmask.core.token_sampling import TokenSampling
 from unmask.distributed.processes import Ranks, join_processes
 from unmask.distributed.sharding import shard
 from unmask.models import Model, Tiny, load_model
+from unmask.models.checkpoint import fingerprint_of
 from unmask.models.decoder import Decoder
 from unmask.models.lora import ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
 from unmask.rollout.cache import cache_of
@@ -71,6 +72,7 @@ def trainable_policy(config: TrainingConfig, device: str) -> Model:
     """The model on its device. Trainable are all its weights, or its adapter; a model without one gets a new one."""
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
     policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
+    policy.fingerprint = fingerprint_of(policy)
     full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
     if config.lora != LoraOptions() and (full or has_adapter(policy)):
         why = "all weights are trained" if full else "the model already has an adapter with its own options"

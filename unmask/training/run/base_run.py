@@ -130,12 +130,12 @@ class BaseRun(ABC, Generic[E]):
             self._resume(make_folder, start)
             return
         self.before = start or self._measure(0)
-        self.folder = make_folder() if self.ranks.first else None
+        self._open(make_folder)
         self._log_evaluation(0, self.before)
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
         restore(self.policy, self.optimizer, self.rng, state.tensors)
-        self.folder = make_folder() if self.ranks.first else None
+        self._open(make_folder)
         facts, self.step, self.saved = state.facts, state.step, state.step
         # Fine-tuning in 0.1 did not store the last evaluation. It evaluated before it saved, except at the end.
         self.evaluated = facts.get("looked", min(state.step, self.config.updates - 1))
@@ -147,6 +147,11 @@ class BaseRun(ABC, Generic[E]):
         self._restore(facts)
         if self.eval_due(state.step):  # a paused run is saved before it is evaluated
             self.evaluate(state.step)
+
+    def _open(self, make_folder: MakeFolder) -> None:
+        if self.ranks.first:
+            self.folder = make_folder()
+            self.folder.log_start(self.policy.fingerprint)
 
     def remaining_steps(self) -> Iterator[int]:
         """The numbers of the remaining updates; stops when the run ends early."""

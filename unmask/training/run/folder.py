@@ -1,6 +1,6 @@
 """The run folder: configuration, metrics, samples, weights.
 
-config.yaml      the resolved configuration          run.jsonl       command, hardware, versions of every start
+config.yaml      the resolved configuration          run.jsonl       command, hardware, versions, starting weights
 metrics.jsonl    one JSON object a line, the first before any update
 samples.jsonl    completions with their rewards      checkpoint/     weights in the Hugging Face layout, model card
 curves.png       reward and solve rates              (with matplotlib installed)
@@ -48,7 +48,6 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.write_config(config, name)
-        self._append(STARTS, [start_line()])
 
     @classmethod
     def reopen(cls, folder: Path, lengths: Mapping[str, int]) -> "RunFolder":
@@ -74,7 +73,6 @@ class RunFolder:
                 os.truncate(folder / name, lengths[name])
             else:
                 (folder / name).unlink(missing_ok=True)
-        run._append(STARTS, [start_line()])
         return run
 
     def write_config(self, config: Mapping[str, Any], name: str) -> None:
@@ -101,6 +99,10 @@ class RunFolder:
         write_whole(self.path / LAST / CARD, card)
         write_whole(self.path / FINISHED, json.dumps({"before": before, "after": after, **facts}, indent=2) + "\n")
         shutil.rmtree(self.path / "state", ignore_errors=True)
+
+    def log_start(self, fingerprint: str) -> None:
+        """Log the command, hardware, versions and starting weights of this start."""
+        self._append(STARTS, [start_line(fingerprint)])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", [{"step": step, **metrics}])

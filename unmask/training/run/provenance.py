@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from unmask.config.keys import FINGERPRINT
 from unmask.util.versions import versions
 
 
-def start_line() -> dict[str, Any]:
-    """The command, the time, the hardware and the versions. GPUs are listed if this process uses one."""
+def start_line(fingerprint: str) -> dict[str, Any]:
+    """The command, the time, the hardware, the versions, and the fingerprint of the weights before training. GPUs are
+    listed if this process uses one."""
     program = Path(sys.argv[0]).name.replace("__main__.py", "unmask")
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     return {
@@ -30,6 +32,7 @@ def start_line() -> dict[str, Any]:
         },
         **_processes(),
         "versions": versions(),
+        FINGERPRINT: fingerprint,
     }
 
 

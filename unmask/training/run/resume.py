@@ -4,9 +4,13 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from unmask.training.run.file_names import FINISHED, LAST
+from unmask.config.keys import FINGERPRINT, RESOLVED
+from unmask.models import Model
+from unmask.models.known import EMBEDDED
+from unmask.training.run.file_names import FINISHED, LAST, STARTS
 from unmask.training.run.provenance import provenance
 from unmask.training.run.state import State, newest_state
+from unmask.util.parsing import read_keys
 
 
 def last_state(folder: Path, user_files: Mapping[str, str], config: str = "config.yaml") -> State | None:
@@ -23,6 +27,20 @@ def last_state(folder: Path, user_files: Mapping[str, str], config: str = "confi
     if state is not None:
         _check_provenance(folder, state.facts["made_by"], provenance(folder, user_files, config), config)
     return state
+
+
+def check_start(folder: Path, policy: Model, config: str = "config.yaml") -> None:
+    """ValueError if the run started from other weights than these. Runs of 0.2 and before did not record that."""
+    content, now = read_keys(folder / config), policy.fingerprint
+    recorded = content.get(RESOLVED, {}).get(FINGERPRINT, now)
+    if recorded == now:
+        return
+    name = content.get("model", policy.home)
+    remedy = f"install the version of unmask in {folder / STARTS}" if name in EMBEDDED else "restore them"
+    raise ValueError(
+        f"{folder} cannot be resumed: the weights of the model {name} have changed since the run started (fingerprint "
+        f"{str(recorded)[:12]} then, {now[:12]} now): {remedy}, or start a new run with {folder / config}"
+    )
 
 
 def _check_provenance(folder: Path, before: Mapping[str, str], now: Mapping[str, str], config: str) -> None:
