@@ -69,7 +69,7 @@ test-trl: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/test_trl.py tests/test_examples.py
 
 test-lm-eval: install
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lm_eval]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lm-eval]' -c constraints.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_lm_eval.py
 
 # For this target alone, so not in dev. A warning is an error, but for Material's own about its future.

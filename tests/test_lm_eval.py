@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="the lm-evaluation-harness is an extra: pip install 'unmask[lm_eval]'")
+pytest.importorskip("lm_eval", reason="the lm-evaluation-harness is an extra: pip install 'unmask[lm-eval]'")
 
 import lm_eval
 from lm_eval.api.instance import Instance

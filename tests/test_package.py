@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 import unmask
 from unmask.util.version import __version__
@@ -98,6 +100,12 @@ def test_help_imports_nothing_heavy(installed: Path, tmp_path: Path) -> None:
 
 
 # --- the metadata -------------------------------------------------------------------------------------------
+
+
+def test_extras_have_normalised_names() -> None:
+    """pip before 23.3 finds an extra only by the name in the metadata, which has dashes for underscores."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert all(name == canonicalize_name(name) for name in extras)
 
 
 def test_versions_agree() -> None:

@@ -35,7 +35,7 @@ EXTRAS = {
     "wandb": ("wandb", "track=wandb"),
     "trackio": ("trackio", "track=trackio"),
     "trl": ("trl", "training inside TRL"),
-    "lm_eval": ("lm_eval", "lm-evaluation-harness with our models"),
+    "lm-eval": ("lm_eval", "lm-evaluation-harness with our models"),
     "docs": ("mkdocs-material", "building the site, make docs"),
     "fuzz": ("atheris", "fuzzing, make fuzz"),
     "dev": ("pytest", "the tests, make test"),
