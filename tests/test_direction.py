@@ -18,6 +18,8 @@ from torch import Tensor
 from unmask.core.advantage import batch_z_score, group_mean, leave_one_out
 from unmask.core.method import Method
 from unmask.core.probes import Probes, ask
+from unmask.core.specs import Branch
+from unmask.core.trace import Trace
 from unmask.methods import (
     BASES,
     agrpo,
@@ -82,8 +84,10 @@ class Uphill:
         """The expected update of a method's base term, one row for every draw of its questions."""
         reward_B = reward_of(self.world, self.pairs)
         advantage_B = method.advantage(reward_B, self.pairs.group_B)
-        if method.advantage is batch_z_score:  # a pair is the whole batch
-            advantage_B = torch.cat([method.advantage(r, torch.zeros(2)) for r in reward_B.split(2)])
+        if method.advantage is batch_z_score:  # a pair is the whole batch; few pairs differ in their rewards
+            reward_X2, which_P = reward_B.view(-1, 2).unique(dim=0, return_inverse=True)
+            advantage_X2 = torch.stack([method.advantage(reward_2, torch.zeros(2)) for reward_2 in reward_X2])
+            advantage_B = advantage_X2[which_P].flatten()
         credit_BL, rng = method.credit(self.pairs), torch.Generator().manual_seed(0)
         return torch.stack(
             [
@@ -99,8 +103,12 @@ class Uphill:
         return LossTerm(probes, advantage_B * self.weight_B, credit_BL, method.objective, None, *kl)
 
     def of_branches(self, method: Method) -> Tensor:
-        branches, weight_B, _ = every_branch(self.world, self.paths, method.branch.branch)
+        branches, weight_B = self._branches(method.branch.branch)
         return step_of(self.world.policy, [branch_part(method, self.world, branches, weight_B)])
+
+    @cache
+    def _branches(self, branch: Branch) -> tuple[Trace, Tensor]:
+        return every_branch(self.world, self.paths, branch)[:2]
 
 
 @cache

@@ -69,11 +69,14 @@ class NetPolicy(_Words):
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool) if attended_SL is None else attended_SL
         width = tokens_SL.shape[1]
+        # Every canvas and every question once: a world has few, and asks each of them thousands of times.
+        _, first_C, canvas_S = distinct(number((tokens_SL + 1) * attended_SL, self.words + 2))
+        ask_U, _, answer_Q = distinct(canvas_S[at_Q // width] * width + at_Q % width)
         place_L = torch.arange(self.max_length - width, self.max_length)  # counted from the end
-        heard_SLH = self.read[place_L, tokens_SL] * attended_SL[..., None]
-        hidden_SH = heard_SLH.sum(1).tanh()
-        say_QHV = self.say[at_Q % width - (width - self.length)]
-        return (hidden_SH[at_Q // width, :, None] * say_QHV).sum(1)
+        heard_CLH = self.read[place_L, tokens_SL[first_C]] * attended_SL[first_C, :, None]
+        hidden_CH = heard_CLH.sum(1).tanh()
+        say_UHV = self.say[ask_U % width - (width - self.length)]
+        return (hidden_CH[ask_U // width, :, None] * say_UHV).sum(1)[answer_Q]
 
 
 def joint_policy(words: int, length: int, seed: int = 0, scale: float = 2.0) -> tuple[TablePolicy, Tensor]:
@@ -97,6 +100,13 @@ def noise(seed: int, *shape: int) -> Tensor:
 def number(tokens_BC: Tensor, base: int) -> Tensor:
     """A canvas as one integer, first position most significant."""
     return (tokens_BC * base ** torch.arange(tokens_BC.shape[-1] - 1, -1, -1)).sum(-1)
+
+
+def distinct(number_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The different numbers, where each is found, and which of them every number is."""
+    number_U, which_N = number_N.unique(return_inverse=True)
+    where_U = torch.empty_like(number_U).index_copy(0, which_N, torch.arange(len(number_N)))
+    return number_U, where_U, which_N
 
 
 def digits(base: int, length: int) -> Tensor:
