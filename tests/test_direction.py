@@ -103,12 +103,13 @@ class Uphill:
         return LossTerm(probes, advantage_B * self.weight_B, credit_BL, method.objective, None, *kl)
 
     def of_branches(self, method: Method) -> Tensor:
-        branches, weight_B = self._branches(method.branch.branch)
+        branches, weight_B = branches_of(self, method.branch.branch)
         return step_of(self.world.policy, [branch_part(method, self.world, branches, weight_B)])
 
-    @cache
-    def _branches(self, branch: Branch) -> tuple[Trace, Tensor]:
-        return every_branch(self.world, self.paths, branch)[:2]
+
+@cache
+def branches_of(where: Uphill, branch: Branch) -> tuple[Trace, Tensor]:
+    return every_branch(where.world, where.paths, branch)[:2]
 
 
 @cache
