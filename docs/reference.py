@@ -24,6 +24,7 @@ from unmask.config.json_schema import json_schema
 from unmask.config.options import CHOICES, option_defaults
 from unmask.config.published import FILE
 from unmask.methods import BASES, PLUGINS
+from unmask.methods.meanings import meaning
 from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
 
@@ -87,7 +88,7 @@ def keys() -> str:
     for name, model in _sections(Config).items():
         lines += ["", f"## {name}", "", *_table(model)]
     lines += ["", "## Options of methods and plug-ins", ""]
-    lines += ["A section named after a method, plug-in or task holds its options. What they do is on its page.", ""]
+    lines += ["A section named after a method, plug-in or task holds its options. Its page says more.", ""]
     pages = {name: f"../methods/{'daca' if name in ('sml', 'dps') else name}.md" for name in {**BASES, **PLUGINS}}
     lines += [*_options({**BASES, **PLUGINS}, lambda name: f"[`{name}`]({pages[name]})")]
     lines += ["", "## Options of tasks", "", "`unmask tasks NAME` says what a task's options do.", ""]
@@ -122,10 +123,13 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str], str]) -> Iterator[str]:
-    yield from ("| section | option | default |", "|---|---|---|")
+    explained = catalogue is not TASKS
+    yield "| section | option | default |" + " meaning |" * explained
+    yield "|---|---|---|" + "---|" * explained
     for name, factory in catalogue.items():
         for number, (option, default) in enumerate(option_defaults(factory).items()):
-            yield f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
+            row = f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
+            yield f"{row} {_cell(meaning(name, option))} |" if explained else row
 
 
 def _kind(annotation: Any, field: FieldInfo | None = None) -> str:

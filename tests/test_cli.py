@@ -15,7 +15,10 @@ from unmask.cli import doctor as doctor_module
 from unmask.cli.doctor import EXTRAS, _extra
 from unmask.cli.examples import EXAMPLES
 from unmask.cli.main import COMMANDS, main
+from unmask.config.options import option_defaults
+from unmask.config.recipes import FOLDER
 from unmask.methods import BASES, PLUGINS
+from unmask.methods.meanings import MEANINGS, meaning
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS
@@ -169,16 +172,21 @@ def test_doctor_checks_every_extra_peft_first_and_says_what_it_is_for(unmask, mo
     assert all(EXTRAS[extra][1] in finding.detail for extra, finding in findings.items())
 
 
+def tools(out: str) -> set[str]:
+    """State and name of the lines under the last heading of `unmask doctor`."""
+    return {" ".join(line.split()[:2]) for line in out.partition("Tools for developers:\n")[2].splitlines()}
+
+
 def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, _ = unmask("doctor", "--json")
     findings = {finding["what"]: finding for finding in json.loads(out)}
     assert code == 0 and findings["torch"]["ok"] and findings["tiny model"]["ok"]
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, _ = unmask("doctor")
-    assert code == 0 and "none    chromium" in out and "none    npm" in out
+    assert code == 0 and {"no chromium", "no npm"} <= tools(out)
     monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
     code, out, _ = unmask("doctor")
-    assert code == 1 and "missing tiny model" in out
+    assert code == 1 and "  missing tiny model" in out
 
 
 # --- help, hints and completion --------------------------------------------------------------------------------------
@@ -205,6 +213,12 @@ def test_every_help_has_examples_and_no_python_type(unmask, command) -> None:
         ("eval tiny --task countdown --protocol d1", "--task countdown_text"),
         ("train optimizer.lr=1e38", "optimizer.lr: input should be less than or equal to 10"),
         ("methods agrop", "did you mean agrpo?"),
+        ("train --seed x", "'--seed': expected a whole number; see"),
+        ("train --metod agrpo", "Did you mean --method?"),
+        ("eval tiny foo=1", "foo: unknown key; docs/reference/keys.md lists the keys"),
+        ("eval tiny temprature=1", "did you mean rollout.temperature?"),
+        ("sample tiny", "PROMPT is missing: write it after the model"),
+        ("recipes d1_gsm8", "did you mean d1_gsm8k?"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(unmask, line, hint) -> None:
@@ -220,7 +234,20 @@ def test_an_option_that_is_no_key_is_refused_as_before(unmask) -> None:
 def test_a_method_is_described_with_its_options(unmask) -> None:
     _, out, _ = unmask("methods", "agrpo")
     assert out.startswith("agrpo: a base method, --method agrpo")
-    assert re.search(r"draws +4\n", out) and re.search(r"kl_kind +k3 +one of k1, k2, k3\n", out)
+    assert re.search(r"draws +4 +steps of each rollout that are scored\n", out)
+    assert re.search(r"kl_kind +k3 +estimator of the KL: k1, k2, k3\n", out) and re.search(r"truncate +false ", out)
+
+
+def test_every_option_of_a_method_has_a_meaning_and_every_meaning_an_option() -> None:
+    options = [(name, option) for name, factory in (BASES | PLUGINS).items() for option in option_defaults(factory)]
+    assert not [f"{name}.{option}" for name, option in options if not meaning(name, option)]
+    assert not {*MEANINGS} - {f"{name}.{option}" for name, option in options} - {option for _, option in options}
+
+
+def test_a_recipe_is_printed(unmask) -> None:
+    text = (FOLDER / "d1_gsm8k.yaml").read_text()
+    assert unmask("recipes", "d1_gsm8k") == unmask("recipes", "recipe:d1_gsm8k") == (0, text, "")
+    assert json.loads(unmask("recipes", "d1_gsm8k", "--json")[1])["text"] == text
 
 
 def test_names_are_completed_in_a_shell(tmp_path) -> None:

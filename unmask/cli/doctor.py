@@ -13,6 +13,8 @@ import typer
 from unmask import sandbox
 from unmask.cli.arguments import AsJson
 
+NEEDED, FEATURES, MACHINE, TOOLS = "Needed", "Optional features", "This machine", "Tools for developers"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -21,6 +23,7 @@ class Finding:
     needed: bool
     """Without it nothing works."""
     detail: str
+    heading: str = FEATURES
 
 
 EXTRAS = {
@@ -41,6 +44,7 @@ EXTRAS = {
     "dev": ("pytest", "the tests, make test"),
 }
 """Extra of pyproject.toml -> the package that it installs, and what that is for."""
+OF_DEVELOPERS = ("docs", "fuzz", "dev")
 
 
 def _extra(name: str) -> Finding:
@@ -48,10 +52,11 @@ def _extra(name: str) -> Finding:
     from packaging.requirements import Requirement
 
     (package, purpose), install = EXTRAS[name], f"pip install 'unmask[{name}]'"
+    heading = TOOLS if name in OF_DEVELOPERS else FEATURES
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return Finding(package, False, False, f"{purpose}; {install}")
+        return Finding(package, False, False, f"{purpose}; {install}", heading)
     try:
         requirements = requires("unmask") or []
     except PackageNotFoundError:  # run from a checkout that is not installed
@@ -59,24 +64,24 @@ def _extra(name: str) -> Finding:
     for needed in map(Requirement, requirements):
         if needed.name == package and installed not in needed.specifier:
             problem = f"{installed} is installed, and {needed.specifier} is needed"
-            return Finding(package, False, False, f"{problem}: {purpose}; {install}")
-    return Finding(package, True, False, f"{installed}: {purpose}")
+            return Finding(package, False, False, f"{problem}: {purpose}; {install}", heading)
+    return Finding(package, True, False, f"{installed}: {purpose}", heading)
 
 
 def _package(name: str, purpose: str) -> Finding:
     """A package without which nothing works, imported."""
     try:
         importlib.import_module(name)
-        return Finding(name, True, True, f"{version(name)}: {purpose}")
+        return Finding(name, True, True, f"{version(name)}: {purpose}", NEEDED)
     except (ImportError, PackageNotFoundError) as error:
-        return Finding(name, False, True, f"{purpose}; pip install {name} ({error})")
+        return Finding(name, False, True, f"{purpose}; pip install {name} ({error})", NEEDED)
 
 
 def examine() -> list[Finding]:
     """One finding for each thing that `unmask` can use."""
     python = ".".join(map(str, sys.version_info[:3]))
     findings = [
-        Finding("python", sys.version_info >= (3, 11), True, f"{python}; 3.11 or newer is needed"),
+        Finding("python", sys.version_info >= (3, 11), True, f"{python}; 3.11 or newer is needed", NEEDED),
         _package("torch", "tensors"),
         _package("transformers", "models"),
         *map(_extra, EXTRAS),
@@ -85,23 +90,23 @@ def examine() -> list[Finding]:
         import torch
 
         fits = (2, 11) <= tuple(int(part) for part in version("torch").split(".")[:2]) < (2, 14)
-        findings.append(Finding("torch release", fits, False, f"{version('torch')}; tested with 2.11 to 2.13"))
+        findings.append(Finding("torch release", fits, False, f"{version('torch')}; tested with 2.11 to 2.13", MACHINE))
         gpu = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if gpu else "none: training runs on the CPU"
-        findings.append(Finding("gpu", gpu, False, name))
+        findings.append(Finding("gpu", gpu, False, name, MACHINE))
     from unmask.models.tiny import SHIPPED
 
     weights = SHIPPED / "model.safetensors"
     size = f"{weights.stat().st_size / 2**20:.1f} MB" if weights.is_file() else f"not at {SHIPPED}; reinstall"
-    findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}"))
+    findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}", NEEDED))
     findings.append(Finding("bubblewrap", not sandbox.problem(), False, f"runs programs: {sandbox.description()}"))
     for program, purpose in (("npm", "builds and tests the viewer's page"), ("chromium", "tests it in a browser")):
         path = shutil.which(program)
         detail = f"{purpose} (make web, make web-test); to look at runs any browser works"
-        findings.append(Finding(program, path is not None, False, detail))
-    findings.append(Finding("cores", True, False, f"{os.cpu_count()}"))
+        findings.append(Finding(program, path is not None, False, detail, TOOLS))
+    findings.append(Finding("cores", True, False, f"{os.cpu_count()}", MACHINE))
     free = shutil.disk_usage(".").free / 2**30
-    findings.append(Finding("disk", free > 1, False, f"{free:.0f} GB free here; a run folder takes a few MB"))
+    findings.append(Finding("disk", free > 1, False, f"{free:.0f} GB free here; a run folder takes a few MB", MACHINE))
     return findings
 
 
@@ -111,8 +116,10 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
     else:
-        for finding in findings:
-            state = "ok" if finding.ok else "missing" if finding.needed else "none"
-            typer.echo(f"{state:8}{finding.what:16} {finding.detail}")
+        for heading in (NEEDED, FEATURES, MACHINE, TOOLS):
+            typer.echo(f"{heading}:")
+            for finding in (finding for finding in findings if finding.heading == heading):
+                state = "ok" if finding.ok else "missing" if finding.needed else "no"
+                typer.echo(f"  {state:8}{finding.what:16} {finding.detail}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)

@@ -37,8 +37,8 @@ EXAMPLES = {
     "tasks": ("unmask tasks", "unmask tasks gsm8k", "unmask tasks my_task.py"),
     "recipes": (
         "unmask recipes",
+        "unmask recipes d1_gsm8k",
         "unmask train recipe:d1_gsm8k --dry-run",
-        "unmask train recipe:espo_sudoku updates=10",
     ),
     "schema": ("unmask schema", "unmask schema > schema.json"),
     "doctor": ("unmask doctor", "unmask doctor --json"),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 import typer
@@ -59,6 +60,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training for masked diffusion language models.",
 )
+NUMBERS = {
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+}
 TAKES_KEYS = ("train", "compare", "audit", "eval", "sample", "generate", "adapt", "sft")
 """Commands that take keys of the configuration."""
 COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, recipes]
@@ -76,7 +81,7 @@ def main() -> None:
     try:
         sys.exit(app(prog_name="unmask", standalone_mode=False) or 0)  # torchrun takes None for not ended
     except UsageError as error:
-        command, message = error.ctx.command_path if error.ctx else "unmask", error.format_message()
+        command, message = error.ctx.command_path if error.ctx else "unmask", _plain_message(error)
         if command.rpartition(" ")[2] in TAKES_KEYS:
             message = _as_key(getattr(error, "option_name", "")) or message
         if message and "\n" not in message:  # else there were no arguments, and it is the help
@@ -95,6 +100,19 @@ def main() -> None:
     except (ValueError, OSError) as error:
         typer.echo(f"unmask: {' '.join(str(error).splitlines())}", err=True)
         sys.exit(2)
+
+
+def _plain_message(error: typer.BadParameter) -> str:
+    """The message of a wrong command line, without options that only share their dashes with an unknown one, and
+    without the words of a library for a number."""
+    if near := getattr(error, "possibilities", None):
+        option = str(getattr(error, "option_name", ""))
+        match = get_close_matches(option.lstrip("-"), [name.lstrip("-") for name in near], n=1)
+        return f"no such option: {option}" + (f". Did you mean --{match[0]}?" if match else "")
+    message = error.format_message()
+    for library, plain in NUMBERS.items():
+        message = message.replace(library, plain)
+    return message
 
 
 def _as_key(option: str) -> str:

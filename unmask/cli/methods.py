@@ -1,8 +1,7 @@
 """unmask methods"""
 
-import inspect
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +12,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the base methods and the plug-ins, or describe one: what it does, its options and their defaults."""
+    """List the base methods and the plug-ins, or describe one: what it does, and its options."""
     from unmask.config.published import published_names, schema
     from unmask.util.parsing import suggestion
 
@@ -35,13 +34,16 @@ def methods(
         typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
     elif name is None:
         for row in rows:
-            typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary']}")
+            typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary'].partition(chr(10))[0]}")
     else:
-        from unmask.methods import BASES, PLUGINS
-
         flag = "--method" if kinds[name] == "base" else "--with"
         typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}\n")
-        typer.echo(f"{inspect.getdoc({**BASES, **PLUGINS}[name])}\n\noptions, {name}.KEY=VALUE:")
+        typer.echo(f"{sections[name]['description']}\n\noptions, {name}.KEY=VALUE:")
         for key, option in sections[name]["properties"].items():
-            choices = f"   one of {', '.join(option['enum'])}" if "enum" in option else ""
-            typer.echo(f"  {key:16} {option['default']}{choices}")
+            choices = f": {', '.join(option['enum'])}" if "enum" in option else ""
+            typer.echo(f"  {key:16} {_text(option['default']):14} {option['description']}{choices}")
+
+
+def _text(value: Any) -> str:
+    """A default as YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def sample(
     run_or_model: RunOrModel,
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="The prompt as the model reads it, e.g. one of the task.")
-    ],
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt as the model reads it, e.g. one of the task.")
+    ] = None,
     overrides: Overrides = None,
     task: TaskOption = None,
     steps: Annotated[bool, typer.Option("--steps", help="Show the denoising; outside a terminal as lines.")] = False,
@@ -29,6 +29,11 @@ def sample(
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**32, help="Seed of the noise.")] = 0,
 ) -> None:
     """Complete one prompt."""
+    if prompt is None:
+        raise ValueError(
+            "PROMPT is missing: write it after the model, as in unmask sample tiny 12+30= --task arithmetic; "
+            "unmask tasks NAME shows a prompt of a task"
+        )
     decoding, policy, device, micro_batch = decoding_settings(run_or_model, overrides or [], greedy, task)
     from unmask.cli.display import canvases, live, play
     from unmask.cli.panel import clean, completion_of

@@ -1,5 +1,6 @@
 """The JSON schema of the configuration, for editors: written to schema.json by docs/reference.py."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from unmask.config.options import CHOICES, option_defaults
 from unmask.config.schema import Config
 from unmask.core.order import ORDERS
 from unmask.methods import BASES, PLUGINS
+from unmask.methods.meanings import meaning
 from unmask.tasks import TASKS
 
 
@@ -23,7 +25,7 @@ def json_schema() -> dict[str, Any]:
     names = _named(PLUGINS, r"\.py:\w+$")
     fields["with"] = {**fields["with"], "type": ["array", "string"], "items": names}
     schema["$defs"]["RolloutConfig"]["properties"]["order"]["enum"] = list(ORDERS)
-    fields |= {name: _section(factory) for name, factory in {**BASES, **PLUGINS, **TASKS}.items()}
+    fields |= {name: _section(name, factory) for name, factory in {**BASES, **PLUGINS, **TASKS}.items()}
     schema["additionalProperties"] = {"type": "object"}  # the options of a function in a file of your own
     heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "unmask configuration"}
     return {**heading, **{key: value for key, value in schema.items() if key != "title"}}
@@ -34,11 +36,12 @@ def _named(names: dict[str, Any], own: str) -> dict[str, Any]:
     return {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": own}]}
 
 
-def _section(factory: Callable[..., Any]) -> dict[str, Any]:
+def _section(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     defaults = option_defaults(factory)
     options = {}
-    for name, parameter in parameters(factory).items():
-        kind = {"enum": list(CHOICES[name])} if name in CHOICES else TypeAdapter(parameter.annotation).json_schema()
-        options[name] = {**kind, "default": defaults[name]}
-    about = (getattr(factory, "summary", None) or factory.__doc__ or "").strip().partition("\n")[0]
+    for option, parameter in parameters(factory).items():
+        kind = {"enum": list(CHOICES[option])} if option in CHOICES else TypeAdapter(parameter.annotation).json_schema()
+        phrase = {"description": meaning(name, option)} if name not in TASKS else {}
+        options[option] = {**kind, "default": defaults[option], **phrase}
+    about = getattr(factory, "summary", None) or inspect.getdoc(factory)
     return {"type": "object", "description": about, "properties": options, "additionalProperties": False}

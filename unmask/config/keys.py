@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -59,12 +60,14 @@ def _message(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{key}: {pydantic_message(first)}, got {short_repr(first['input'])}"
     kinds = {name: field.annotation for name, field in model.model_fields.items()}
     sections = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    for name, section in sections.items():
-        if len(place) == 1 and key in section.model_fields:
-            return f"{key}: unknown key; did you mean {name}.{key}?"
-    parent = sections.get(str(place[0]), model) if len(place) > 1 else model
-    names = [field.alias or name for name, field in parent.model_fields.items() if not field.exclude]
-    return f"{key}: unknown key; {suggestion(str(place[-1]), names)}"
+    parent = sections.get(str(place[0])) if len(place) > 1 else None
+    if parent is not None:
+        return f"{key}: unknown key; {suggestion(str(place[-1]), parent.model_fields)}"
+    places = {name: f"{section}.{name}" for section, kind in sections.items() for name in kind.model_fields}
+    places |= {field.alias or name: field.alias or name for name, field in model.model_fields.items()}
+    match = get_close_matches(key.lower(), places, n=1)
+    hint = f"did you mean {places[match[0]]}?" if match else "docs/reference/keys.md lists the keys"
+    return f"{key}: unknown key; {hint}"
 
 
 def current_key(key: str, renamed: Mapping[str, str] = RENAMED) -> str:

@@ -11,6 +11,7 @@ from unmask.config.options import CHOICES, option_defaults
 from unmask.core.words import is_own, label_of, piece_of, section_of
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.own import own_method, takes_base
+from unmask.util.parsing import suggestion
 
 BASE = "diffu_grpo"
 """The base of plug-ins that are named without one."""
@@ -61,7 +62,8 @@ def method_spec(text: str) -> MethodSpec:
     words = [piece_of(piece)[0] for piece in pieces]
     for word in words:
         if word not in BASES and word not in PLUGINS and not is_own(word):
-            raise ValueError(f"methods: there is no {word!r} in {text!r}; known: {', '.join([*BASES, *PLUGINS])}")
+            place = f" in {text!r}" if word != text else ""
+            raise ValueError(f"methods: there is no {word!r}{place}; {suggestion(word, [*BASES, *PLUGINS])}")
     alone = words[0] in PLUGINS or takes_base(words[0])
     spec = MethodSpec(BASE, pieces, names_base=False) if alone else MethodSpec(pieces[0], pieces[1:])
     if wrong := [word for word in spec.words[1:] if word in BASES]:

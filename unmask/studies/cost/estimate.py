@@ -169,7 +169,8 @@ class CostEstimate:
 
 
 def estimate(config: Config, hardware: str | None = None, prompt: int | None = None) -> CostEstimate:
-    """The cost of the configuration on this machine and on a named GPU (h200, except for the embedded model).
+    """The cost of the configuration on the named hardware. Without a name: on this machine, and on an H200 unless the
+    model is embedded.
 
     prompt   tokens of the longest prompt; estimated if not given
     """
@@ -198,7 +199,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     tiny = isinstance(model.tokenizer, CharacterTokenizer)
     evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
     times: dict[str, TimeEstimate] = {}
-    for name in (None, hardware or (None if tiny else "h200")):
+    for name in [hardware] if hardware is not None else [None] if tiny else [None, "h200"]:
         device = hardware_of(name, network, config.compile, tiny)
         if isinstance(device, str):
             notes.append(device)
