@@ -1,5 +1,7 @@
 /** Numbers and words for the page. */
 
+import type { Run } from "./types";
+
 /** Four significant digits, a minus sign, an exponent only for very small and very large numbers. */
 export function number(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -23,5 +25,8 @@ export function duration(seconds: number): string {
 
 export const count = (amount: number, one: string, many = `${one}s`): string => `${amount} ${amount === 1 ? one : many}`;
 
-/** "update 40"; step 0 is before training. */
-export const atUpdate = (step: number): string => (step === 0 ? "before training" : `update ${step}`);
+/** "update 40"; step 0 is before training. The results of an evaluation have no updates. */
+export function atUpdate(run: Run | undefined, step: number): string {
+  if (run?.updates === null) return "evaluation";
+  return step === 0 ? "before training" : `update ${step}`;
+}

@@ -174,13 +174,13 @@ function SideOf({ runs, trace, at, choices, link, focused, focus, by, limits, pl
   const name = runs[at.run]?.name ?? "";
   const solved = trace.rollouts.filter((one) => one.solved).length;
   return (
-    <section class="side" aria-label={`${name}, ${atUpdate(trace.step)}`}>
+    <section class="side" aria-label={`${name}, ${atUpdate(runs[at.run], trace.step)}`}>
       <div class="heading">
         <h2>{name}</h2>
         <label>
           <span class="unseen">Time, {name}</span>
           <select value={at.id} onChange={(event) => (location.hash = link({ run: at.run, id: event.currentTarget.value }))}>
-            {choices.map(({ entry }) => <option value={entry.id}>{atUpdate(entry.step)}</option>)}
+            {choices.map(({ entry }) => <option value={entry.id}>{atUpdate(runs[at.run], entry.step)}</option>)}
           </select>
         </label>
       </div>

@@ -26,7 +26,10 @@ function Headline({ run }: { run: Run }) {
         return values && (
           <div>
             <dt>{label}</dt>
-            <dd><span class="quiet">{percent(values[0])}</span> <span aria-label="to">→</span> <b>{percent(values[1])}</b></dd>
+            <dd>
+              {run.updates !== null && <><span class="quiet">{percent(values[0])}</span> <span aria-label="to">→</span> </>}
+              <b>{percent(values[1])}</b>
+            </dd>
           </div>
         );
       })}
@@ -97,7 +100,7 @@ function Warnings({ runs }: { runs: readonly Run[] }) {
       <ul>
         {all.map(({ run, warning }) => (
           <li>
-            <b>{atUpdate(warning.step)}{runs.length > 1 && `, ${run.name}`}</b> {words(warning)}
+            <b>{atUpdate(run, warning.step)}{runs.length > 1 && `, ${run.name}`}</b> {words(warning)}
           </li>
         ))}
       </ul>

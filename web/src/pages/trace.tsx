@@ -112,7 +112,7 @@ function Heading({ trace, runs, run }: { trace: Trace; runs: readonly Run[]; run
     <div class="trace-head">
       <div class="heading">
         <h1>
-          {trace.kind === "eval" ? "Held-out problem" : "Training group"}, {atUpdate(trace.step)}
+          {trace.kind === "eval" ? "Held-out problem" : "Training group"}, {atUpdate(runs[run], trace.step)}
         </h1>
         <nav aria-label="Groups">
           {before && <a href={traceLink(run, before.id)}>Previous</a>}

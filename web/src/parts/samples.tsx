@@ -106,7 +106,7 @@ function Row({ entry, run, runs }: { entry: Entry; run: number; runs: readonly R
   return (
     <li>
       <a href={traceLink(run, entry.id)} class={outcomeOf(entry)}>
-        <span class="when">{atUpdate(entry.step)}</span>
+        <span class="when">{atUpdate(runs[run], entry.step)}</span>
         <span class="kind">{entry.kind === "eval" ? "held out" : "training"}{runs.length > 1 && `, ${runs[run]!.name}`}</span>
         <code class="prompt">{entry.prompt}</code>
         <span class="dots" aria-hidden="true">

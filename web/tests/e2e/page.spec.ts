@@ -135,6 +135,17 @@ test("a completion can be read as text", async ({ page }) => {
   await expect(page.locator(".sheet .t")).toHaveCount(256);
 });
 
+test("an evaluation has one value and no updates", async ({ page }) => {
+  const whole = first[0]!;
+  const trace = { ...whole, steps: 0, rollouts: whole.rollouts.map((rollout) => ({ ...rollout, tokens: [rollout.tokens.join("")], solved: true })) };
+  const metrics = { "eval/solved_greedy": { x: [0], y: [0.75] } };
+  await open(page, worldOf([runOf("results", [trace], { updates: null, finished: { ended: "evaluation" }, metrics }), [trace]]));
+  await expect(page.locator(".headline dd")).toHaveText("75 %");
+  await page.locator(".samples a").click();
+  await expect(page.getByRole("heading", { level: 1 })).toHaveText("Held-out problem, evaluation");
+  await expect(page.locator(".reading")).toHaveText(trace.rollouts[0]!.tokens[0]!);
+});
+
 test("many runs are a table: sorted, chosen, any two side by side", { tag: "@core" }, async ({ page }) => {
   const runs = Array.from({ length: 12 }, (_, i) => {
     const traces = i % 2 ? second : first;
