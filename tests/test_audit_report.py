@@ -23,12 +23,14 @@ from unmask.studies.audit.report import (
     audit_data,
     audit_from_data,
     conclusion,
+    constant_reward_note,
     read_audit,
     slope_rows,
     tables,
     value_rows,
 )
 from unmask.util.statistics import jackknife_interval, t_interval
+from wording import mentions
 
 
 def found(rs: dict[str, list[float]], forwards: float = 2.0) -> Audit:
@@ -187,6 +189,20 @@ def test_the_command_measures_writes_and_shows_again(unmask) -> None:
     shown = unmask("audit", "a/audit.json")
     assert shown[0] == 0 and last in shown[1]
     assert [line for line in out.splitlines() if "│" in line] == [line for line in shown[1].splitlines() if "│" in line]
+
+
+def test_a_reward_that_never_varies_is_the_first_thing_said(unmask) -> None:
+    rows = "length = 4\ndef rows(): return [{'prompt': f'{n}='} for n in range(20)]\n"
+    Path("mine.py").write_text(f"{rows}def reward(completion): return 0.0\n")
+    few = ("--methods", "diffu_grpo", "--problems", "2", "--group", "3", "--draws", "2", "--states", "0")
+    code, out, err = unmask("audit", "tiny", "--task", "mine.py", *few, "--out", "a", "reward.timeout=null")
+    assert code == 0, err
+    note = out.splitlines()[0]
+    assert mentions(note, "all 6 rollouts is 0,", "no gradient", "easier", "rollout.temperature")
+    assert json.loads(Path("a/audit.json").read_text())["note"] == note
+    assert unmask("audit", "a/audit.json")[1].startswith(note)
+    assert mentions(constant_reward_note([1.0, 1.0], True) or "", "all 2 rollouts is 1,", "harder")
+    assert constant_reward_note([0.0, 1.0], False) is None
 
 
 def test_two_estimators_of_a_file_are_compared(unmask) -> None:

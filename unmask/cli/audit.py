@@ -96,7 +96,7 @@ def _measure(
     from unmask.config.method_names import every_estimator, method_specs, split_overrides
     from unmask.core.trace import all_tokens
     from unmask.studies.audit.audit import AuditSettings, audit as measure, scores_choice
-    from unmask.studies.audit.report import audit_data, conclusion
+    from unmask.studies.audit.report import audit_data, conclusion, constant_reward_note
     from unmask.training.batch import Experiment, collect
     from unmask.training.setup import decoding_of, is_large, set_up
     from unmask.util.versions import versions
@@ -150,6 +150,7 @@ def _measure(
         "order": rollout.order,
         "temperature": rollout.temperature,
         "reward": batch.reward,
+        "note": constant_reward_note(batch.reward_B.tolist(), bool(batch.solved_B.all())),
         "idle": sum(slope is None for slope in result.estimators[0].slopes),
         "parameters": sum(weight.numel() for weight in setup.policy.parameters() if weight.requires_grad),
         "seconds": round(time.monotonic() - started, 1),
@@ -184,6 +185,8 @@ def _show(data: dict[str, Any], out: Path | None, as_json: bool) -> None:
         typer.echo(json.dumps(data))
         return
     console = Console(width=None if Console().is_terminal else 200)
+    if data.get("note"):
+        typer.echo(data["note"])
     typer.echo(
         f"{data['model']} on {data['task']}: {data['problems']} problems x {data['group']} completions, "
         f"{data['draws']} draws; {data['length']} positions in {data['steps']} steps, {data['order']} order. "

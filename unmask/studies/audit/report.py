@@ -224,6 +224,17 @@ def conclusion(audit: Audit, budget: float) -> str:
     )
 
 
+def constant_reward_note(rewards: Sequence[float], solved: bool) -> str | None:
+    """A sentence about rewards that are all equal; None if they differ. `solved`: every rollout solves its problem."""
+    if min(rewards) < max(rewards):
+        return None
+    easier = "easier problems, partial credit, a model that is fine-tuned first (unmask sft)"
+    return (
+        f"The reward of all {len(rewards)} rollouts is {rewards[0]:g}, so a method that compares rewards within a "
+        f"group gets no gradient. Use {'harder problems' if solved else easier}, or another rollout.temperature."
+    )
+
+
 def _best(candidates: Sequence[Candidate], budget: float, draws: int, unit: str) -> str:
     """The best estimator against the next, of those that are affordable and defined."""
     values = [(value, one) for one in candidates if (value := one.cosine(budget, draws)) is not None]
