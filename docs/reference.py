@@ -26,6 +26,7 @@ from unmask.config.published import FILE
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.meanings import meaning
 from unmask.sft.config import SftConfig
+from unmask.sft.json_schema import pretrain_schema, sft_schema
 from unmask.tasks import TASKS
 
 HERE = Path(__file__).parent / "reference"
@@ -198,6 +199,8 @@ PAGES = {
     HERE / "keys.md": keys,
     HERE / "api.md": interface,
     HERE / "schema.json": published_schema,
+    HERE / "sft_schema.json": lambda: json.dumps(sft_schema(), indent=1) + "\n",
+    HERE / "pretrain_schema.json": lambda: json.dumps(pretrain_schema(), indent=1) + "\n",
     FILE: published_schema,
 }
 

@@ -123,9 +123,28 @@ def test_the_schema_is_printed_and_accepts_every_recipe(unmask) -> None:
     for path in [*RECIPES, DEMO]:
         validator.validate(yaml.safe_load(path.read_text()))
     wrong = [{"updats": 3}, {"daca": {"starta": 8}}, {"method": "agrop"}, {"with": ["agrpo"]}]
+    wrong += [{"gsm8k": {"protocol": "d2"}}, {"humaneval": {"protocol": "d1_train"}}]
     assert not [data for data in wrong if validator.is_valid(data)]
     sections = json.loads(out)["properties"]
     assert {*BASES, *PLUGINS, *TASKS} <= {*sections} and sections["agrpo"]["properties"]["draws"]["default"] == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "recipes", "right", "wrong"),
+    [
+        ("sft", ["adapt_smollm2"], {"data": "rows.jsonl"}, [{"data": "chess"}, {"data": [{"task": "chess"}]}]),
+        ("pretrain", ["pretrain_tiny", "pretrain_minis"], None, [{"steps": 3}]),
+    ],
+)  # fmt: skip
+def test_the_schemas_of_fine_tuning_and_pre_training_accept_their_recipes(
+    unmask, command: str, recipes: list[str], right: object, wrong: list[object]
+) -> None:
+    code, out, _ = unmask("schema", command)
+    validator = pytest.importorskip("jsonschema_rs").Draft202012Validator(json.loads(out))
+    files = [yaml.safe_load((FOLDER / f"{name}.yaml").read_text()) for name in recipes]
+    assert code == 0 and all(validator.is_valid(data) for data in [*files, right] if data)
+    assert not [data for data in [*wrong, {**files[0], "updats": 3}] if validator.is_valid(data)]
+    assert "description" in json.loads(out)["properties"]["seed"]
 
 
 def test_the_embedded_model_has_its_own_reader() -> None:

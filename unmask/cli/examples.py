@@ -40,7 +40,7 @@ EXAMPLES = {
         "unmask recipes d1_gsm8k",
         "unmask train recipe:d1_gsm8k --dry-run",
     ),
-    "schema": ("unmask schema", "unmask schema > schema.json"),
+    "schema": ("unmask schema > schema.json", "unmask schema sft > sft_schema.json"),
     "doctor": ("unmask doctor", "unmask doctor --json"),
     "merge": ("unmask merge runs/first --out merged", "unmask merge runs/first/checkpoint --out merged"),
     "push": ("unmask push runs/first ORG/NAME --dry-run", "unmask push runs/first ORG/NAME --private"),

@@ -27,7 +27,12 @@ def json_schema() -> dict[str, Any]:
     schema["$defs"]["RolloutConfig"]["properties"]["order"]["enum"] = list(ORDERS)
     fields |= {name: _section(name, factory) for name, factory in {**BASES, **PLUGINS, **TASKS}.items()}
     schema["additionalProperties"] = {"type": "object"}  # the options of a function in a file of your own
-    heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "unmask configuration"}
+    return with_heading(schema, "unmask configuration")
+
+
+def with_heading(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    """The schema with its dialect and a title of its own."""
+    heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return {**heading, **{key: value for key, value in schema.items() if key != "title"}}
 
 
@@ -41,6 +46,8 @@ def _section(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     options = {}
     for option, parameter in parameters(factory).items():
         kind = {"enum": list(CHOICES[option])} if option in CHOICES else TypeAdapter(parameter.annotation).json_schema()
+        if option == "protocol":
+            kind = {"enum": list(factory().about.protocols)}
         phrase = {"description": meaning(name, option)} if name not in TASKS else {}
         options[option] = {**kind, "default": defaults[option], **phrase}
     about = getattr(factory, "summary", None) or inspect.getdoc(factory)

@@ -33,14 +33,20 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PretrainTask(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     task: str
+    """The task (unmask tasks)."""
     options: dict[str, Any] = {}
+    """Options of the task."""
     batch: PositiveInt
-    wrong: Share = 0.0  # share of the answers that are corrupted
-    noise: Share = 0.0  # probability with which each place of those is redrawn
-    behaviours: dict[str, Share] = {}  # share of the answers that each of these behaviours of the task gives
+    """Rows of the task in every batch."""
+    wrong: Share = 0.0
+    """Share of the answers that are corrupted."""
+    noise: Share = 0.0
+    """Probability that a place of a corrupted answer is redrawn."""
+    behaviours: dict[str, Share] = {}
+    """Share of the answers that each of these behaviours of the task gives."""
 
     @model_validator(mode="after")
     def shares_fit(self) -> "PretrainTask":
@@ -50,16 +56,24 @@ class PretrainTask(BaseModel):
 
 
 class PretrainConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     seed: int
-    threads: PositiveInt  # changes the result: sums over threads round differently
+    """Seed of the first weights, the rows and the masks."""
+    threads: PositiveInt
+    """Threads of torch. They change the result: sums over threads round differently."""
     steps: PositiveInt
+    """Optimiser steps."""
     learning_rate: PositiveFloat
+    """The largest learning rate of AdamW; a cosine lowers it to 0."""
     warmup: PositiveInt
+    """Steps over which the learning rate rises from 0."""
     weight_decay: float = Field(ge=0)
+    """Weight decay of AdamW."""
     shape: TinyShape
+    """The size of the model."""
     mixture: list[PretrainTask] = Field(min_length=1)
+    """The tasks that every batch mixes."""
 
 
 def read_pretrain_config(path: str | Path) -> PretrainConfig:
