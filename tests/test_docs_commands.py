@@ -37,7 +37,9 @@ DOORS = {
     "unmask.models": ("load_model",),
     "unmask.studies.compare.compare": ("_lock",),
     "unmask.studies.compare.report": ("redraw",),
-    "unmask.training.setup": ("set_up",),
+    "unmask.studies.credit.study": ("measure_credit",),
+    "unmask.studies.credit.benchmark": ("run_benchmark",),
+    "unmask.training.setup": ("set_up",),  # after the modules that import it
     "unmask.studies.audit.report": ("read_audit",),
     "unmask.evaluation.grade": ("grade_file",),
     "unmask.sft.pretrain": ("pretrain",),
@@ -55,6 +57,7 @@ FILES = {
     "    return [0.0] * len(completions)\nrewards = [correct, short]\n",
     "sums.py": "length = 8\ndef reward(completion, row):\n    return float(completion == row['answer'])\n",
     "my_method.py": (ROOT / "examples" / "own_method.py").read_text(),
+    "my_rule.py": (ROOT / "examples" / "own_rule.py").read_text(),
     "rows.jsonl": "".join(f'{{"prompt": "{n}+2=", "answer": "{n + 2}", "completion": "{n + 2}"}}\n' for n in range(20)),
 }
 FILES |= {name: FILES["rows.jsonl"] for name in ("sums.jsonl", "prompts.jsonl", "generations.jsonl", "FILE.jsonl")}

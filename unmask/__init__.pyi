@@ -151,6 +151,12 @@ from .rollout.sample import (
     row_seeds as row_seeds,
     sample as sample,
 )
+from .studies.credit.api import (
+    credit_audit as credit_audit,
+)
+from .studies.credit.study import (
+    CreditAudit as CreditAudit,
+)
 from .tasks import (
     TASKS as TASKS,
     Task as Task,

@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -13,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
+from unmask.cli.progress import show_progress
 from unmask.models.known import check_model_name
 from unmask.util.files import check_folder
 
 if TYPE_CHECKING:
     from unmask.config import Config
     from unmask.config.method_names import MethodSpec
-    from unmask.studies.audit.audit import OnProgress
+    from unmask.studies.credit.study import MeasuredCredit
 
 
 def audit(
@@ -39,11 +38,18 @@ def audit(
     ] = 8,
     group: Annotated[int, typer.Option(metavar="N", min=2, max=2**16, help="Completions of each problem.")] = 8,
     draws: Annotated[
-        int, typer.Option(metavar="N", min=2, max=2**20, help="Draws of each estimator on each completion.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=2**20,
+            help="Draws of each estimator on each completion (16); with --credit completions of each state (2 x 32).",
+        ),
+    ] = None,
     budget: Annotated[
-        float, typer.Option(metavar="N", min=0.1, help="Forward passes per completion to compare at.")
-    ] = 4,
+        float | None,
+        typer.Option(metavar="N", min=0.1, help="Forward passes per completion to compare at. Default: 4."),
+    ] = None,
     states: Annotated[
         int | None,
         typer.Option(
@@ -55,14 +61,34 @@ def audit(
         str | None,
         typer.Option(metavar="A,B", help="Two estimators of an audit.json, paired: agrpo:draws=4,agrpo:draws=2"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for audit.json and audit.png.")] = None,
+    credit: Annotated[
+        bool, typer.Option("--credit", help="Audit credit rules instead: are the steps that matter weighted most?")
+    ] = False,
+    rule: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --credit: your own rule, a file with credit(trace).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient."""
+    """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient.
+
+    With --credit: compare credit rules with the true credit of every step.
+    """
     from unmask.config.published import check_estimators
 
     if out is not None:
         check_folder(out)
+    if credit:
+        unused = {"methods": methods, "budget": budget, "states": states, "compare": compare}
+        if given := [name for name, value in unused.items() if value is not None]:
+            raise ValueError(f"--{given[0]} is about estimators and has no effect with --credit: leave it out")
+        return _audit_credit(
+            model, task, [*of_task(task, data=data), *(overrides or [])], problems, group, draws, rule, out, as_json
+        )
+    if rule is not None:
+        raise ValueError("--rule is a credit rule: add --credit")
     if model.endswith(".json"):
         from unmask.studies.audit.report import read_audit
 
@@ -75,8 +101,61 @@ def audit(
         check_model_name(model)
         check_estimators(methods.split(",") if methods is not None else [])
         about = [*of_task(task, data=data), *(overrides or [])]
-        audit_data = _measure(model, task, about, methods, problems, group, draws, budget, states)
+        audit_data = _measure(model, task, about, methods, problems, group, draws or 16, budget or 4, states)
     _show(audit_data, out, as_json)
+
+
+def _audit_credit(
+    model: str,
+    task: str | None,
+    overrides: list[str],
+    problems: int,
+    group: int,
+    draws: int | None,
+    rule: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from unmask.config import DEMO, read_config
+
+    check_model_name(model)
+    settings, task = settings_of(model, task)
+    named: dict[str, Any] = {"task": task, "model": model, "prompts": problems, "group": group}
+    named |= {"lora": {}} if settings != DEMO else {}
+    config = read_config(settings, overrides, **named, **{"method": "diffu_grpo", "with": []})
+
+    from unmask.studies.credit.report import credit_data, write_credit
+    from unmask.studies.credit.rules import own_rule
+    from unmask.studies.credit.study import DRAWS, measure_credit
+
+    own = {} if rule is None else {str(rule): own_rule(rule)}
+    with show_progress() as on_progress:
+        measured = measure_credit(config, own, draws or DRAWS, on_progress)
+    data = credit_data(measured)
+    written = write_credit(out, data, measured) if out is not None else []
+    if as_json:
+        typer.echo(json.dumps(data))
+        return
+    show_credit(data, measured)
+    for path in written:
+        typer.echo(f"written: {path}")
+
+
+def show_credit(data: dict[str, Any], measured: "MeasuredCredit") -> None:
+    """Print a credit audit."""
+    from rich.console import Console
+
+    from unmask.studies.credit.report import credit_tables, summary
+
+    typer.echo(
+        f"{data['model']} on {data['task']}: {data['problems']} problems x {data['group']} rollouts, mean reward "
+        f"{data['reward']:.2f}; each state completed 2 x {data['draws']} times; {data['steps']} steps, "
+        f"{data['order']} order. {data['seconds']:.0f} s."
+    )
+    console = Console(width=None if Console().is_terminal else 200)
+    for table in credit_tables(measured.audit):
+        console.print(table)
+    typer.echo(summary(measured.audit))
 
 
 def _measure(
@@ -123,7 +202,7 @@ def _measure(
             raise ValueError(f"{spec.label}: dispo adds branches and has no estimator; leave it out")
     first = next(iter(methods.values()))
     record = reduce(or_, (method.record for method in methods.values()))
-    with set_up(config, needs_reference=False) as setup, _progress() as on_progress:
+    with set_up(config, needs_reference=False) as setup, show_progress() as on_progress:
         on_progress("rollouts", 0.0)
         batch = collect(
             Experiment(setup, built, replace(first, record=record, counted=all_tokens, branch=None), config, decoding),
@@ -203,28 +282,3 @@ def _show(data: dict[str, Any], out: Path | None, as_json: bool) -> None:
     typer.echo(conclusion(result, data["budget"]))
     for path in written:
         typer.echo(f"written: {path}")
-
-
-@contextmanager
-def _progress() -> "Iterator[OnProgress]":
-    """Progress on standard error: a bar in a terminal, elsewhere a line for every tenth."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console, started, tenths = Console(stderr=True), 0.0, 0
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        job = bar.add_task("", total=1.0)
-
-        def on_progress(stage: str, done: float) -> None:
-            nonlocal started, tenths
-            if done == 0:
-                started, tenths = time.monotonic(), 0
-                bar.reset(job, total=1.0)
-            bar.update(job, completed=done, description=stage)
-            if not console.is_terminal and (done == 0 or int(10 * done) > tenths):
-                tenths = int(10 * done)
-                left = f", about {(time.monotonic() - started) * (1 - done) / done:.0f} s left" if done else ""
-                typer.echo(f"{stage}: {done:.0%}{left}", err=True)
-
-        yield on_progress

@@ -14,7 +14,9 @@ EXAMPLES = {
     "audit": (
         "unmask audit tiny --task sudoku",
         "unmask audit tiny --methods diffu_grpo,agrpo:draws=2,daca --problems 4 --out runs/audit",
+        "unmask audit tiny-two --task sudoku --credit --out runs/credit",
     ),
+    "bench": ("unmask bench credit", "unmask bench credit my_rule.py --out runs/credit-bench"),
     "eval": (
         "unmask eval runs/first",
         "unmask eval tiny --task countdown --problems 64 --samples 4",

@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from unmask.cli.adapt import adapt
 from unmask.cli.audit import audit
+from unmask.cli.bench import bench
 from unmask.cli.compare import compare
 from unmask.cli.doctor import doctor
 from unmask.cli.eval import eval
@@ -66,7 +67,19 @@ NUMBERS = {
 }
 TAKES_KEYS = ("train", "compare", "audit", "eval", "sample", "generate", "adapt", "sft")
 """Commands that take keys of the configuration."""
-COMMANDS: list[Callable[..., None]] = [train, compare, audit, eval, view, sample, generate, methods, tasks, recipes]
+COMMANDS: list[Callable[..., None]] = [
+    train,
+    compare,
+    audit,
+    bench,
+    eval,
+    view,
+    sample,
+    generate,
+    methods,
+    tasks,
+    recipes,
+]
 COMMANDS += [doctor, schema, merge, push, pretrain, fetch, adapt, sft, grade]
 for _command in COMMANDS:
     _examples = "\n".join(EXAMPLES[_command.__name__])

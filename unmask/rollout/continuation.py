@@ -3,7 +3,8 @@
 The state before step t is the canvas without what was written at step t or later. A continuation runs exactly the steps
 that remain, so its reward is a sample of the value of that state. All noise is a function of (row seed, step,
 position): from step 0 a continuation is the rollout that `sample` makes with the same seed, from step T it is the trace
-itself, and with the trace's own seed it is the trace itself from any step.
+itself, and with the trace's own seed it is the trace itself from any step. Log-probabilities are equal up to rounding,
+because equal canvases go through the model once: the completions of a state share its first pass, and often more.
 """
 
 from contextlib import nullcontext
@@ -91,7 +92,7 @@ def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, deco
     )
     commits, sure_score = decoding.commit_counts(), decoding.sure_score()
     start = trace.tokens_BL.shape[1] - decoding.length
-    engine = Engine(policy, trace, start, decoding.block, padded=not bool(trace.attended_BL.all()))
+    engine = Engine(policy, trace, start, decoding.block, padded=not bool(trace.attended_BL.all()), merges=True)
     recorder = RolloutRecorder(
         Record(), commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
     )

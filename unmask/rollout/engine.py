@@ -5,6 +5,7 @@ For a bidirectional model a cache is an approximation (`mismatch.py` measures it
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy
@@ -32,6 +33,8 @@ class Engine:
     aligned: bool = True
     padded: bool = True
     """Some row of the trace is padded."""
+    merges: bool = False
+    """Equal canvases go through the model once. It waits for the device at every step."""
     memories: dict[bool, Memory] = field(default_factory=dict)
     """Of the live rows, by stream."""
     waiting: list[dict[bool, Memory]] = field(default_factory=list)
@@ -103,6 +106,8 @@ class Engine:
 
     def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> Tensor:
         tokens_RL, attended_RL = self._canvas(unprompted, live_R)
+        if self.cache is None and self.merges:
+            return self._merged(tokens_RL, attended_RL, at_Q)
         if self.cache is None:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, CachingPolicy)
@@ -111,6 +116,18 @@ class Engine:
             return hidden_QD
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
+
+    def _merged(self, tokens_RL: Tensor, attended_RL: Tensor | None, at_Q: Tensor) -> Tensor:
+        """`hidden` with one pass for all equal canvases, which are asked at equal positions."""
+        (rows, width), row_R = tokens_RL.shape, torch.arange(len(tokens_RL), device=tokens_RL.device)
+        seen_RL = tokens_RL if attended_RL is None else torch.where(attended_RL, tokens_RL, -1)
+        _, index_R = seen_RL.unique(dim=0, return_inverse=True)
+        first_R = torch.full_like(row_R, rows).scatter_reduce(0, index_R, row_R, "amin")[index_R]
+        kept_S, place_R = first_R.unique(return_inverse=True)  # in the order of the rows
+        at_SM = at_Q.view(rows, -1)[kept_S] % width + row_R[: len(kept_S), None] * width
+        attended_SL = None if attended_RL is None else attended_RL[kept_S]
+        hidden_QD = self.policy.hidden(tokens_RL[kept_S], attended_SL, at_SM.flatten())
+        return hidden_QD.view(*at_SM.shape, -1)[place_R].flatten(0, 1)
 
     def _window(self, number: int, started: bool) -> tuple[int, int]:
         """The columns to recompute: the block, and at its first step also the block before it, which was finished."""

@@ -1,3 +1,3 @@
-"""Studies of methods rather than single runs: comparisons at equal cost, audits of likelihood estimators, cost
-estimates. Imports training and what is below it, not sft or integrations.
+"""Studies of methods rather than single runs: comparisons at equal cost, audits of likelihood estimators and
+of credit rules, cost estimates. Imports training and what is below it, not sft or integrations.
 """

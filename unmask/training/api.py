@@ -76,7 +76,7 @@ def train(
         plugins = []
     plugins = [plugins] if isinstance(plugins, str) else plugins
     named = {"task": task, "method": method, "model": str(model), "with": plugins}
-    settings = read_config(DEMO, _overrides(config), **named)
+    settings = read_config(DEMO, keyword_overrides(config), **named)
     with TemporaryDirectory() as temporary:
         folder = Path(out) if out is not None else Path(temporary) / "run"
         hooks = Hooks(on_metrics=_display(settings.updates)) if show else Hooks()
@@ -96,7 +96,7 @@ def train(
         )
 
 
-def _overrides(config: dict[str, Any]) -> list[str]:
+def keyword_overrides(config: dict[str, Any]) -> list[str]:
     """Keyword arguments as `key=value` overrides. A section is set key by key: its other keys keep their values."""
     flat = {
         f"{key}.{name}" if isinstance(value, dict) else key: part

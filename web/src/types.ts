@@ -91,6 +91,8 @@ export interface Rollout {
   probes?: Probe[] | null;
   branches?: Branch[] | null;
   taught?: boolean | null;
+  /** The expected reward before step 0, 1, ... and at the end; of credit audits. */
+  values?: (number | null)[] | null;
 }
 
 /** A masked state at which the policy was scored, with its log-probabilities before the update. */

@@ -42,7 +42,7 @@ class TraceRecorder:
             for number in range(min(TRACED_PROBLEMS, len(trace) // samples)):
                 index = number * samples + torch.arange(min(samples, MOST))
                 group = select_traces(trace, index)
-                self.waiting.append(self._line("eval", step, number, rows[number], group, scores, index))
+                self.waiting.append(self.group_line("eval", step, number, rows[number], group, scores, index))
 
         return record_samples
 
@@ -58,7 +58,7 @@ class TraceRecorder:
             return
         index = torch.arange(min(self.config.group, MOST))
         group, scores = select_traces(batch.trace, index), Scores(batch.reward_B, batch.solved_B, {}, batch.failures)
-        line = self._line("train", step, 0, batch.rows[0], group, scores, index)
+        line = self.group_line("train", step, 0, batch.rows[0], group, scores, index)
         for term, logp_NL in logprobs:
             if term.probes.trace is batch.trace:
                 records.add_training_info(line["rollouts"], term, logp_NL, length, updated)
@@ -66,7 +66,7 @@ class TraceRecorder:
         self._add_branches(line["rollouts"], batch, group, branch_term)
         self.waiting.append(line)
 
-    def _line(
+    def group_line(
         self, kind: str, step: int, number: int, row: Row, trace: Trace, scores: Scores, index: Tensor
     ) -> TraceLine:
         """A group without its training information; `index` is where its traces are in the scores."""

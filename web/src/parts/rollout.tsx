@@ -11,6 +11,7 @@ import type { Branch, Probe, Rollout, Sudoku, Trace } from "../types";
 import { Board, SteppedBoard } from "./board";
 import { Icon } from "./icons";
 import { Sheet, type Still, StillSheet } from "./sheet";
+import { Values } from "./values";
 
 /** What the large canvas shows: the steps of the rollout, a branch or a probe. */
 export type Picture = { of: "steps" } | { of: "branch"; number: number } | { of: "probe"; number: number };
@@ -154,6 +155,7 @@ export function Focus(props: FocusProps) {
       <div class="canvas">
         <Canvas {...props} cursor={cursor} />
         <TokenLine id={props.id} rollout={rollout} player={props.player} cursor={cursor} picture={props.picture} />
+        {rollout.values && <Values values={rollout.values} player={props.player} />}
         {rollout.verdict && <p class="verdict"><b>Verdict</b> {rollout.verdict}</p>}
       </div>
       {puzzle && <BoardOf {...props} sudoku={puzzle} />}

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { named, plainText, positionsByStep, shownAfter, shownInBranch, shownInProbe, stepsTaken, visible } from "../../src/state";
 import { sudokuTrace, textTrace } from "../fixtures";
+import { valuePoints } from "../../src/parts/values";
 import type { Rollout } from "../../src/types";
 
 const rollout: Rollout = {
@@ -51,4 +52,12 @@ test("white space is named and still breaks lines", () => {
   expect(named("\n")).toBe('"\\n"');
   expect(named(' say "so"')).toBe(' say "so"');
   expect(named("")).toBe("(empty)");
+});
+
+describe("the value along a rollout", () => {
+  test("the line goes from the first state to the last step, 1 on top, and skips what is not known", () => {
+    expect(valuePoints([0, 0.5, null, 1, 1], 4)).toBe("0,20 25,10 75,0 100,0");
+    expect(valuePoints([0.25, 1, 1, 1], 1)).toBe("0,15 100,0");
+    expect(valuePoints([-1, 3], 1)).toBe("0,20 100,0");
+  });
 });
