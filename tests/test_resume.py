@@ -1,11 +1,11 @@
 """A run that is cut off anywhere and gone on with ends as if nothing had happened: the same log, the same weights."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,14 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from typer.testing import CliRunner
 
 import unmask.training.batch
 import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.run.state
 from helpers import SMALL, cut_at
+from unmask.cli.main import app
 from unmask.config import Config, parse_config, read_config
 from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, evaluation_of
@@ -68,6 +70,21 @@ def told(folder: Path) -> dict[str, object]:
     }
 
 
+@pytest.fixture(scope="module")
+def whole(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What a run of AGRPO leaves behind that was never cut off."""
+    return told(run(config_for(model, method="agrpo"), tmp_path_factory.mktemp("whole") / "run"))
+
+
+@pytest.fixture(scope="module")
+def cut(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, cut off in the fifth update; no test writes to it."""
+    folder = tmp_path_factory.mktemp("cut") / "run"
+    with cut_at("collect", 5):
+        run(config_for(model, method="agrpo"), folder)
+    return folder
+
+
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_path: Path, kind: str) -> None:
     config = config_for(model, **METHODS[kind])
@@ -84,22 +101,17 @@ def test_a_run_that_is_cut_off_twice_ends_as_one_that_never_was(model: str, tmp_
         assert told(folder) == whole
 
 
-def test_a_run_without_a_state_begins_again(model: str, tmp_path: Path) -> None:
-    config = config_for(model)
-    whole = told(run(config, tmp_path / "whole"))
+def test_a_run_without_a_state_begins_again(model: str, whole: dict[str, object], tmp_path: Path) -> None:
     with cut_at("collect", 2):
-        run(config, tmp_path / "cut")
+        run(config_for(model, method="agrpo"), tmp_path / "cut")
     assert not (tmp_path / "cut" / "state").exists()
     resume(tmp_path / "cut")
     assert told(tmp_path / "cut") == whole
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "no facts", "broken facts"])
-def test_a_damaged_state_is_passed_over(model: str, tmp_path: Path, damage: str) -> None:
-    config = config_for(model, method="agrpo")
-    whole = told(run(config, tmp_path / "whole"))
-    with cut_at("collect", 5):
-        run(config, tmp_path / "cut")
+def test_a_damaged_state_is_passed_over(cut: Path, whole: dict[str, object], tmp_path: Path, damage: str) -> None:
+    shutil.copytree(cut, tmp_path / "cut")
     last = tmp_path / "cut" / "state" / "4"
     tensors, facts = last / "tensors.safetensors", last / "state.json"
     data = bytearray(tensors.read_bytes())
@@ -117,9 +129,10 @@ def test_a_damaged_state_is_passed_over(model: str, tmp_path: Path, damage: str)
     assert told(tmp_path / "cut") == whole
 
 
-def test_a_full_disk_leaves_what_was_kept_before(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_what_was_kept_before(
+    model: str, whole: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_for(model, method="agrpo")
-    whole = told(run(config, tmp_path / "whole"))
     plain = safetensors.torch.save_file
 
     def full(tensors: dict[str, torch.Tensor], path: Path, **more: object) -> None:
@@ -230,9 +243,8 @@ def test_an_evaluation_survives_json() -> None:
     assert evaluation_of(json.loads(json.dumps(old))) == replace(found, mixed=None)
 
 
-def test_a_wish_to_stop_is_granted_after_the_update(model: str, tmp_path: Path) -> None:
+def test_a_wish_to_stop_is_granted_after_the_update(model: str, whole: dict[str, object], tmp_path: Path) -> None:
     config = config_for(model, method="agrpo")
-    whole = told(run(config, tmp_path / "whole"))
     wishes = iter([False, False, True])
     with pytest.raises(Paused, match="stopped after update 3"):
         train(config, lambda: RunFolder(tmp_path / "cut", config.dump()), hooks=Hooks(should_stop=lambda: next(wishes)))
@@ -270,15 +282,24 @@ def test_a_judge_does_not_hear_what_ends_a_job() -> None:
     child.stdout.close()
 
 
+OPTIONS = ["method=agrpo", "updates=15", "save_every=1", "prompts=2", "eval.prompts=2", "eval.samples=1", "seed=3"]
+
+
+@pytest.fixture(scope="module")
+def unended(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("unended") / "run"
+    result = CliRunner().invoke(app, ["train", *OPTIONS, "--model", model, "--out", str(folder)])
+    assert result.exit_code == 0, result.output
+    return told(folder)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_process_that_is_ended(model: str, tmp_path: Path, number: signal.Signals, unmask) -> None:
-    options = ["method=agrpo", "updates=15", "save_every=1", "prompts=2", "eval.prompts=2", "eval.samples=1"]
-    command = ["train", *options, "--model", model, "--seed", "3", "--out"]
-    assert unmask(*command, "whole")[0] == 0
+def test_a_process_that_is_ended(model: str, unended: dict[str, object], tmp_path: Path, number, unmask) -> None:
+    command = ["train", *OPTIONS, "--model", model, "--out"]
     heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen([sys.executable, "-m", "unmask", *command, "cut"], cwd=tmp_path, **heard)
     while not (tmp_path / "cut" / "state" / "2").is_dir() and process.poll() is None:
-        os.sched_yield()
+        time.sleep(0.002)
     process.send_signal(signal.SIGSTOP)
     code, _, err = unmask("train", "--resume", "cut")  # while the other process has it
     assert code == 2 and mentions(err, "cut", "another process")
@@ -292,7 +313,7 @@ def test_a_process_that_is_ended(model: str, tmp_path: Path, number: signal.Sign
         assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "cut" / "finished.json").exists()
     assert unmask("train", "--resume", "cut")[0] == 0
-    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+    assert told(tmp_path / "cut") == unended
     code, out, _ = unmask("train", "--resume", "cut")
     assert code == 0 and mentions(out, "cut", "finished")
 
@@ -377,9 +398,10 @@ def test_the_decided_values_are_stored_and_do_not_bind_a_resumed_run(model: str,
     assert len((folder / "run.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(model: str, tmp_path: Path) -> None:
+def test_a_reward_that_fails_costs_nothing_that_was_learnt_or_counted(
+    model: str, whole: dict[str, object], tmp_path: Path
+) -> None:
     config = config_for(model, method="agrpo")
-    whole = told(run(config, tmp_path / "whole"))
     plain = unmask.training.batch.score
 
     def ill(*given: object, **named: object) -> object:
