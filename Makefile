@@ -81,7 +81,7 @@ docs: install reference
 reference: install
 	$(BIN)/python docs/reference.py
 
-# Both tools are for these targets alone, so neither is in dev; a machine that cannot fetch them is told so.
+# Both tools are for these targets alone, so neither is in dev. If pip cannot fetch one, the target says so.
 audit: install
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit 2>/dev/null
 	$(BIN)/python benchmarks/advisories.py
