@@ -41,7 +41,8 @@ def continue_from(
     """
     if not len(trace):
         return replace(trace, seen={})
-    check_continuable(trace, decoding)
+    check_uncached(decoding)
+    _check_decoding(trace, decoding)
     for name, value in (("steps", step_B), ("seeds", seed_B)):
         if value.shape != (len(trace),):
             raise ValueError(f"{len(trace)} traces need {len(trace)} {name}, got the shape {tuple(value.shape)}")
@@ -59,13 +60,17 @@ def continue_from(
     return select_traces(concat_traces(done), order_B.argsort())
 
 
-def check_continuable(trace: Trace, decoding: Decoding) -> None:
-    """ValueError unless `decoding` can complete states of the trace exactly as it was sampled."""
+def check_uncached(decoding: Decoding) -> None:
+    """ValueError for a decoding whose rollouts cannot be continued."""
     if decoding.cache is not None:
         raise ValueError(
             "rollouts with a cache cannot be continued exactly, since the cache depends on earlier steps: "
             "sample with cache none (rollout.cache=none)"
         )
+
+
+def _check_decoding(trace: Trace, decoding: Decoding) -> None:
+    """ValueError unless the traces were sampled with this decoding."""
     sampled = {
         "length": (int((trace.block_BL[0] != GIVEN).sum()), decoding.length),
         "steps": (trace.steps, sum(map(len, decoding.commit_counts()))),

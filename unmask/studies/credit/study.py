@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from unmask.core.specs import Record
 from unmask.core.trace import Trace, all_tokens, select_traces
 from unmask.methods import diffu_grpo
 from unmask.methods.agrpo import STEP_DISTRIBUTIONS, uniform_steps
-from unmask.rollout.continuation import check_continuable
+from unmask.rollout.continuation import check_uncached
 from unmask.rollout.sample import completions
 from unmask.studies.audit.audit import OnProgress
 from unmask.studies.credit.figures import (
@@ -170,6 +171,7 @@ def measure_credit(
     """Sample `prompts` x `group` rollouts of a configuration's model and judge all rules on them, yours (`own`) too."""
     started, task = time.monotonic(), config.build_task()
     decoding = decoding_of(config, task)
+    check_uncached(decoding)
     if not decoding.sampling.temperature:
         raise ValueError("rollout.temperature: at 0 every state has one completion, and no step changes its value")
     method = replace(diffu_grpo(), record=Record(TOP, entropy=True), counted=all_tokens)
@@ -177,24 +179,30 @@ def measure_credit(
         experiment = Experiment(setup, task, method, config, decoding)
         on_progress("rollouts", 0.0)
         batch = collect(experiment, 0)
-        trace, reward_B, policy = batch.trace, batch.reward_B, setup.policy
+        trace, policy = batch.trace, setup.policy
         if not len(trace):
             raise ValueError("the rewards of every group are identical, so no problem is left; leave out idle_groups")
-        check_continuable(trace, decoding)
-        advantage_B = group_mean(reward_B, trace.group_B)
-        credits = [weighted(name, rule, trace, advantage_B) for name, rule in {**built_in_rules(), **own}.items()]
+        host, reward_B = on_host(trace), batch.reward_B.cpu()
+        advantage_B = group_mean(reward_B, host.group_B)
+        known, mine = (
+            [weighted(name, rule, host, advantage_B) for name, rule in rules.items()]
+            for rules in (built_in_rules(), own)
+        )
         judge = task_score(policy, task, batch.rows, decoding.length, config.reward)
-        on_values = lambda share: on_progress("values", share)  # noqa: E731
-        settings = ValueSettings(decoding, setup.rollout_batch, draws, config.seed, on_values)
+        settings = ValueSettings(decoding, setup.rollout_batch, draws, config.seed, partial(on_progress, "values"))
         values = state_values(policy, trace, judge, settings)
         _check_varies(values)
         on_progress("one-shot values", 0.0)
         one_shot_BT, forwards = one_shot_values(policy, trace, judge, settings)
-        place = len(credits) - len(own)
-        credits.insert(place, valued("dispo", one_shot_BT, trace, forwards))
-        audit = audit_credit(trace, reward_B, values, credits)
+        credits = [*known, valued("dispo", one_shot_BT, host, forwards), *mine]
+        audit = audit_credit(host, reward_B, values, credits)
         lines, seconds = _lines(experiment, batch, values), time.monotonic() - started
         return MeasuredCredit(audit, experiment.settings(), draws, batch.reward, seconds, lines)
+
+
+def on_host(trace: Trace) -> Trace:
+    tensors = {f.name: getattr(trace, f.name).cpu() for f in fields(trace) if f.name.endswith(("_B", "_BL"))}
+    return replace(trace, **tensors, seen={name: value.cpu() for name, value in trace.seen.items()})
 
 
 def _check_varies(values: StateValues) -> None:

@@ -62,16 +62,16 @@ class StateValues:
 
 
 def state_values(policy: Policy, trace: Trace, score: Score, settings: ValueSettings) -> StateValues:
-    """Values of all states of all rollouts; the states before one step are completed together."""
+    """Values of all states of all rollouts, on the host; the states before one step are completed together."""
     batch, steps, draws = len(trace), trace.steps, HALVES * settings.draws
-    trace, everyone_B = replace(trace, seen={}), torch.arange(batch, device=trace.step_BL.device)
-    final = score(trace, everyone_B)
+    trace, device = replace(trace, seen={}), trace.step_BL.device
+    final = score(trace, torch.arange(batch))
     final_BN = torch.stack([*final.behaviours.values()], -1) if final.behaviours else final.reward_B.new_zeros(batch, 0)
     value_HBT = final.reward_B[None, :, None].repeat(HALVES, 1, steps + 1)
     shown_BTN = final_BN[:, None].repeat(1, steps + 1, 1)
-    seed_BZ = _seeds(VALUES, settings.seed, batch * draws, trace).view(batch, draws)
+    seed_BZ = _seeds(VALUES, settings.seed, batch * draws).view(batch, draws)
     open_BT = _open_states(trace)
-    total, done, meter = int((open_BT * torch.arange(steps, 0, -1, device=open_BT.device)).sum()), 0, Meter()
+    total, done, meter = int((open_BT * torch.arange(steps, 0, -1)).sum()), 0, Meter()
     for step in range(steps):
         settings.on_share(done / max(1, total))
         row_R = open_BT[:, step].nonzero().squeeze(1)
@@ -81,9 +81,9 @@ def state_values(policy: Policy, trace: Trace, score: Score, settings: ValueSett
         with count_passes(meter, policy):
             completed = continue_from(
                 policy,
-                select_traces(trace, source_N),
-                torch.full_like(source_N, step),
-                seed_BZ[row_R].flatten(),
+                select_traces(trace, source_N.to(device)),
+                torch.full_like(source_N, step, device=device),
+                seed_BZ[row_R].flatten().to(device),
                 settings.decoding,
                 settings.micro_batch,
             )
@@ -100,16 +100,16 @@ def one_shot_values(policy: Policy, trace: Trace, score: Score, settings: ValueS
     """DiSPO's value of the state before each step, (B, T + 1): the mean reward of `draws` one-shot fillings; after the
     last step the reward. And the forward passes for each rollout."""
     batch, draws = len(trace), settings.draws
-    trace, everyone_B = replace(trace, seen={}), torch.arange(batch, device=trace.step_BL.device)
-    value_BT = score(trace, everyone_B).reward_B[:, None].repeat(1, trace.steps + 1)
-    seed_B, open_BT = _seeds(FILLINGS, settings.seed, batch, trace), _open_states(trace)
+    trace, device = replace(trace, seen={}), trace.step_BL.device
+    value_BT = score(trace, torch.arange(batch)).reward_B[:, None].repeat(1, trace.steps + 1)
+    seed_B, open_BT = _seeds(FILLINGS, settings.seed, batch), _open_states(trace)
     start, size = trace.tokens_BL.shape[1] - settings.decoding.length, settings.micro_batch.size
     for step in range(trace.steps):
         for row_R in open_BT[:, step].nonzero().squeeze(1).split(size):
-            some = select_traces(trace, row_R)
+            some = select_traces(trace, row_R.to(device))
             engine = Engine(policy, some, start, settings.decoding.block)
-            state_RL, ended_R = state_before(some, step), torch.zeros_like(row_R, dtype=torch.bool)
-            filled = fill_states(engine, seed_B[row_R], state_RL, ended_R, draws)
+            state_RL, ended_R = state_before(some, step), torch.zeros_like(some.group_B, dtype=torch.bool)
+            filled = fill_states(engine, seed_B[row_R].to(device), state_RL, ended_R, draws)
             reward_N = score(filled, row_R.repeat_interleave(draws)).reward_B
             value_BT[row_R, step] = reward_N.view(-1, draws).mean(-1)
     return value_BT, float(open_BT.sum()) / batch
@@ -118,9 +118,9 @@ def one_shot_values(policy: Policy, trace: Trace, score: Score, settings: ValueS
 def _open_states(trace: Trace) -> Tensor:
     """The states (B, T) after which the rollout still wrote something; later ones have the value of the reward."""
     last_B1 = torch.where(trace.filled_BL, trace.step_BL, -1).max(-1, keepdim=True).values
-    return torch.arange(trace.steps, device=last_B1.device) <= last_B1
+    return torch.arange(trace.steps) <= last_B1.cpu()
 
 
-def _seeds(stream: int, seed: int, rows: int, trace: Trace) -> Tensor:
+def _seeds(stream: int, seed: int, rows: int) -> Tensor:
     """Seeds apart from those of rollouts, whose numbers are not negative."""
-    return row_seeds(2 * -seed + stream, rows).to(trace.step_BL.device)
+    return row_seeds(2 * -seed + stream, rows)
