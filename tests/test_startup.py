@@ -42,6 +42,11 @@ WRONG = {
     "compare --methods agrpo --out x --budget nosuch=3": "nosuch=3",
     "push nosuch a/b": "nosuch",
     "tasks sudok": "sudoku",
+    "train rollout.temperature=0": "rollout.temperature",
+    "compare --methods agrpo,wd1 --out x agrpo.draws=2 updats=3": "updats",
+    "compare missing_model.yaml --methods agrpo --with none,daca --out x": "runs/nosuch",
+    "audit tiny agrpo.draws=2 nosuch=1": "nosuch",
+    "pretrain nosuch.yaml --out x": "nosuch.yaml",
 }
 RUN = """
 import contextlib, io, json, sys
@@ -101,9 +106,11 @@ def test_the_first_line_of_a_run_is_printed_before_torch_is_imported(tmp_path: P
     lines = [["train", "--method", "agrpo", "--seed", "3", "--out", "runs/new"], ["train", "--resume", "stopped"]]
     (tmp_path / "stopped").mkdir()
     (tmp_path / "stopped" / "config.yaml").write_text("task: sudoku\nwith: [daca]\n")
+    lines += [["sft", "tiny", "--data", "sudoku", "--out", "sft"]]
     assert python(tmp_path, START, json.dumps(lines)).splitlines() == [
         "training tiny on sudoku with agrpo, seed 3; run folder: runs/new",
         "training tiny on sudoku with diffu_grpo+daca, seed 0; run folder: stopped",
+        "fine-tuning tiny on sudoku, seed 0; run folder: sft",
     ]
 
 

@@ -37,7 +37,7 @@ def adapt(
     final = folder.resolve()
     if final == Path.cwd():
         raise ValueError("unmask adapt replaces its folder: choose another --out")
-    config = read_settings(arguments, data, model=str(folder.absolute() / "start"))
+    config = read_settings(arguments, data, folder, model, model=str(folder.absolute() / "start"))
 
     from unmask.models.checkpoint import write_card_metadata
     from unmask.sft.adapt import ADAPTED, adapt as write_start, base_metadata, source_folder

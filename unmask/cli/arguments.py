@@ -1,12 +1,13 @@
 """Arguments that several commands share."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from unmask.models import Model
 
@@ -74,6 +75,28 @@ def settings_of(run_or_model: str, task: str | None) -> "tuple[Path | dict[str, 
     if isinstance(file, str) and Path(file).resolve() == Path(task).resolve():
         return {**data, "task": "own", "own": own}, None  # with the rows and weights that the run had
     return data, task
+
+
+def check_shared_settings(
+    settings: "Path | dict[str, Any]", overrides: "Iterable[str]", words: "Sequence[str]", **named: Any
+) -> None:
+    """ValueError for a wrong key, value or model in the settings that several methods share, before torch is imported.
+    Options of methods, and all settings of your own methods, are checked with torch."""
+    from unmask.config.parse import read_without_torch
+    from unmask.config.published import published_names
+    from unmask.core.words import is_own, piece_of
+    from unmask.models.known import check_model_name
+
+    names = [piece_of(piece)[0].strip() for word in words for piece in word.split("+")]
+    if any(map(is_own, names)):
+        return
+    bases = published_names("method")
+    general = [text for text in overrides if text.partition(".")[0] not in (*bases, *published_names("with"))]
+    method = next((name for name in names if name in bases), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of old key names: they come again with the full check
+        config = read_without_torch(settings, general, **named, **{"method": method, "with": []})
+    check_model_name(config.model)
 
 
 def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "tuple[Any, Model]":

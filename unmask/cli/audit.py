@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, of_task, settings_of
+from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, check_shared_settings, of_task, settings_of
 from unmask.cli.progress import show_progress
 from unmask.models.known import check_model_name
 from unmask.util.files import check_folder
@@ -101,6 +101,8 @@ def audit(
         check_model_name(model)
         check_estimators(methods.split(",") if methods is not None else [])
         about = [*of_task(task, data=data), *(overrides or [])]
+        settings, run_task = settings_of(model, task)
+        check_shared_settings(settings, about, (methods or "").split(","), task=run_task, model=model)
         audit_data = _measure(model, task, about, methods, problems, group, draws or 16, budget or 4, states)
     _show(audit_data, out, as_json)
 

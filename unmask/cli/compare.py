@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.arguments import AsJson, DataOption, of_task
+from unmask.cli.arguments import AsJson, DataOption, check_shared_settings, of_task
 from unmask.cli.runs import short_warnings, split_settings
 from unmask.studies.compare.budget import budget_of
 from unmask.util.files import check_writable
@@ -61,6 +61,7 @@ def compare(
 
     Finished runs are not repeated: the same command resumes an interrupted comparison.
     """
+    from unmask.config import DEMO
     from unmask.config.published import check_words
 
     if redraw is not None:
@@ -77,12 +78,15 @@ def compare(
             budget_of(budget)
         check_words("method", methods.split(","))
         check_words("with", [name for names in plugins.split(",") if names != "none" for name in names.split("+")])
+        path, overrides = split_settings(arguments or [])
+        shared = (*of_task(task, data=data), *overrides)
+        words = [*methods.split(","), *plugins.split(",")]
+        check_shared_settings(path or DEMO, shared, words, task=task, device=device)
         with _stoppable(folder), short_warnings(), _display() as report:
             from unmask.studies.compare.cells import SharedSettings
             from unmask.studies.compare.compare import Comparison, compare as run_comparison
 
-            path, overrides = split_settings(arguments or [])
-            settings = SharedSettings(path, (*of_task(task, data=data), *overrides), task, device)
+            settings = SharedSettings(path, shared, task, device)
             plan = Comparison(methods.split(","), plugins.split(","), seeds, budget, _rates(lr), settings)
             results = run_comparison(plan, out, jobs, keep, report)
     from unmask.studies.compare.report import markdown

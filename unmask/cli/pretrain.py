@@ -7,6 +7,7 @@ import typer
 
 from unmask.config.recipes import config_path
 from unmask.util.files import check_writable
+from unmask.util.parsing import read_keys
 
 
 def pretrain(
@@ -17,12 +18,15 @@ def pretrain(
     ] = "cpu",
 ) -> None:
     """Pre-train the embedded model from scratch, on partly wrong solutions."""
+    check_writable(out)
+    path = config_path(config)
+    read_keys(path)  # reports a missing file before torch is imported
+
     from unmask.cli.display import training_bar
     from unmask.config.defaults import check_device
     from unmask.sft.pretrain import pretrain as run_pretraining, read_pretrain_config
 
-    check_writable(out)
-    settings = read_pretrain_config(config_path(config))
+    settings = read_pretrain_config(path)
     check_device(device)
     with training_bar(settings.steps, "pre-training", "step") as report:
         run_pretraining(settings, out, report, device)

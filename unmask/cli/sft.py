@@ -49,7 +49,7 @@ def sft(
         raise ValueError("name the model to fine-tune: a run, a model folder, tiny, or a hub id")
     folder = run_folder(f"sft-{Path(model).name}", out)
     check_model_name(model)
-    config = read_settings(arguments, data, model=model, full=full)
+    config = read_settings(arguments, data, folder, model, model=model, full=full)
 
     from unmask.sft.config import CONFIG
     from unmask.sft.finetune import finetune
@@ -61,20 +61,34 @@ def sft(
     train_with_display(config, folder, lambda hooks: finetune(config, make_folder, hooks))
 
 
-def read_settings(arguments: list[str] | None, data: list[str] | None, **named: Any) -> "SftConfig":
-    from unmask.sft.config import read_sft_config
+def read_settings(
+    arguments: list[str] | None, data: list[str] | None, folder: Path, start: str, **named: Any
+) -> "SftConfig":
+    """The configuration. Prints the first line of the run, with `start` as its model, before torch is imported."""
+    from unmask.config.defaults import check_device, device_of
+    from unmask.sft.config import read_sft_without_torch
 
     path, overrides = split_settings(arguments or [])
-    return read_sft_config(path, overrides, data=data, **named)
+    config = read_sft_without_torch(path, overrides, data=data, **named)
+    print_start(config, folder, start)
+    check_device(device_of(config))
+    return config
+
+
+def print_start(config: "SftConfig", folder: Path, start: str) -> None:
+    names = ", ".join(source.name for source in config.data)
+    typer.echo(f"fine-tuning {start} on {names}, seed {config.seed}; run folder: {folder}")
 
 
 def resume_sft(folder: Path, given: tuple[object, ...]) -> None:
-    from unmask.sft.config import CONFIG, read_sft_config
+    from unmask.sft.config import CONFIG, read_sft_without_torch
 
     if can_resume(folder, CONFIG, given):
+        config = read_sft_without_torch(folder / CONFIG)
+        print_start(config, folder, config.model)
         from unmask.sft.finetune import resume
 
-        train_with_display(read_sft_config(folder / CONFIG), folder, lambda hooks: resume(folder, hooks))
+        train_with_display(config, folder, lambda hooks: resume(folder, hooks))
 
 
 def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[Hooks], SftResult]") -> None:

@@ -66,6 +66,7 @@ def train(
     Without a CONFIG the demo's settings are the defaults. With --method and no --with there are no plug-ins.
     """
     from unmask.config import DEMO
+    from unmask.config.key_checks import check_trainable
     from unmask.config.parse import check_with_torch, read_run_config, read_without_torch
 
     if resume is not None:
@@ -93,6 +94,7 @@ def train(
     # A dry run is on the CPU: checking another device would start CUDA.
     config = read_without_torch(path or DEMO, overrides, **named, device="cpu" if dry_run else None)
     check_model_name(config.model)
+    check_trainable(config)
     if dry_run:
         from unmask.studies.cost.estimate import estimate, lines
 

@@ -25,3 +25,11 @@ def check_keys(config: Config, task: Task) -> None:
         raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
     if 0 < config.rollout.correction < 1:
         raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
+
+
+def check_trainable(config: Config) -> None:
+    """ValueError for rollouts that cannot be trained on."""
+    if config.rollout.temperature == 0:
+        raise ValueError("rollout.temperature: 0 is greedy, but training needs sampled rollouts; raise it")
+    if config.rollout.guidance:
+        raise ValueError("rollout.guidance: a guided rollout has no likelihood under the policy; train with 0")

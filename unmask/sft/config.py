@@ -62,6 +62,13 @@ class SftConfig(TrainingConfig):
 
 def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
     """The configuration of a file, if given, then `key=value` overrides, then keyword arguments."""
+    config = read_sft_without_torch(path, overrides, **named)
+    check_device(device_of(config))
+    return config
+
+
+def read_sft_without_torch(path: Path | None = None, overrides: Iterable[str] = (), **named: Any) -> SftConfig:
+    """As `read_sft_config`, without the check of the device, which needs torch."""
     data = with_current_keys(read_keys(path) if path else {}, RENAMED)
     apply_overrides(data, overrides, RENAMED)
     data.update(with_current_keys({key: value for key, value in named.items() if value is not None}, RENAMED))
@@ -70,7 +77,6 @@ def read_sft_config(path: Path | None = None, overrides: Iterable[str] = (), **n
             raise ValueError(f"{key}: is missing; give it on the command line or in the configuration")
     config = validate(SftConfig, data)
     check_sources(config.data)
-    check_device(device_of(config))
     if config.optimizer.warmup > config.updates or config.attention_annealing > config.updates:
         key = "attention_annealing" if config.attention_annealing > config.updates else "optimizer.warmup"
         raise ValueError(f"{key}: is larger than the number of updates, {config.updates}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from unmask.config import Config
+from unmask.config.key_checks import check_trainable
 from unmask.config.parse import read_run_config
 from unmask.evaluation.evaluate import Evaluation
 from unmask.training.batch import Experiment, collect
@@ -58,10 +59,7 @@ def _train(
 ) -> TrainingResult:
     """Check everything that can be checked, then load the model and train it. `interrupted` is the folder of a run that
     is resumed."""
-    if config.rollout.temperature == 0:
-        raise ValueError("rollout.temperature: 0 is greedy, but training needs sampled rollouts; raise it")
-    if config.rollout.guidance:
-        raise ValueError("rollout.guidance: a guided rollout has no likelihood under the policy; train with 0")
+    check_trainable(config)
     task, method = config.build_task(), config.build_method()
     decoding = decoding_of(config, task)
     task.rows("train", 1, 0)  # a task without training rows raises now, before the model is loaded

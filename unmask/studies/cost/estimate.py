@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unmask.config import Config
+from unmask.config.key_checks import check_trainable
 from unmask.core.options import LoraOptions
 from unmask.core.policy import PIECE
 from unmask.models.load import Outline, outline
@@ -176,8 +177,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     """
     if hardware is not None:
         check_hardware(hardware)
-    if config.rollout.temperature == 0 or config.rollout.guidance:
-        raise ValueError("rollout: training needs a temperature above 0 and guidance 0")
+    check_trainable(config)
     model, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()
     for key in ("gradient_checkpointing", "compile"):
         if getattr(config, key) and model.family.encoder:
