@@ -52,6 +52,19 @@ def test_from_step_0_it_is_sample_from_step_t_the_trace_and_with_its_own_seed_th
     assert not torch.equal(other.tokens_BL, trace.tokens_BL)
 
 
+def test_equal_canvases_go_through_the_model_once() -> None:
+    policy, decoding = Net(1), Decoding(6, order=random)
+    trace = select_traces(
+        sample(policy, PROMPTS, row_seeds(0, 4), decoding).trace, torch.arange(4).repeat_interleave(9)
+    )
+    policy.calls.clear()
+    continue_from(policy, trace, torch.full((36,), 2), row_seeds(1, 36), decoding)
+    assert len(policy.calls[0]) == 4 and len(policy.calls) == 4
+    for canvases_SL in policy.calls:
+        assert len(canvases_SL) == len(canvases_SL.unique(dim=0)) <= 36
+    assert len(policy.calls[-1]) > 4
+
+
 def exact_values(world: World) -> tuple[Trace, Tensor, Tensor]:
     """Every trajectory, its reward, and the value of the state before each of its steps, (B, T + 1)."""
     paths = enumerated(world)

@@ -17,6 +17,8 @@ from unmask.config import read_config
 from unmask.core.advantage import group_mean
 from unmask.core.order import left_to_right, random
 from unmask.methods.agrpo import uniform_steps
+from unmask.models import load_model
+from unmask.models.checkpoint import fingerprint_of
 from unmask.rollout.decoding import Decoding
 from unmask.studies.credit.figures import (
     bootstrap_groups,
@@ -38,6 +40,8 @@ from unmask.tasks.scoring import Scores
 from unmask.util.micro_batch import MicroBatch
 from wording import naming
 from world import NetPolicy, World, reward_of
+
+ROOT = Path(__file__).parent.parent
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
@@ -253,6 +257,19 @@ def test_the_benchmark_is_frozen() -> None:
     assert (rollout.length, rollout.steps, rollout.block, rollout.order) == (16, 8, 16, "low_confidence")
     assert (rollout.temperature, rollout.top_k, rollout.top_p, rollout.guidance) == (1.0, 0, 1.0, 0.0)
     assert (rollout.threshold, rollout.cache, rollout.schedule) == (None, "none", "even")
+
+
+def test_the_frozen_models_and_the_published_results_are_those_of_the_page() -> None:
+    fingerprints = {name: fingerprint_of(load_model(name))[:12] for name in benchmark.MODELS}
+    assert fingerprints == {"tiny-two": "32ec1e8e7d36", "tiny": "d39c2417546f"}  # else it is another version
+    data = json.loads((ROOT / "benchmarks" / "results" / "credit-1.json").read_text())["models"]
+    page = (ROOT / "docs" / "credit.md").read_text().partition("## Results")[2]
+    for pair in zip(*(data[model]["rules"] for model in benchmark.MODELS), strict=True):
+        cells = []
+        for rule in pair:
+            for name, form in (("correlation", ".2f"), ("gain", "+.2f"), ("auroc", ".2f")):
+                cells.append("{:{form}} [{:{form}}, {:{form}}]".format(*rule[name], form=form))
+        assert " | ".join(cells) in page, pair[0]["name"]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def summary(audit: CreditAudit) -> str:
 def write_credit(folder: Path, data: dict[str, Any], measured: MeasuredCredit) -> list[Path]:
     """Write credit.json, the rollouts with their values for `unmask view`, and credit.png if matplotlib is installed;
     return the files."""
-    run = RunFolder(folder, measured.settings)
+    settings = {key: value for key, value in measured.settings.items() if key != "updates"}  # nothing is trained
+    run = RunFolder(folder, settings)
     run.log_traces(measured.lines)
     write_whole(folder / FINISHED, json.dumps({"ended": "credit audit"}) + "\n")
     write_whole(folder / "credit.json", json.dumps(data) + "\n")
