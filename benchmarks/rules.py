@@ -3,12 +3,11 @@
     python benchmarks/rules.py --out benchmarks/results/rules.json
     python benchmarks/rules_plot.py benchmarks/results/rules.json --figures docs/figures
 
-Three prompts, four positions, three words. A network in float64 is fitted to a mixture of right and wrong answers.
-Every trajectory, every masked state and every mask of an estimator is enumerated, so nothing is sampled: the expected
-gradient of each likelihood and sign is exact, and so is the solve rate after each update. The questions come from the
-product's own estimators. A group is infinite: its mean reward is the prompt's solve rate. Every update has the same
-length. Averages are over three starts, which differ in the weights that the fit begins with. One core, eight minutes
-(docs/studies/rules.md).
+Nine prompts of two words, answers of four positions, three words. A small network in float64 is fitted to a mixture of
+right and wrong answers. Every trajectory, every masked state and every mask of an estimator is enumerated, so nothing
+is sampled: the expected gradient of each likelihood and sign is exact, and so is the solve rate after each update. The
+questions come from the product's own estimators. A group is infinite: its mean reward is the prompt's solve rate.
+Every update has the same length. About ten minutes on one core (docs/studies/rules.md).
 
     P  prompts     C  positions of the answer     B  traces (texts, or texts with an order)     R  questions
 """
@@ -16,6 +15,7 @@ length. Averages are over three starts, which differ in the weights that the fit
 import argparse
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
@@ -33,18 +33,22 @@ from unmask.methods.daca import strata_views
 from unmask.methods.espo import elbo_views
 from unmask.methods.positive import scaled_negatives
 
-PROMPTS, LENGTH, WORDS, HIDDEN = 3, 4, 3, 24
-MASK = WORDS
-RIGHT = torch.tensor([[0, 1, 2, 1], [1, 2, 0, 2], [2, 0, 1, 0]])
-"""The right answer to each prompt."""
-WRONG = (RIGHT + torch.tensor([1, 2, 1, 2])) % WORDS
-"""The answer of the other behaviour: it differs at every position."""
-SHARE = (0.35, 0.45, 0.55)
+GIVEN_TOKENS, LENGTH, WORDS, HIDDEN = 2, 4, 3, 16
+WIDTH, MASK, PROMPTS = GIVEN_TOKENS + LENGTH, WORDS, WORDS**GIVEN_TOKENS
+FIRST_P, SECOND_P = torch.arange(PROMPTS) // WORDS, torch.arange(PROMPTS) % WORDS
+SUM_P, PRODUCT_P = FIRST_P + SECOND_P, FIRST_P * SECOND_P
+RIGHT_PC = torch.stack([SUM_P, FIRST_P - SECOND_P, PRODUCT_P + 1, SUM_P + 2], 1) % WORDS
+"""The right answer to each prompt, which depends on both of its words."""
+WRONG_PC = torch.stack([FIRST_P + 1, SECOND_P + 1, FIRST_P, SECOND_P], 1) % WORDS
+"""The answer of the other behaviour: each position copies one word of the prompt, shifted or not."""
+SHARE_P = torch.linspace(0.3, 0.6, PROMPTS, dtype=torch.float64)
 """The share of right behaviour in the demonstrations of each prompt."""
 SHARP, NOISY = 0.01, 0.2
 """The probability that a position of a demonstration is replaced by another word."""
 UPDATES, STEP = 200, 0.05
 """The number of updates and the length of each, in the space of all weights."""
+STARTS = 3
+"""Networks to start from. They differ in the weights that the fit begins with."""
 DECISIVE = 0.2
 """A token decides if it moves the probability of a right answer by more than this."""
 
@@ -52,22 +56,23 @@ DECISIVE = 0.2
 class Net(nn.Module):
     """One hidden layer over the one-hot prompt and positions: all states share the weights."""
 
-    mask_id, eos_id, pad_id, max_length, vocabulary, tokenizer = MASK, NO_TOKEN, 0, 1 + LENGTH, WORDS + 1, None
+    mask_id, eos_id, pad_id, max_length, vocabulary, tokenizer = MASK, NO_TOKEN, 0, WIDTH, WORDS + 1, None
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, hidden: int = HIDDEN) -> None:
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> nn.Parameter:
             return nn.Parameter(0.5 * torch.randn(*shape, generator=rng, dtype=torch.float64))
 
-        self.read, self.bias = normal(1 + LENGTH, WORDS + 1, HIDDEN), normal(HIDDEN)
-        self.say, self.prior = normal(LENGTH, HIDDEN, WORDS + 1), normal(LENGTH, WORDS + 1)
+        self.read, self.bias = normal(WIDTH * (WORDS + 1), hidden), normal(hidden)
+        self.say, self.prior = normal(LENGTH, hidden, WORDS + 1), normal(LENGTH, WORDS + 1)
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        hidden_SH = (self.read[torch.arange(1 + LENGTH), tokens_SL].sum(1) + self.bias).tanh()
+        seen_SX = nn.functional.one_hot(tokens_SL, WORDS + 1).double().flatten(1)
+        hidden_SH = (seen_SX @ self.read + self.bias).tanh()
         logits_SCV = torch.einsum("sh,chv->scv", hidden_SH, self.say) + self.prior
-        return logits_SCV[at_Q // (1 + LENGTH), at_Q % (1 + LENGTH) - 1]
+        return logits_SCV[at_Q // WIDTH, at_Q % WIDTH - GIVEN_TOKENS]
 
     def head(self, logits_QV: Tensor) -> Tensor:
         return logits_QV
@@ -76,24 +81,31 @@ class Net(nn.Module):
         return self.hidden(tokens_SL, attended_SL, at_Q)
 
 
+POWER_C = (WORDS + 1) ** torch.arange(LENGTH - 1, -1, -1)
+
+
 def number(tokens_SL: Tensor) -> Tensor:
     """A canvas as one integer: the prompt first."""
-    return (tokens_SL * (WORDS + 1) ** torch.arange(LENGTH, -1, -1)).sum(-1)
+    return prompt_of(tokens_SL) * (WORDS + 1) ** LENGTH + (tokens_SL[:, GIVEN_TOKENS:] * POWER_C).sum(-1)
 
 
-STATES_SL = torch.tensor(list(product(range(PROMPTS), *[range(WORDS + 1)] * LENGTH)))
+def prompt_of(tokens_SL: Tensor) -> Tensor:
+    return tokens_SL[:, 0] * WORDS + tokens_SL[:, 1]
+
+
+STATES_SL = torch.tensor(list(product(*[range(WORDS)] * GIVEN_TOKENS, *[range(WORDS + 1)] * LENGTH)))
 """All states of all prompts, in the order of their numbers."""
-MASKED_SC = STATES_SL[:, 1:] == MASK
+MASKED_SC = STATES_SL[:, GIVEN_TOKENS:] == MASK
 PLACE_C, WORD_V = torch.arange(LENGTH), torch.arange(WORDS)
-AFTER_SCV = number(STATES_SL)[:, None, None] + (WORD_V - MASK) * (WORDS + 1) ** (LENGTH - 1 - PLACE_C)[:, None]
+AFTER_SCV = number(STATES_SL)[:, None, None] + (WORD_V - MASK) * POWER_C[:, None]
 """The state after a word is written at a masked position."""
 TEXTS_BL = STATES_SL[~MASKED_SC.any(1)]
-START_P = number(torch.tensor([[prompt, *[MASK] * LENGTH] for prompt in range(PROMPTS)]))
+START_P, PROMPT_B = MASKED_SC.all(1).nonzero().flatten(), prompt_of(TEXTS_BL)
 
 
 def logprob_table(policy: Net) -> Tensor:
     """The log-probability of every word at every position of every state, (S, C, V)."""
-    at_SC = torch.arange(len(STATES_SL))[:, None] * (1 + LENGTH) + 1 + PLACE_C
+    at_SC = torch.arange(len(STATES_SL))[:, None] * WIDTH + GIVEN_TOKENS + PLACE_C
     return token_logprobs(policy(STATES_SL, None, at_SC.flatten()), MASK)[:, :WORDS].view(-1, LENGTH, WORDS)
 
 
@@ -106,36 +118,36 @@ class World(NamedTuple):
     order: str = "random"
 
 
-def demonstrations(spans: list[slice], noise: float, wrong_PC: Tensor = WRONG) -> Tensor:
+def demonstrations(spans: list[slice], noise: float, wrong_PC: Tensor = WRONG_PC) -> Tensor:
     """Each span of positions is written by the right or the other behaviour, then words are replaced by noise."""
 
     def chance(answer_PC: Tensor) -> Tensor:
-        same_BC = TEXTS_BL[:, 1:] == answer_PC[TEXTS_BL[:, 0]]
+        same_BC = TEXTS_BL[:, GIVEN_TOKENS:] == answer_PC[PROMPT_B]
         return torch.where(same_BC, 1 - noise, noise / (WORDS - 1)).double()
 
-    right_BC, wrong_BC, share_B = chance(RIGHT), chance(wrong_PC), torch.tensor(SHARE).double()[TEXTS_BL[:, 0]]
+    right_BC, wrong_BC, share_B = chance(RIGHT_PC), chance(wrong_PC), SHARE_P[PROMPT_B]
     parts = [share_B * right_BC[:, span].prod(1) + (1 - share_B) * wrong_BC[:, span].prod(1) for span in spans]
     return torch.stack(parts).prod(0)
 
 
 ALL, HALVES = [slice(0, LENGTH)], [slice(0, 2), slice(2, LENGTH)]
-LATE = torch.where(PLACE_C < 2, RIGHT, WRONG)
+LATE_PC = torch.where(PLACE_C < 2, RIGHT_PC, (RIGHT_PC + 1) % WORDS)
 WORLDS: dict[str, Callable[[], World]] = {
-    "sharpening": lambda: World(demonstrations(ALL, NOISY, RIGHT)),
+    "sharpening": lambda: World(demonstrations(ALL, NOISY, RIGHT_PC)),
     "choosing": lambda: World(demonstrations(ALL, SHARP)),
     "mixed": lambda: World(demonstrations(ALL, NOISY)),
     "per-row": lambda: World(demonstrations(HALVES, SHARP)),
-    "late": lambda: World(demonstrations(ALL, SHARP, LATE), "left_to_right"),
+    "late": lambda: World(demonstrations(ALL, SHARP, LATE_PC), "left_to_right"),
 }
 
 
-def fitted(world: World, seed: int, iterations: int) -> Net:
+def fitted(policy: Net, world: World, iterations: int) -> Net:
     """Maximum likelihood with every mask equally likely: the masked conditionals of the demonstrations."""
-    policy, mass_SCV = Net(seed), torch.zeros(len(STATES_SL), LENGTH, WORDS, dtype=torch.float64)
+    mass_SCV = torch.zeros(len(STATES_SL), LENGTH, WORDS, dtype=torch.float64)
     for masked_C in map(torch.tensor, product([False, True], repeat=LENGTH)):
-        state_B = number(torch.cat([TEXTS_BL[:, :1], TEXTS_BL[:, 1:].masked_fill(masked_C, MASK)], 1))
+        state_B = number(torch.where(torch.cat([torch.zeros(GIVEN_TOKENS) > 0, masked_C]), MASK, TEXTS_BL))
         for place in masked_C.nonzero().flatten():
-            mass_SCV.index_put_((state_B, place, TEXTS_BL[:, 1 + place]), world.joint_B, accumulate=True)
+            mass_SCV.index_put_((state_B, place, TEXTS_BL[:, GIVEN_TOKENS + place]), world.joint_B, accumulate=True)
     optimizer = torch.optim.LBFGS(policy.parameters(), max_iter=iterations, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -172,7 +184,7 @@ def transitions(logp_SCV: Tensor, order: str, greedy: bool = False) -> Tensor:
 
 def values(step_SCV: Tensor) -> Tensor:
     """The probability of ending in the right answer from every state, (S,)."""
-    value_S = (STATES_SL[:, 1:] == RIGHT[STATES_SL[:, 0]]).all(1).double()
+    value_S = (STATES_SL[:, GIVEN_TOKENS:] == RIGHT_PC[prompt_of(STATES_SL)]).all(1).double()
     for masked in range(1, LENGTH + 1):
         from_S = MASKED_SC.sum(1) == masked
         here_S = (step_SCV[from_S] * value_S[AFTER_SCV[from_S].clamp(min=0)]).sum((1, 2))
@@ -185,16 +197,16 @@ def all_traces(order: str) -> Trace:
     orders = list(permutations(range(LENGTH))) if order != "left_to_right" else [tuple(range(LENGTH))]
     step_BC = torch.tensor(orders).repeat_interleave(len(TEXTS_BL), 0)
     tokens_BL = TEXTS_BL.repeat(len(orders), 1)
-    given_B1, whole_BL = torch.full((len(tokens_BL), 1), GIVEN), torch.ones_like(tokens_BL, dtype=torch.bool)
-    canvas_BL = torch.cat([given_B1, torch.zeros_like(step_BC)], 1)
+    given_BP, whole_BL = torch.full((len(tokens_BL), GIVEN_TOKENS), GIVEN), torch.ones_like(tokens_BL, dtype=torch.bool)
+    canvas_BL = torch.cat([given_BP, torch.zeros_like(step_BC)], 1)
     return Trace(
         tokens_BL=tokens_BL,
-        step_BL=torch.cat([given_B1, step_BC], 1),
+        step_BL=torch.cat([given_BP, step_BC], 1),
         block_BL=canvas_BL,
         attended_BL=whole_BL,
         counted_BL=canvas_BL != GIVEN,
         logp_BL=torch.zeros_like(tokens_BL, dtype=torch.float64),
-        group_B=tokens_BL[:, 0],
+        group_B=prompt_of(tokens_BL),
         mask_id=MASK,
         eos_id=NO_TOKEN,
         steps=LENGTH,
@@ -214,29 +226,39 @@ class Questions(NamedTuple):
     word_R: Tensor
     share_R: Tensor
 
-    def logprobs(self, table_SCV: Tensor) -> Tensor:
+    def entries(self, table_SCV: Tensor) -> Tensor:
+        """The entry of a table for every question, (R,)."""
         return table_SCV[self.state_R, self.place_R, self.word_R]
+
+    def summed(self, value_R: Tensor) -> Tensor:
+        """A table with the sum of the values of all equal questions, (S, C, V)."""
+        index_R = (self.state_R * LENGTH + self.place_R) * WORDS + self.word_R
+        nothing = torch.zeros(MASKED_SC.numel() * WORDS, dtype=torch.float64)
+        return nothing.index_add(0, index_R, value_R).view(-1, LENGTH, WORDS)
 
 
 def questions(draws: list[Probes]) -> Questions:
     """The rows of equally likely probes; equal rows are added up."""
-    keys, shares = [], []
+    keys, shares, sizes = [], [], (len(STATES_SL), LENGTH, WORDS)
     for probes in draws:
         row_R, column_R = probes.asked_NL.nonzero(as_tuple=True)
-        trace_R = probes.trace_N[row_R]
+        trace_R, state_R = probes.trace_N[row_R], number(probes.states_SL)[probes.state_N[row_R]]
         word_R = probes.trace.tokens_BL[trace_R, column_R]
-        state_R = number(probes.states_SL)[probes.state_N[row_R]]
-        keys.append(torch.stack([trace_R, state_R, column_R - 1, word_R]))
+        key_R = trace_R
+        for part_R, size in zip((state_R, column_R - GIVEN_TOKENS, word_R), sizes, strict=True):
+            key_R = key_R * size + part_R
+        keys.append(key_R)
         shares.append(probes.share_NL[row_R, column_R] * probes.weight_M[probes.unit_N[row_R]] / len(draws))
-    key_4R, which = torch.cat(keys, 1).unique(dim=1, return_inverse=True)
-    share_R = torch.zeros(key_4R.shape[1], dtype=torch.float64).index_add(0, which, torch.cat(shares))
-    return Questions(*key_4R, share_R)
+    key_R, which = torch.cat(keys).unique(return_inverse=True)
+    share_R = torch.zeros(len(key_R), dtype=torch.float64).index_add(0, which, torch.cat(shares))
+    place_R, trace_R = key_R // WORDS % LENGTH, key_R // (WORDS * LENGTH * len(STATES_SL))
+    return Questions(trace_R, key_R // (WORDS * LENGTH) % len(STATES_SL), place_R, key_R % WORDS, share_R)
 
 
 def _masks(trace: Trace, sizes: range) -> list[Tensor]:
     """Every mask of the answer with so many positions, (B, L) each."""
-    masks = [torch.tensor([False, *mask]) for mask in product([False, True], repeat=LENGTH) if sum(mask) in sizes]
-    return [mask_L.expand(len(trace), -1) for mask_L in masks]
+    masks = [mask for mask in product([False, True], repeat=LENGTH) if sum(mask) in sizes]
+    return [torch.tensor([*[False] * GIVEN_TOKENS, *mask]).expand(len(trace), -1) for mask in masks]
 
 
 def masked_at(trace: Trace, size: int) -> Questions:
@@ -248,7 +270,8 @@ def masked_at(trace: Trace, size: int) -> Questions:
 
 def likelihoods(order: str) -> dict[str, Questions]:
     trace, rng = all_traces("left_to_right"), torch.Generator()  # the order does not matter, except to `visited`
-    orders = [torch.tensor([-1, *rank]).expand(len(trace), -1) for rank in permutations(range(LENGTH))]
+    ranks = [torch.tensor([*[GIVEN] * GIVEN_TOKENS, *rank]) for rank in permutations(range(LENGTH))]
+    orders = [rank_L.expand(len(trace), -1) for rank_L in ranks]
     sizes = [torch.full((len(trace),), size) for size in range(LENGTH + 1)]
     pairs, halves = _masks(trace, range(LENGTH + 1)), _masks(trace, range(2, 3))
     return {
@@ -291,6 +314,8 @@ SIGNS: dict[str, LimitAdvantage] = {
 }
 RULE_1 = ("fully masked", "mask pair", "SML", "ELBO", "visited")
 RULE_2 = tuple(f"{size} masked" for size in range(LENGTH, 0, -1))
+TWINS = {"4 masked": "fully masked", "2 masked": "SML"}
+"""Likelihoods with the same questions."""
 
 
 # Expected gradients and learning curves
@@ -299,18 +324,18 @@ RULE_2 = tuple(f"{size} masked" for size in range(LENGTH, 0, -1))
 class Study:
     """A world with its questions; `value` and `gradient` are exact."""
 
-    def __init__(self, name: str, order: str | None = None, seed: int = 0, iterations: int = 300) -> None:
+    def __init__(self, name: str, order: str | None = None, start: Net | None = None, iterations: int = 300) -> None:
         world = WORLDS[name]()
-        self.order, self.start = order or world.order, fitted(world, seed, iterations)
+        self.order, self.start = order or world.order, fitted(start or Net(), world, iterations)
         self.trace, self.questions = all_traces(self.order), likelihoods(self.order)
         self.steps_BT = self.questions["visited"].trace_R.argsort(stable=True).view(len(self.trace), LENGTH)
-        self.reward_B = (self.trace.tokens_BL[:, 1:] == RIGHT[self.trace.group_B]).all(1).double()
+        self.reward_B = (self.trace.tokens_BL[:, GIVEN_TOKENS:] == RIGHT_PC[self.trace.group_B]).all(1).double()
 
     def weights(self, table_SCV: Tensor, asked: Questions, sign: LimitAdvantage) -> tuple[Tensor, Tensor]:
         """Of every question, the probability of its trace times its advantage and its share, (R,); the solve rates."""
         with torch.no_grad():
             step_SCV, steps = transitions(table_SCV, self.order), self.questions["visited"]
-            chance_B = steps.logprobs(step_SCV)[self.steps_BT].prod(1)
+            chance_B = steps.entries(step_SCV)[self.steps_BT].prod(1)
             mean_P = values(step_SCV)[START_P]
             weight_B = chance_B * sign(self.reward_B, self.trace.group_B, mean_P) / PROMPTS
             if asked is not steps:
@@ -321,7 +346,7 @@ class Study:
         """The expected gradient of a likelihood with a sign; the solve rates."""
         table_SCV, asked = logprob_table(policy), self.questions[likelihood]
         weight_R, mean_P = self.weights(table_SCV, asked, SIGNS[sign])
-        return flat_gradient(policy, (weight_R * asked.logprobs(table_SCV)).sum()), mean_P
+        return flat_gradient(policy, (asked.summed(weight_R) * table_SCV).sum()), mean_P
 
     def true_gradient(self, policy: Net) -> Tensor:
         return flat_gradient(policy, self.solve_rates(policy).mean())
@@ -341,8 +366,7 @@ class Study:
 
     def curve(self, likelihood: str, sign: str, updates: int = UPDATES, step: float = STEP) -> dict[str, Any]:
         """The solve rate after every update along the normalised expected gradient, and the scores at the end."""
-        policy, sampled = Net(), list[float]()
-        policy.load_state_dict(self.start.state_dict())
+        policy, sampled = deepcopy(self.start), list[float]()
         for _ in range(updates):
             gradient, rate_P = self.gradient(policy, likelihood, sign)
             sampled.append(float(rate_P.mean()))
@@ -360,10 +384,10 @@ class Study:
         """The share of the length of all single gradients that falls on tokens that decide, and on each mask size."""
         table_SCV, asked = logprob_table(self.start), self.questions[likelihood]
         norm_SCV = gradient_norms(self.start)
-        length_R = self.weights(table_SCV, asked, centred)[0].abs() * asked.logprobs(norm_SCV)
+        length_R = self.weights(table_SCV, asked, centred)[0].abs() * asked.entries(norm_SCV)
         value_S = values(transitions(table_SCV.detach(), self.order))
         gain_SCV = value_S[AFTER_SCV.clamp(min=0)] - value_S[:, None, None]
-        decides_R = asked.logprobs(gain_SCV).abs() > DECISIVE
+        decides_R = asked.entries(gain_SCV).abs() > DECISIVE
         size_R, total = MASKED_SC.sum(1)[asked.state_R], length_R.sum()
         by_size = {str(size): float(length_R[decides_R & (size_R == size)].sum() / total) for size in range(1, 5)}
         return {"decides": float(length_R[decides_R].sum() / total), **by_size}
@@ -378,7 +402,7 @@ def gradient_norms(policy: Net) -> Tensor:
     names, weights = zip(*policy.named_parameters(), strict=True)
 
     def table(*values: Tensor) -> Tensor:
-        at_SC = torch.arange(len(STATES_SL))[:, None] * (1 + LENGTH) + 1 + PLACE_C
+        at_SC = torch.arange(len(STATES_SL))[:, None] * WIDTH + GIVEN_TOKENS + PLACE_C
         named = dict(zip(names, values, strict=True))
         out = torch.func.functional_call(policy, named, (STATES_SL, None, at_SC.flatten()))
         return token_logprobs(out, MASK)[:, :WORDS].flatten()
@@ -388,37 +412,46 @@ def gradient_norms(policy: Net) -> Tensor:
     return torch.as_tensor(squares).sqrt().view(-1, LENGTH, WORDS)
 
 
-def study(name: str, order: str | None, starts: int, step: float) -> dict[str, Any]:
+def study(worlds: list[Study]) -> dict[str, Any]:
     """All lines of one world, averaged over starts; `ends` has the solve rate at the end of every start."""
-    worlds = [Study(name, order, seed) for seed in range(starts)]
     signs = [sign for sign in SIGNS if sign != "negative part"]
     grid = [(likelihood, sign) for likelihood in RULE_1 for sign in signs]
     grid += [(likelihood, sign) for likelihood in RULE_2 for sign in ("both signs", "positive part", "negative part")]
-    lines = []
+    lines = dict[tuple[str, str], dict[str, Any]]()
     for likelihood, sign in grid:
-        runs = [world.curve(likelihood, sign, step=step) for world in worlds]
-        line = {"likelihood": likelihood, "sign": sign, "cosine": [w.cosine(likelihood, sign) for w in worlds]}
-        curve = [round(fmean(each), 4) for each in zip(*(run["curve"] for run in runs), strict=True)]
-        line |= {"curve": curve, "ends": [run["sampled"] for run in runs]}
-        lines.append(line | {key: fmean(run[key] for run in runs) for key in ("sampled", "greedy", "pass@4")})
-        print(name, worlds[0].order, likelihood, sign, *(f"{line['curve'][at]:.3f}" for at in (20, -1)), flush=True)
+        line = dict(lines.get((TWINS.get(likelihood, ""), sign), {}))
+        if not line:
+            runs = [world.curve(likelihood, sign) for world in worlds]
+            line["curve"] = [round(fmean(each), 4) for each in zip(*(run["curve"] for run in runs), strict=True)]
+            line["ends"] = [run["sampled"] for run in runs]
+            line["cosine"] = [world.cosine(likelihood, sign) for world in worlds]
+            line |= {key: fmean(run[key] for run in runs) for key in ("sampled", "greedy", "pass@4")}
+        lines[likelihood, sign] = line | {"likelihood": likelihood, "sign": sign}
+        print(likelihood, sign, *(line["curve"][at] for at in (20, 50, 100, 200)), sep="\t", flush=True)
     shares = [{name: world.decisive_share(name) for name in (*RULE_1, *RULE_2)} for world in worlds]
     decisive = {name: {k: fmean(each[name][k] for each in shares) for k in shares[0][name]} for name in shares[0]}
     start = [world.scores(world.start) for world in worlds]
-    start = {key: fmean(each[key] for each in start) for key in start[0]}
-    return {"order": worlds[0].order, "start": start, "lines": lines, "decisive": decisive}
+    return {
+        "order": worlds[0].order,
+        "start": {key: fmean(each[key] for each in start) for key in start[0]},
+        "lines": [*lines.values()],
+        "decisive": decisive,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--starts", type=int, default=3, help="networks to start from")
-    parser.add_argument("--step", type=float, default=STEP, help="the length of an update")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    results = {name: study(name, None, given.starts, given.step) for name in WORLDS}
-    for name in ("choosing", "mixed"):
-        results[f"{name}, low confidence"] = study(name, "low_confidence", given.starts, given.step)
+    results = {}
+    for name in WORLDS:
+        print(name)
+        results[name] = study([Study(name, start=Net(seed)) for seed in range(STARTS)])
+    print("choosing, more capacity")
+    results["choosing, 64 hidden units"] = study([Study("choosing", start=Net(seed, 64)) for seed in range(STARTS)])
+    print("choosing, low confidence")
+    results["choosing, low confidence"] = study([Study("choosing", "low_confidence")])
     given.out.write_text(json.dumps(results) + "\n")
 
 

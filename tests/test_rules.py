@@ -54,10 +54,10 @@ def test_the_questions_give_the_gradient_of_the_products_own_objective(rules: An
     policy, trace = study.start, study.trace
     table_SCV = rules.logprob_table(policy)
     steps = study.questions["visited"]
-    chance_B = steps.logprobs(rules.transitions(table_SCV, study.order)).detach()[study.steps_BT].prod(1)
-    assert torch.allclose(chance_B.sum(), torch.tensor(3.0).double())
+    chance_B = steps.entries(rules.transitions(table_SCV, study.order)).detach()[study.steps_BT].prod(1)
+    assert torch.allclose(chance_B.sum(), torch.tensor(9.0).double())
     mean_P = study.solve_rates(policy).detach()
-    advantage_B = chance_B * (study.reward_B - mean_P[trace.group_B]) * len(trace) / 3
+    advantage_B = chance_B * (study.reward_B - mean_P[trace.group_B]) * len(trace) / 9
     halves = [strata_views(trace, mask_BL.long(), 2) for mask_BL in rules._masks(trace, range(2, 3))]
     for name, draws in (("visited", [every_step(trace, torch.Generator())]), ("SML", halves)):
         losses = []
