@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
 from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
 
+outlined = cache(outline)
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 SPEED, DEMO = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed", "demo"))
 
 
 @pytest.fixture(autouse=True)
 def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU at hand is not what this is about."""
+    """The CPU at hand is not what this is about. The outline of a model is made once."""
     monkeypatch.setattr("unmask.studies.cost.hardware.cpu_rate", lambda *_: 1e11)
+    monkeypatch.setattr("unmask.studies.cost.estimate.outline", outlined)
 
 
 def rows_of(section: str) -> list[dict[str, Any]]:
@@ -43,7 +46,7 @@ def measured(section: str, **wanted: Any) -> dict[str, Any]:
 
 
 def test_operations_by_hand() -> None:
-    network, tally = network_of(llada(), outline(LLADA)), Tally(states=3, columns=3 * 456, positions=100, most=3)
+    network, tally = network_of(llada(), outlined(LLADA)), Tally(states=3, columns=3 * 456, positions=100, most=3)
     layer = 4 * 4096**2 + 3 * 4096 * 12288
     low = 128 * (4 * 8192 + 3 * 16384)
     column = 32 * (2 * layer + 4 * 456 * 4096)
@@ -65,7 +68,7 @@ def test_operations_by_hand() -> None:
 
 
 def test_a_pass_takes_as_long_as_the_slowest_of_products_weights_and_launches() -> None:
-    network, kind = network_of(llada(), outline(LLADA)), "update, no gradient"
+    network, kind = network_of(llada(), outlined(LLADA)), "update, no gradient"
     on = gpu("h200", network, compiled=True)
 
     def spent(*sizes: int, kind: str = kind) -> float:
@@ -91,7 +94,7 @@ def test_the_constants_are_those_of_the_benchmark() -> None:
             row = measured("trunk", kind=kind, compiled=compiled)
             assert getattr(shares, kind) == pytest.approx(row["share_of_peak"], abs=1e-3)
     assert measured("peak")["tflops"] == pytest.approx(H200_RATE / 1e12, rel=1e-3)
-    network = network_of(llada(), outline(LLADA))
+    network = network_of(llada(), outlined(LLADA))
     learnt = operations(network, "update, gradient", Tally(16, 16 * 456, 16 * 256, 16), 456)
     for shares, section in ((COMPILED, "methods"), (EAGER, "methods_as_written")):
         rate = learnt / measured(section, method="wd1")["seconds"]
@@ -227,7 +230,7 @@ def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compil
 
 def test_compiled_passes_without_gradient_are_held_as_those_with() -> None:
     """A pass of 8 with gradient has room for one trace of 5 states; the reference is asked 8 states at a time."""
-    config, network = llada(**plugged("daca"), micro_batch_size=8), network_of(llada(), outline(LLADA))
+    config, network = llada(**plugged("daca"), micro_batch_size=8), network_of(llada(), outlined(LLADA))
     passes = estimate(config, "h200", prompt=200).passes
     written, compiled = (memory(one, network, passes, 456)["update"] for one in (uncompiled(config), config))
     casts = 2 * network.adapter
@@ -261,7 +264,7 @@ def test_a_layer_keeps_what_is_counted(compiled: bool, adapted: bool) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         hidden = policy.hidden(torch.full((3, 50), 5), None, torch.tensor([0]))
     network = replace(
-        network_of(llada(), outline(LLADA)),
+        network_of(llada(), outlined(LLADA)),
         width=64,
         inner=192,
         queries=64,

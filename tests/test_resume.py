@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,14 @@ METHODS = {
     "agrpo, all weights": {"method": "agrpo", "idle_groups": "resample"},
     "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner_steps": 2},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn() -> Iterator[None]:
+    """curves.png takes longer than the runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "draw", lambda self: None)
+        yield
 
 
 def config_for(model: str, **more: object) -> Config:
