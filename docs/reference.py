@@ -21,10 +21,9 @@ from unmask.cli.examples import EXAMPLES
 from unmask.cli.main import app
 from unmask.config import Config
 from unmask.config.json_schema import json_schema
-from unmask.config.options import CHOICES, option_defaults
+from unmask.config.options import CHOICES, meaning, option_defaults
 from unmask.config.published import FILE
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.meanings import meaning
 from unmask.sft.config import SftConfig
 from unmask.sft.json_schema import pretrain_schema, sft_schema
 from unmask.tasks import TASKS
@@ -92,7 +91,7 @@ def keys() -> str:
     lines += ["A section named after a method, plug-in or task holds its options. Its page says more.", ""]
     pages = {name: f"../methods/{'daca' if name in ('sml', 'dps') else name}.md" for name in {**BASES, **PLUGINS}}
     lines += [*_options({**BASES, **PLUGINS}, lambda name: f"[`{name}`]({pages[name]})")]
-    lines += ["", "## Options of tasks", "", "`unmask tasks NAME` says what a task's options do.", ""]
+    lines += ["", "## Options of tasks", ""]
     lines += [*_options(TASKS, lambda name: f"`{name}`")]
     lines += ["", "## Fine-tuning", "", "Of [`unmask adapt`](../adapt.md) and [`unmask sft`](../sft.md).", ""]
     lines += [*_table(SftConfig), "", "## Fine-tuning eval", "", *_table(_sections(SftConfig)["eval"])]
@@ -124,13 +123,11 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _options(catalogue: Mapping[str, Callable[..., Any]], named: Callable[[str], str]) -> Iterator[str]:
-    explained = catalogue is not TASKS
-    yield "| section | option | default |" + " meaning |" * explained
-    yield "|---|---|---|" + "---|" * explained
+    yield from ("| section | option | default | meaning |", "|---|---|---|---|")
     for name, factory in catalogue.items():
         for number, (option, default) in enumerate(option_defaults(factory).items()):
             row = f"| {'' if number else named(name)} | `{option}` | {_default(default)} |"
-            yield f"{row} {_cell(meaning(name, option))} |" if explained else row
+            yield f"{row} {_cell(meaning(name, option))} |"
 
 
 def _kind(annotation: Any, field: FieldInfo | None = None) -> str:

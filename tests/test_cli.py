@@ -15,13 +15,14 @@ from unmask.cli import doctor as doctor_module
 from unmask.cli.doctor import EXTRAS, _extra
 from unmask.cli.examples import EXAMPLES
 from unmask.cli.main import COMMANDS, main
-from unmask.config.options import option_defaults
+from unmask.config.options import meaning, option_defaults
 from unmask.config.recipes import FOLDER
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.meanings import MEANINGS, meaning
+from unmask.methods.meanings import MEANINGS
 from unmask.models import save, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS
+from unmask.tasks.meanings import TASK_MEANINGS
 from wording import mentions
 
 SHORT = ["updates=2", "prompts=2", "group=2", "eval.prompts=4", "eval.samples=2"]
@@ -238,10 +239,17 @@ def test_a_method_is_described_with_its_options(unmask) -> None:
     assert re.search(r"kl_kind +k3 +estimator of the KL: k1, k2, k3\n", out) and re.search(r"truncate +false ", out)
 
 
-def test_every_option_of_a_method_has_a_meaning_and_every_meaning_an_option() -> None:
-    options = [(name, option) for name, factory in (BASES | PLUGINS).items() for option in option_defaults(factory)]
+@pytest.mark.parametrize(("catalogue", "meanings"), [(BASES | PLUGINS, MEANINGS), (TASKS, TASK_MEANINGS)])
+def test_every_option_has_a_meaning_and_every_meaning_an_option(catalogue, meanings) -> None:
+    options = [(name, option) for name, factory in catalogue.items() for option in option_defaults(factory)]
     assert not [f"{name}.{option}" for name, option in options if not meaning(name, option)]
-    assert not {*MEANINGS} - {f"{name}.{option}" for name, option in options} - {option for _, option in options}
+    assert not {*meanings} - {f"{name}.{option}" for name, option in options} - {option for _, option in options}
+
+
+def test_a_task_is_described_with_its_options(unmask) -> None:
+    _, out, _ = unmask("tasks", "sudoku")
+    assert re.search(r"holes +\[9, 12\] +fewest and most empty cells of a puzzle\n", out)
+    assert re.search(r"unique +false +puzzles with one solution only\n", out)
 
 
 def test_a_recipe_is_printed(unmask) -> None:

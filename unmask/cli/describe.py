@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from unmask.cli.methods import option_lines
 from unmask.config.options import option_defaults
 from unmask.evaluation.benchmark import prompt_hash
 from unmask.tasks import TASKS, Task, own
@@ -83,9 +84,10 @@ def page(task: dict[str, Any]) -> str:
         "reward": f"{span}: {parts}" if parts else span,
         "protocols": ", ".join(f"{name} (prompt {digest})" for name, digest in task["protocols"].items()),
         "needs": "; ".join(task["needs"]),
-        "options": ", ".join(f"{key}={value!r}" for key, value in task["options"].items()),
     }
     text = [f"{task['name']}: {task['summary']}", ""] + [f"{key:10} {value}" for key, value in lines.items() if value]
+    section = "own" if task["name"].endswith(".py") else task["name"]
+    text += ["", *option_lines(section)]
     if "missing" in prompt:
         return "\n".join([*text, "", f"no prompt to show: {prompt['missing']}"])
     turns = [f"system: {prompt['system']}"] if prompt["system"] else []

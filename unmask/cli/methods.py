@@ -1,7 +1,7 @@
 """unmask methods"""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,12 +38,16 @@ def methods(
     else:
         flag = "--method" if kinds[name] == "base" else "--with"
         typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}\n")
-        typer.echo(f"{sections[name]['description']}\n\noptions, {name}.KEY=VALUE:")
-        for key, option in sections[name]["properties"].items():
-            choices = f": {', '.join(option['enum'])}" if "enum" in option else ""
-            typer.echo(f"  {key:16} {_text(option['default']):14} {option['description']}{choices}")
+        typer.echo("\n".join([sections[name]["description"], "", *option_lines(name)]))
 
 
-def _text(value: Any) -> str:
-    """A default as YAML has it."""
-    return value if isinstance(value, str) else json.dumps(value)
+def option_lines(section: str) -> list[str]:
+    """The options of a method, plug-in or task as text: default, meaning, and choices."""
+    from unmask.config.published import schema
+
+    lines = [f"options, {section}.KEY=VALUE:"]
+    for key, option in schema()["properties"][section]["properties"].items():
+        default = option["default"] if isinstance(option["default"], str) else json.dumps(option["default"])
+        choices = f": {', '.join(option['enum'])}" if "enum" in option else ""
+        lines.append(f"  {key:16} {default:14} {option['description']}{choices}")
+    return lines

@@ -7,11 +7,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from unmask.config.arguments import parameters
-from unmask.config.options import CHOICES, option_defaults
+from unmask.config.options import CHOICES, meaning, option_defaults
 from unmask.config.schema import Config
 from unmask.core.order import ORDERS
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.meanings import meaning
 from unmask.tasks import TASKS
 
 
@@ -48,7 +47,6 @@ def _section(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
         kind = {"enum": list(CHOICES[option])} if option in CHOICES else TypeAdapter(parameter.annotation).json_schema()
         if option == "protocol":
             kind = {"enum": list(factory().about.protocols)}
-        phrase = {"description": meaning(name, option)} if name not in TASKS else {}
-        options[option] = {**kind, "default": defaults[option], **phrase}
+        options[option] = {**kind, "default": defaults[option], "description": meaning(name, option)}
     about = getattr(factory, "summary", None) or inspect.getdoc(factory)
     return {"type": "object", "description": about, "properties": options, "additionalProperties": False}

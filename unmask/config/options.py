@@ -12,8 +12,10 @@ from unmask.core.words import section_of
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.agrpo import STEP_DISTRIBUTIONS
 from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
+from unmask.methods.meanings import MEANINGS
 from unmask.methods.own import own_method
 from unmask.tasks import TASKS
+from unmask.tasks.meanings import TASK_MEANINGS
 
 CHOICES: Choices = {
     "advantage": ADVANTAGES,
@@ -65,3 +67,9 @@ def _option_values(factory: Callable[..., Any], options: Mapping[str, Any]) -> d
     values = {key: options.get(key, p.default) for key, p in parameters(factory).items()}
     plain = {key: names.get(id(value), value) for key, value in values.items()}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def meaning(section: str, option: str) -> str:
+    """One phrase on an option of a method, plug-in or task."""
+    meanings = TASK_MEANINGS if section in TASKS else MEANINGS
+    return meanings.get(f"{section}.{option}") or meanings.get(option, "")

@@ -43,7 +43,3 @@ MEANINGS = {
     "reinforce_pp.kl": "price of the KL to the reference: in the reward, or with `baseline` in the loss",
 }
 """`option`, or `method.option` if the option means something else there -> phrase."""
-
-
-def meaning(method: str, option: str) -> str:
-    return MEANINGS.get(f"{method}.{option}") or MEANINGS.get(option, "")
