@@ -78,6 +78,8 @@ for sys.argv[1:] in json.loads(sys.argv[1]):
 LOAD = """
 import sys
 from unmask.models import load_model
+from unmask.models.load import outline
+outline("tiny")
 load_model("tiny")
 print(*sorted({"transformers", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"} & {*sys.modules}))
 """

@@ -24,7 +24,8 @@ from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
 from unmask.models.known import EMBEDDED, KNOWN, check_model_name
-from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny
+from unmask.models.llama import Llama
+from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny, tiny_network
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Outline:
     """A model without weights, as config.json describes it: its network is on the meta device."""
 
     family: Family
-    lm: "PreTrainedModel"
+    lm: "PreTrainedModel | Llama"
     parameters: int
     """A matrix that is both head and embedding counts once."""
     dtype: torch.dtype
@@ -197,9 +198,10 @@ def outline(name_or_path: str | Path) -> Outline:
         path = fetch_snapshot(name, only="config.json")
         file = ConfigFile(path, read_json(path))
     family = family_of(file)
-    lm, tied = network_of(family, file)
+    tiny = is_tiny(file.fields)
+    lm, tied = (tiny_network(file), False) if tiny else network_of(family, file)
     tokenizer: Tokenizer | None = None
-    if is_tiny(file.fields):
+    if tiny:
         tokenizer = CharacterTokenizer()
     elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
         fast = read_tokenizer(folder)

@@ -163,7 +163,14 @@ def load_tiny(
     config = read_json(folder / "config.json")
     if not is_tiny(config):
         raise ValueError(f"{folder} is not a tiny model, which is a llama with {CharacterTokenizer.size} tokens.")
-    file = ConfigFile(folder / "config.json", config)
+    lm = tiny_network(ConfigFile(folder / "config.json", config))
+    load_weights(lm, folder, dtype=dtype, device=device)
+    return Tiny(lm)
+
+
+def tiny_network(file: ConfigFile) -> Llama:
+    """The network of a tiny model on the meta device, from its config.json."""
+    config = file.fields
     file.only(SUPPORTED)
     rotary = file.kind("rope_parameters", dict, {"rope_theta": file.get("rope_theta", 1e4)})
     if rotary.get("rope_type", "default") != "default":
@@ -175,6 +182,4 @@ def load_tiny(
     sizes["head_dim"] = file.size("head_dim", max(1, sizes["hidden_size"] // heads))
     rope = {"rope_parameters": {"rope_theta": theta, "rope_type": "default"}}
     with torch.device("meta"):
-        lm = _network({**FIELDS, **config, **sizes, **rope})
-    load_weights(lm, folder, dtype=dtype, device=device)
-    return Tiny(lm)
+        return _network({**FIELDS, **config, **sizes, **rope})
