@@ -17,7 +17,7 @@ import unmask.training.update
 from unmask.core.method import Method
 from unmask.core.objective import Objective, reward_divergence
 from unmask.core.order import Order, random
-from unmask.core.probes import Probes, ask, one_shot
+from unmask.core.probes import Probes, ask
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.token_sampling import TokenSampling
@@ -263,10 +263,11 @@ def parts_of(
         price_B = reward_divergence(known(old, probes), known(reference, probes), probes)
         reward_B = reward_B - method.reward_kl * price_B
     parts = [part(probes, reward_B, method, method.credit(probes.trace))]
-    if method.branch is not None:
-        shot = change(one_shot(branches))
-        ones_BL = torch.ones_like(shot.trace.logp_BL)
-        parts.append(part(shot, rewards(shot.trace), method.branch, ones_BL, method.branch.weight, "branch_"))
+    for term in method.further:
+        further = change(term.probe(trace if term.branch is None else branches, rng, 1)[0])
+        further_reward_B = reward_B if term.branch is None else rewards(further.trace)
+        credit_BL = term.credit(further.trace)
+        parts.append(part(further, further_reward_B, term, credit_BL, term.weight, term.label))
     return parts
 
 

@@ -154,24 +154,26 @@ def test_seconds_are_shared_out_by_a_short_run_of_each_that_is_not_made_twice(ma
     assert again() == found and len(made_up.trained) == 4
 
 
-def test_the_learning_rate_is_chosen_for_each_base_on_validation_problems(made_up: MadeUp, tmp_path: Path) -> None:
+def test_the_learning_rate_is_chosen_for_each_line_on_validation_problems(made_up: MadeUp, tmp_path: Path) -> None:
     found = compare(Comparison(["wd1", "agrpo"], ["daca"], seeds=2, rates=[5e-5, 1e-4, 2e-4, 2.0]), tmp_path)
     tried, cells = made_up.trained[:16], made_up.trained[16:]
-    assert {job.seed for job in tried} == set(SWEEP_SEEDS) and {job.label for job in tried} == {"wd1", "agrpo"}
+    assert {job.seed for job in tried} == set(SWEEP_SEEDS)
+    assert {job.label for job in tried} == {"wd1+daca", "agrpo+daca"}
     assert {job.config["eval"]["split"] for job in tried} == {"validation"}
     assert {job.config["eval"]["split"] for job in cells} == {"test"}
     chosen = {job.label: job.config["optimizer"]["lr"] for job in cells}
     assert chosen == {"wd1+daca": 1e-4, "agrpo+daca": 2e-4} and len(cells) == 4
-    assert found["rates"]["wd1"]["chosen"] == 1e-4
-    assert found["rates"]["wd1"]["solved"]["0.0001"] == [0.5, 0.5] and "2" not in found["rates"]["wd1"]["solved"]
+    assert found["rates"]["wd1+daca"]["chosen"] == 1e-4
+    solved = found["rates"]["wd1+daca"]["solved"]
+    assert solved["0.0001"] == [0.6, 0.6] and "2" not in solved
     notes = "\n".join(found["summary"]["notes"])
-    assert mentions(notes, "wd1", "5e-05: 45.0 %", "0.0001: 50.0 %", "agrpo", 0.0002)
+    assert mentions(notes, "wd1", "5e-05: 55.0 %", "0.0001: 60.0 %", "agrpo", 0.0002)
     assert notes.count("smallest or largest") == 1
 
 
-def test_a_base_without_a_rate_that_goes_through_fails_and_the_others_do_not(made_up: MadeUp, tmp_path: Path) -> None:
+def test_a_line_without_a_rate_that_goes_through_fails_and_the_others_do_not(made_up: MadeUp, tmp_path: Path) -> None:
     found = compare(Comparison(["wd1"], ["none", "daca"], seeds=1, rates=[2.0]), tmp_path)
-    assert len(made_up.trained) == 2 and not any(row["runs"] for row in found["cells"])
+    assert len(made_up.trained) == 4 and not any(row["runs"] for row in found["cells"])
     assert mentions(found["cells"][1]["failed"]["0"], "learning rate", "ValueError: too much")
     assert mentions(found["summary"]["conclusion"], "No run")
 

@@ -89,7 +89,7 @@ def test_overrides_go_over_the_file_and_names_over_both(tmp_path: Path) -> None:
 def test_options_reach_the_functions_they_belong_to() -> None:
     data = {"with": ["daca", "dispo"], "daca": {"strata": 8, "layout": "strided"}, "dispo": {"branches": 3}}
     method = parse_config(data).build_method()
-    assert method.branch is not None and method.branch.branch.fillings == 3
+    assert method.request.branch is not None and method.request.branch.fillings == 3
     estimator = method.probe.__closure__[0].cell_contents  # each_turn's estimator
     assert estimator.keywords["strata"] == 8 and estimator.keywords["layout"] is strided_strata
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from helpers import (
     sample,
     slopes,
 )
-from unmask.core.advantage import EPSILON
+from unmask.core.advantage import EPSILON, group_mean
 from unmask.core.method import uniform_credit
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, fully_masked, unit_likelihood
@@ -47,6 +47,7 @@ from unmask.methods.daca import (
     stratified,
     strided_strata,
 )
+from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 
 EVERYTHING = Record(top=WORDS, entropy=True)
 
@@ -105,7 +106,7 @@ def test_one_stratum_is_mean_field_without_prompt_masking_bit_for_bit(name, layo
     policy, rollouts = rollout()
     base = BASES[name](prompt_masking=0.0)
     plain = parts_of(base, rollouts, generator(), moved(policy), moved(policy, seed=3))
-    one = sml(base, strata=1, layout=LAYOUTS[layout], anchor=0.0, kl=base.kl)
+    one = sml(base, strata=1, layout=LAYOUTS[layout], kl=base.kl, negative=1.0)
     found = parts_of(one, rollouts, generator(5), moved(policy), moved(policy, seed=3))
     assert_identical(slopes(policy, found), slopes(policy, plain))
 
@@ -144,15 +145,38 @@ def test_bad_strata_and_anchors_are_refused():
             sml(diffu_grpo(), anchor=anchor).probe(rollouts.trace, generator(), 1)
 
 
-def test_sml_keeps_the_base_but_for_its_estimator_and_a_trust_region():
+def test_sml_keeps_the_base_but_for_its_estimator_its_signs_and_its_kl():
     for name, base in BASES.items():
         if name != "agrpo":
-            method = sml(base())
-            assert method.kl == max(base().kl, 0.05) and method.name == f"{name}+sml"
-            for part in ("advantage", "counted", "record", "reward_kl", "branch", "credit"):
-                same = getattr(method, part), getattr(base(), part)
-                assert same[0] == same[1] or isinstance(same[0], partial), part
-    assert sml(diffu_grpo(kl=0.3)).kl == 0.3 and sml(diffu_grpo(), kl=0.2).kl == 0.2
+            method, plain = sml(base(), kl=0.2), base()
+            assert method.kl == 0.2 and method.name == f"{name}+sml" and sml(base()).kl == 0
+            for part in ("counted", "record", "reward_kl", "further", "credit", "skip_zero_advantage", "weight"):
+                assert getattr(method, part) == getattr(plain, part), part
+            reward_B, group_B = torch.tensor([0.0, 1.0, 1.0, 3.0]), torch.tensor([0, 0, 1, 1])
+            plain_B = plain.advantage(reward_B, group_B)
+            assert torch.equal(method.advantage(reward_B, group_B), plain_B.clamp(min=0)) and (plain_B < 0).any()
+            assert torch.equal(sml(base(), negative=1.0).advantage(reward_B, group_B), plain_B)
+
+
+@pytest.mark.parametrize("negative", [0.0, 0.5])
+@pytest.mark.parametrize("inner_steps", [1, 2])
+def test_wrong_answers_are_pushed_down_at_visited_states_by_agrpos_own_term(negative, inner_steps):
+    """Base and exact term are two losses on the same rollouts: their gradients add up, on every inner step."""
+    policy, rollouts = rollout()
+    reward_B = torch.rand(len(rollouts.trace), generator=generator(1), dtype=torch.float64)
+    batch = ScoredRollouts(rollouts, reward_B)
+    method = sml(diffu_grpo(), negative=negative, exact_negative=0.7)
+    (exact,) = method.further
+    steps = loss_terms(method, batch, Scorer(policy), generator(3), inner_steps)
+    rng = generator(3)
+    scored = loss_terms(sml(diffu_grpo(), negative=negative), batch, Scorer(policy), rng, inner_steps)
+    agrpo_steps = loss_terms(agrpo(), batch, Scorer(policy), rng, inner_steps)
+    now = moved(policy, seed=5)
+    for (first, second), (alone,), (visited,) in zip(steps, scored, agrpo_steps, strict=True):
+        assert_identical(slopes(now, [first]), slopes(now, [alone]))
+        wanted = replace(visited, advantage_B=group_mean(reward_B, rollouts.trace.group_B).clamp(max=0), weight=0.7)
+        assert_identical(slopes(now, [second]), slopes(now, [wanted]))
+        assert second.label == exact.label != first.label == ""
 
 
 def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
@@ -162,7 +186,14 @@ def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
     both, half = (parts_of(method, rollouts, generator(), moved(policy)) for method in (daca(agrpo()), dps(agrpo())))
     assert_identical(slopes(policy, both), slopes(policy, half))
     assert daca(agrpo()).kl == 0 and daca(agrpo()).name == "agrpo+daca"
-    for option in ({"strata": 2}, {"layout": strided_strata}, {"anchor": 0.1}, {"kl": 0.2}):
+    for option in (
+        {"strata": 2},
+        {"layout": strided_strata},
+        {"anchor": 0.1},
+        {"kl": 0.2},
+        {"negative": 1.0},
+        {"exact_negative": 1.0},
+    ):
         with pytest.raises(ValueError, match="on agrpo daca is DPS alone"):
             daca(agrpo(), **option)
 

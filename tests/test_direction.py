@@ -103,7 +103,7 @@ class Uphill:
         return LossTerm(probes, advantage_B * self.weight_B, credit_BL, method.objective, None, *kl)
 
     def of_branches(self, method: Method) -> Tensor:
-        branches, weight_B = branches_of(self, method.branch.branch)
+        branches, weight_B = branches_of(self, method.request.branch)
         return step_of(self.world.policy, [branch_part(method, self.world, branches, weight_B)])
 
 

@@ -29,7 +29,7 @@ from unmask.training.update import term_loss
 
 def rollout(method, ends=1.0, **settings):
     policy = Net(1, ends=ends)
-    branch = method.branch.branch if method.branch else None
+    branch = method.request.branch
     record = method.record | Record(entropy=True)
     return policy, rolled(policy, block=3, counted=method.counted, record=record, branch=branch, **settings)
 

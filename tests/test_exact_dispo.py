@@ -66,7 +66,7 @@ def every_branch(world: World, paths: Paths, branch: Branch, counted=all_tokens)
 
 
 def branch_part(method: Method, world: World, trace: Trace, weight_B: Tensor | float) -> LossTerm:
-    term = method.branch
+    (term,) = method.further
     advantage_B = term.advantage(reward_of(world, trace), trace.group_B) * weight_B
     return LossTerm(one_shot(trace), advantage_B, uniform_credit(trace), term.objective, weight=term.weight)
 
@@ -91,7 +91,7 @@ def test_branches_give_the_gradient_of_filling_in_one_shot(name, order):
     paths = enumerated(world)
     for lateness, (advantage, factor) in product((0.0, 4.0), ((group_mean, 0.5), (leave_one_out, 1.0))):
         method = dispo(diffu_grpo(), weight=1.0, lateness=lateness, advantage=advantage)
-        trace, weight_B, value = every_branch(world, paths, method.branch.branch)
+        trace, weight_B, value = every_branch(world, paths, method.request.branch)
         found = step_of(world.policy, [branch_part(method, world, trace, weight_B)])
         truth = gradient(world.policy, value) / world.length
         assert truth.norm() > 1e-3
@@ -102,7 +102,7 @@ def test_branches_give_the_gradient_of_filling_in_one_shot(name, order):
 def test_z_branches_scale_the_gradient_by_z_minus_one_over_z(branches):
     world = World(NetPolicy(2, 2, seed=10))
     method = dispo(diffu_grpo(), branches=branches, weight=1.0)
-    trace, weight_B, value = every_branch(world, enumerated(world), method.branch.branch)
+    trace, weight_B, value = every_branch(world, enumerated(world), method.request.branch)
     found = step_of(world.policy, [branch_part(method, world, trace, weight_B)])
     truth = (branches - 1) / branches * gradient(world.policy, value) / world.length
     assert relative_error(found, truth) < TOLERANCE
@@ -113,7 +113,7 @@ def test_counting_only_up_to_the_first_end_token_keeps_the_gradient_exact():
     different positions are independent, so leaving those tokens out removes noise and nothing else."""
     world = World(NetPolicy(3, 2, seed=7, eos=0))
     method = dispo(diffu_grpo(), weight=1.0)
-    trace, weight_B, value = every_branch(world, enumerated(world), method.branch.branch, until_eos)
+    trace, weight_B, value = every_branch(world, enumerated(world), method.request.branch, until_eos)
     assert (trace.filled_BL & ~trace.counted_BL).any()
     found = step_of(world.policy, [branch_part(method, world, trace, weight_B)])
     assert relative_error(found, gradient(world.policy, value) / (2 * world.length)) < TOLERANCE
@@ -125,7 +125,7 @@ def test_with_a_base_the_expectations_add_up_by_weight():
     paths = enumerated(world)
     for weight in (0.1, 0.5):
         method = dispo(agrpo(), weight=weight, lateness=2.0)
-        branches, weight_B, step_value = every_branch(world, paths, method.branch.branch)
+        branches, weight_B, step_value = every_branch(world, paths, method.request.branch)
         value = (paths.probability_B * reward_of(world, paths.trace)).sum()
         truth = gradient(world.policy, value) / 2 + weight * gradient(world.policy, step_value) / (2 * 3)
         advantage_B = expected_advantage(method.advantage, reward_of(world, paths.trace), paths.probability_B)
@@ -174,7 +174,7 @@ def test_daca_and_dispo_commute(base):
         trace, branches = rolled(
             world,
             12,
-            method.branch.branch,
+            method.request.branch,
             group_B=torch.arange(12) // 4,
             record=method.record,
             counted=method.counted,

@@ -120,11 +120,11 @@ def test_the_loop_is_its_stages_one_after_the_other(model: str, tmp_path: Path, 
             loss = loss + method.kl * method.divergence(new, known[turn], probes[turn])
             if branches is not None:
                 asked = unmask.one_shot(branches)
-                step_advantage = method.branch.advantage(reward(branches), branches.group_B)
+                step_advantage = method.further[0].advantage(reward(branches), branches.group_B)
                 ones = unmask.uniform_credit(branches)
                 new_branches = unmask.ask(policy, asked)
-                step_loss, _ = method.branch.objective(new_branches, old_branches, asked, step_advantage, ones)
-                loss = loss + method.branch.weight * step_loss
+                step_loss, _ = method.further[0].objective(new_branches, old_branches, asked, step_advantage, ones)
+                loss = loss + method.further[0].weight * step_loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()

@@ -36,7 +36,7 @@ ALL = [(name, plug) for name in BASES for plug in PLUGGED]
 def rollout(method, **settings):
     """Five traces of two prompts."""
     policy = Net(1, ends=0.5)
-    branch = method.branch.branch if method.branch else None
+    branch = method.request.branch
     record = method.record | Record(entropy=True)
     settings = {"block": 3, "sizes": (2, 3), "counted": method.counted} | settings
     return policy, rolled(policy, record=record, branch=branch, **settings)
@@ -236,7 +236,7 @@ def likelihood_bonus(logp_NL, old_NL, probes, advantage_B, credit_BL):
 
 def test_a_method_of_ones_own_asks_traces_without_advantage_too():
     """Unless it says that zero advantage means zero loss."""
-    method = Method("bonus", each_inner_step(fully_masked), group_mean, likelihood_bonus)
+    method = Method(name="bonus", probe=each_inner_step(fully_masked), advantage=group_mean, objective=likelihood_bonus)
     policy, rollouts = rollout(method)
     group_B = rollouts.trace.group_B
     reward_B = torch.where(group_B == group_B[0], 0.5, torch.arange(len(group_B)) ** 2 / 8).double()

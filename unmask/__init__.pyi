@@ -14,8 +14,8 @@ from .core.advantage import (
     z_score as z_score,
 )
 from .core.method import (
-    BranchTerm as BranchTerm,
     Method as Method,
+    Term as Term,
     each_inner_step as each_inner_step,
     uniform_credit as uniform_credit,
 )

@@ -200,14 +200,14 @@ def _measure(
     for spec in specs or every_estimator(decoding.length, decoding.steps, scores_choice(decoding)):
         own = [override for override in special if override.partition(".")[0] in spec.sections]
         methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
-        if methods[spec.label].branch is not None:
-            raise ValueError(f"{spec.label}: dispo adds branches and has no estimator; leave it out")
+        if methods[spec.label].further:
+            raise ValueError(f"{spec.label}: the audit measures one estimator, and this method has several terms")
     first = next(iter(methods.values()))
     record = reduce(or_, (method.record for method in methods.values()))
     with set_up(config, needs_reference=False) as setup, show_progress() as on_progress:
         on_progress("rollouts", 0.0)
         batch = collect(
-            Experiment(setup, built, replace(first, record=record, counted=all_tokens, branch=None), config, decoding),
+            Experiment(setup, built, replace(first, record=record, counted=all_tokens), config, decoding),
             0,
         )
         if not len(batch.trace):

@@ -29,7 +29,8 @@ def compare(
     ] = None,
     task: Annotated[str | None, typer.Option(metavar="TASK", help="What to learn (unmask tasks).")] = None,
     methods: Annotated[
-        str, typer.Option(metavar="METHODS", help="Base methods, e.g. diffu_grpo,agrpo:draws=2,my.py:NAME.")
+        str,
+        typer.Option(metavar="METHODS", help="Base methods, e.g. diffu_grpo,agrpo:draws=2,diffu_grpo+daca,my.py:NAME."),
     ] = "",
     plugins: Annotated[
         str,
@@ -43,7 +44,7 @@ def compare(
     ] = None,
     lr: Annotated[
         str | None,
-        typer.Option(metavar="RATES", help="Learning rates to choose from, for each method, e.g. 5e-5,1e-4,2e-4."),
+        typer.Option(metavar="RATES", help="Learning rates to choose from, for each line, e.g. 5e-5,1e-4,2e-4."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The folder; the same command resumes it.")] = None,
     jobs: Annotated[
@@ -76,7 +77,9 @@ def compare(
         check_writable(out)
         if budget is not None:
             budget_of(budget)
-        check_words("method", methods.split(","))
+        lines = [line.split("+") for line in methods.split(",")]
+        check_words("method", [base for base, *_ in lines])
+        check_words("with", [name for _, *own in lines for name in own])
         check_words("with", [name for names in plugins.split(",") if names != "none" for name in names.split("+")])
         path, overrides = split_settings(arguments or [])
         shared = (*of_task(task, data=data), *overrides)

@@ -46,6 +46,11 @@ def check_combination(config: Config) -> None:
             f"{config.method}.advantage: correct_only counts a reward of 1 as correct, and a solution of {config.task} "
             "can earn another one; use rewards whose largest value is 1"
         )
+    if method.uses_equal_rewards and config.idle_groups != "keep":
+        raise ValueError(
+            f"idle_groups: {method.name} learns from groups with equal rewards too, which {config.idle_groups} would "
+            "drop; leave it out"
+        )
     if method.order is not None and ORDERS[config.rollout.order] is not method.order:
         raise ValueError(
             f"rollout.order: {method.name} scores the choice of positions of {method.order.__name__}, "
@@ -56,7 +61,9 @@ def check_combination(config: Config) -> None:
     if method.order is not None and config.rollout.threshold is not None:
         raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
     try:
-        method.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
+        for term in method.terms:
+            if term.branch is None:
+                term.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
     except ValueError as error:
         raise ValueError(f"{method.name}: {error}") from None
 

@@ -58,9 +58,14 @@ def read_without_torch(
 def read_run_config(folder: Path, overrides: Iterable[str] = (), checked: bool = True) -> Config:
     """The configuration of a run; without `checked` as `read_without_torch` has it. Keys of 0.1 are renamed without a
     warning: the user did not write this file."""
+    data = read_keys(folder / "config.yaml")
+    for section in (data.get("sml"), data.get("daca")):
+        if isinstance(section, dict) and "negative" not in section:  # written before 0.3.0
+            base_kl = data.get(section_of(data["method"]), {}).get("kl", 0.0)
+            section |= {"negative": 1.0, "kl": max(base_kl, section.get("kl", 0.0))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return (read_config if checked else read_without_torch)(folder / "config.yaml", overrides)
+        return (read_config if checked else read_without_torch)(data, overrides)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:

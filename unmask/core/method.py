@@ -1,8 +1,9 @@
-"""Method: the parts of the one loss that all methods share.
+"""Method: the terms of a loss. All methods share the form of a term.
 
-    loss = - sum over traces, tokens:  credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )
+    loss = sum over terms:  weight * ( - sum over traces, tokens of
+               credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )  +  kl * divergence )
 
-A base is a Method; a plug-in is a function Method -> Method.
+A base is a Method; a plug-in is a function Method -> Method that changes the first term or adds one.
 """
 
 from collections.abc import Callable
@@ -48,24 +49,10 @@ def each_inner_step(estimator: Estimator) -> ProbeSampler:
     return lambda trace, rng, inner_steps: [estimator(trace, rng) for _ in range(inner_steps)]
 
 
-@dataclass(frozen=True)
-class BranchTerm:
-    """A second loss term on one-shot fillings of visited states (methods/dispo.py)."""
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One term of the loss: where to ask, how good each trace was, what each token is worth, and the surrogate."""
 
-    branch: Branch
-    weight: float
-    advantage: Advantage
-    objective: Objective
-    kl: float
-    """Multiplied by `weight`, as the objective is."""
-    divergence: Divergence
-    skip_zero_advantage: bool = False
-    """The same as Method.skip_zero_advantage."""
-
-
-@dataclass(frozen=True)
-class Method:
-    name: str
     probe: ProbeSampler
     """Where do we ask? One Probes for each inner step, all drawn before the first."""
     advantage: Advantage
@@ -74,30 +61,55 @@ class Method:
     """The surrogate."""
     credit: Callable[[Trace], Tensor] = uniform_credit
     """What is each token worth? (B, L), mean one over the counted tokens of a trace."""
-    branch: BranchTerm | None = None
-    """Which further fillings deserve a reward?"""
-    record: Record = Record()
-    """What must the sampler remember?"""
-    counted: TokenRule = until_eos
-    """Which tokens count?"""
+    weight: float = 1.0
+    """Multiplies objective and KL."""
     kl: float = 0.0
     """The weight of `divergence` to the reference in the loss."""
     divergence: Divergence = token_divergence
-    reward_kl: float = 0.0
-    """The price on the reward of each nat between old and reference policy."""
-    trajectory: bool = False
-    """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
     skip_zero_advantage: bool = False
     """On-policy and without a KL, traces with zero advantage are not asked. Set it only if their part of the objective
     is zero for all log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
+    branch: Branch | None = None
+    """None: the term is about the rollouts. Otherwise it is about one-shot fillings of visited states, which are
+    sampled and rewarded in addition."""
+    label: str = ""
+    """The prefix of its metrics, different for every term of a method."""
+
+    def __post_init__(self) -> None:
+        check_range(0, inf, weight=self.weight, kl=self.kl)
+        check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Term):
+    """The terms of a loss, and what they need of the sampler. A Method is its own first term."""
+
+    name: str
+    further: tuple[Term, ...] = ()
+    """Terms that are added to the first."""
+    record: Record = Record()
+    """What must the sampler remember?"""
+    counted: TokenRule = until_eos
+    """Which tokens count?"""
+    reward_kl: float = 0.0
+    """The price on the reward of each nat between old and reference policy, at the probes of the first term."""
+    trajectory: bool = False
+    """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     order: Order | None = None
     """The order of rollouts that the likelihood is defined for; None: any."""
 
     def __post_init__(self) -> None:
-        check_range(0, inf, kl=self.kl, reward_kl=self.reward_kl)
-        check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
+        super().__post_init__()
+        check_range(0, inf, reward_kl=self.reward_kl)
+        labels = [term.label for term in self.terms]
+        if len(set(labels)) < len(labels) or sum(term.branch is not None for term in self.terms) > 1:
+            raise ValueError(f"{self.name} has two terms of the same kind: apply a plug-in once")
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (self, *self.further)
 
     def check_order(self, trace: Trace) -> None:
         """ValueError for rollouts in an order that the likelihood is not defined for."""
@@ -114,8 +126,15 @@ class Method:
     @property
     def request(self) -> RolloutRequest:
         """What this method needs of the sampler: sample(..., request=method.request)."""
-        return RolloutRequest(self.counted, self.record, None if self.branch is None else self.branch.branch)
+        branches = [term.branch for term in self.terms if term.branch is not None]
+        return RolloutRequest(self.counted, self.record, branches[0] if branches else None)
 
     @property
     def needs_reference(self) -> bool:
-        return self.kl > 0 or self.reward_kl > 0 or (self.branch is not None and self.branch.kl > 0)
+        return self.reward_kl > 0 or any(term.kl > 0 for term in self.terms)
+
+    @property
+    def uses_equal_rewards(self) -> bool:
+        """Groups with equal rewards carry a signal: some advantage is not zero there."""
+        reward_B, group_B = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+        return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms)

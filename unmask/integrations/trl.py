@@ -199,8 +199,10 @@ def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Te
 
 def check(method: Method, args: GRPOConfig) -> None:
     """ValueError for settings that this trainer does not support."""
-    if method.branch is not None:
+    if method.request.branch is not None:
         raise ValueError(f"{method.name} branches, and TRL cannot score branches: use `unmask train`")
+    if method.further:
+        raise ValueError(f"{method.name} has several terms, and inside TRL a loss has one: use `unmask train`")
     if args.world_size > 1:
         raise ValueError("several processes are not supported inside TRL; use `torchrun -m unmask train`")
     if args.bf16 or args.fp16:

@@ -20,17 +20,23 @@ DPS replaces the base's uniform credit, with what the rollout's own forwards pre
 On a sequence-level base the weight is in the exponent, on wd1 and SPG inside the likelihood: our choice. AGRPO is
 defined by the states it asks at, which SML would replace: on it `daca` means DPS only and `sml` is an error.
 
-The defaults: with most of the sequence visible nearly every token is certain, so negative advantages push on
-near-certain tokens at states the sampler never visits, and plain SML collapses (docs/methods/daca.md shows it). KL to
-the reference (at least 0.05) prevents that; the anchor, half the weight on the state every rollout starts from, was the
-better of the stable settings. The KL is taken on the same mixed likelihood.
+The defaults: with most of the sequence visible nearly every token is certain, so a negative advantage pushes on
+near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. The same likelihood is
+the best of all for pulling towards good answers (docs/methods/daca.md, docs/studies/rules.md). So negative advantages
+count nothing by default. `negative` scales them; `exact_negative` adds them at visited states, where the likelihood is
+exact, as AGRPO's term:
+
+    loss = base with SML and max(A, 0) + negative * min(A, 0)   +   exact_negative * AGRPO with min(A, 0)
+
+The KL to the reference is taken on SML's likelihood too, so its weight is an option of the plug-in and replaces the
+base's. 0.1.0 and 0.2.0 used both signs (negative = 1), an anchor of 0.5 and a KL of at least 0.05 to stay stable.
 
 SML is exact when the tokens are independent given the prompt. If the policy's conditionals come from one joint
 distribution, L strata overestimate log-likelihoods on average and mean field underestimates them: sum_i H(x_i | x_-i)
 <= H(x) <= sum_i H(x_i). For other numbers of strata, or if the conditionals do not agree, either sign can occur
-(tests/test_bias.py). One stratum with anchor 0 reduces to diffu_grpo without prompt masking, L strata to the
-pseudo-likelihood (leave one out), strength 0 to the base, all bit for bit. DPS depends on what was drawn: it is a
-shaped credit, and the update is not the gradient of an objective.
+(tests/test_bias.py). With negative = 1, one stratum with anchor 0 reduces to diffu_grpo without prompt masking, and L
+strata to the pseudo-likelihood (leave one out); strength 0 reduces to the base; all bit for bit. DPS depends on what
+was drawn: it is a shaped credit, and the update is not the gradient of an objective.
 """
 
 from collections.abc import Callable
@@ -42,13 +48,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.advantage import EPSILON, group_sum
-from unmask.core.method import Method, check_functions, check_range, each_inner_step
+from unmask.core.advantage import EPSILON, Advantage, group_sum
+from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step
 from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
 from unmask.core.token_sampling import uniforms
 from unmask.core.trace import Trace
+from unmask.methods.agrpo import agrpo
+from unmask.methods.positive import positive
 
 # Stratified Masking Likelihood
 
@@ -291,18 +299,23 @@ def progress_credit(
 
 # Plug-ins
 
-ANCHOR, TRUST = 0.5, 0.05
+
+def negative_part(reward_B: Tensor, group_B: Tensor, advantage: Advantage) -> Tensor:
+    """min(A, 0)."""
+    return advantage(reward_B, group_B).clamp(max=0)
 
 
 def sml(
     base: Method,
     strata: int = STRATA,
     layout: Layout = random_strata,
-    anchor: float = ANCHOR,
-    kl: float = TRUST,
+    anchor: float = 0.0,
+    kl: float = 0.0,
+    negative: float = 0.0,
+    exact_negative: float = 0.0,
 ) -> Method:
-    """Score each token with most of the sequence as context; KL to the reference at least `kl`."""
-    check_range(0, inf, kl=kl)
+    """Score each token with most of the sequence as context, in answers above the group's baseline."""
+    check_range(0, inf, kl=kl, exact_negative=exact_negative)
     check_functions(layout=layout)
     if base.trajectory:
         raise ValueError(
@@ -310,7 +323,20 @@ def sml(
             f"use --with dps (or daca, which means DPS alone on {base.name})"
         )
     estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
-    return replace(base, name=f"{base.name}+sml", probe=each_inner_step(estimator), kl=max(base.kl, kl))
+    method = replace(base, probe=each_inner_step(estimator), kl=kl)
+    method = method if negative == 1 else positive(method, negative)
+    if exact_negative:
+        exact = agrpo()
+        term = Term(
+            probe=exact.probe,
+            advantage=partial(negative_part, advantage=base.advantage),
+            objective=exact.objective,
+            weight=exact_negative,
+            skip_zero_advantage=exact.skip_zero_advantage,
+            label="negative_",
+        )
+        method = replace(method, further=(*base.further, term))
+    return replace(method, name=f"{base.name}+sml")
 
 
 def dps(
@@ -347,8 +373,10 @@ def daca(
     base: Method,
     strata: int = STRATA,
     layout: Layout = random_strata,
-    anchor: float = ANCHOR,
-    kl: float = TRUST,
+    anchor: float = 0.0,
+    kl: float = 0.0,
+    negative: float = 0.0,
+    exact_negative: float = 0.0,
     strength: float = 0.1,
     variant: Variant = likelihood_progress,
     scope: Scope = group_scope,
@@ -358,8 +386,14 @@ def daca(
     top: int = 32,
 ) -> Method:
     """SML and DPS together: tokens scored in context and weighted by progress. On AGRPO, DPS alone."""
-    if base.trajectory and (strata, layout, anchor, kl) != (STRATA, random_strata, ANCHOR, TRUST):
-        raise ValueError(f"on {base.name} daca is DPS alone: strata, layout, anchor and kl have no place there")
-    scored = base if base.trajectory else sml(base, strata, layout, anchor, kl)
+    if base.trajectory:
+        if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, 0, 0, 0, 0):
+            raise ValueError(
+                f"on {base.name} daca is DPS alone: strata, layout, anchor, kl, negative and exact_negative have no "
+                "place there"
+            )
+        scored = base
+    else:
+        scored = sml(base, strata, layout, anchor, kl, negative, exact_negative)
     credited = dps(scored, strength, variant, scope, smallest, largest, shuffled, top)
     return replace(credited, name=f"{base.name}+daca")

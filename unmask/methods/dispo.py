@@ -21,8 +21,9 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import BranchTerm, Method, check_functions, check_range
+from unmask.core.method import Method, Term, check_functions, check_range
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
+from unmask.core.probes import one_shot
 from unmask.core.specs import Branch
 
 
@@ -42,8 +43,10 @@ def dispo(
     check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
     check_range(-1000, 1000, lateness=lateness)
     check_functions(advantage=advantage)
-    term = BranchTerm(
+    term = Term(
+        probe=lambda trace, rng, inner_steps: [one_shot(trace)] * inner_steps,
         branch=Branch(branches, lateness),
+        label="branch_",
         weight=weight,
         advantage=advantage,
         objective=partial(token_clip, low=low, high=high, normaliser=canvas_mean),
@@ -51,4 +54,4 @@ def dispo(
         divergence=partial(token_divergence, normaliser=canvas_mean),
         skip_zero_advantage=True,
     )
-    return replace(base, name=f"{base.name}+dispo", branch=term)
+    return replace(base, name=f"{base.name}+dispo", further=(*base.further, term))

@@ -3,8 +3,8 @@
     A' = max(A, 0) + negative * min(A, 0)
 
 A biased likelihood can pull towards a good answer, and is a poor tool to push a bad one down: at a state that the
-sampler never visits, lowering the probability of a near-certain token moves mass anywhere. Reduces to the base with
-negative = 1, bit for bit.
+sampler never visits, lowering the probability of a near-certain token moves mass anywhere. Exact when negative = 1 and
+the base is exact. Reduces to the base with negative = 1, bit for bit.
 """
 
 from dataclasses import replace

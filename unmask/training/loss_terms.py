@@ -4,15 +4,15 @@ for terms in loss_terms(method, batch, scorer, rng, inner_steps):
     optimizer.zero_grad(); [accumulate(policy, term, scorer.micro_batch) for term in terms]; optimizer.step()
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from unmask.core.method import Method, uniform_credit
+from unmask.core.method import Method, Term
 from unmask.core.objective import reward_divergence
 from unmask.core.policy import Policy
-from unmask.core.probes import Probes, one_shot
+from unmask.core.probes import Probes
 from unmask.core.trace import Trace
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.sample import Rollouts
@@ -66,54 +66,68 @@ def loss_terms(
         raise ValueError(f"{method.name} has a KL to a reference policy: pass reference= the policy before training")
     method.check_order(batch.trace)
     _check_shape(method, "the rewards", batch.reward_B, batch.trace.group_B, "rollouts")
+    reward_B = batch.reward_B if batch.reward_B.is_floating_point() else batch.reward_B.double()
+    batch = replace(batch, reward_B=reward_B)  # right or wrong, or points
     steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
-    if len(batch.trace):
-        for terms, term in zip(steps, _base_terms(method, batch, scorer, rng, inner_steps), strict=True):
-            terms.append(term)
-    if method.branch is not None and batch.branches is not None and len(batch.branches):
-        if batch.branch_reward_B is None:
-            raise ValueError(f"{method.name} samples branches: pass branch_reward_B too")
-        _check_shape(method, "the branch rewards", batch.branch_reward_B, batch.branches.group_B, "branches")
-        term = _branch_term(method, batch.branches, batch.branch_reward_B, scorer, inner_steps)
-        for terms in steps:
-            terms.append(term)
+    for term in method.terms:
+        trace = batch.trace if term.branch is None else batch.branches
+        if trace is None or not len(trace):
+            continue
+        probes = term.probe(trace, rng, inner_steps)
+        old, reference = _known_logprobs(method, term, probes, scorer)
+        if term is method and method.reward_kl:
+            assert old[0] is not None and reference[0] is not None
+            price_B = method.reward_kl * reward_divergence(old[0], reference[0], probes[0])
+            batch = replace(batch, reward_B=batch.reward_B - price_B.to(batch.reward_B))
+        advantage_B, credit_BL = _values(method, term, trace, batch)
+        for terms, asked, old_NL, reference_NL in zip(steps, probes, old, reference, strict=True):
+            terms.append(
+                LossTerm(
+                    probes=asked,
+                    advantage_B=advantage_B,
+                    credit_BL=credit_BL,
+                    objective=term.objective,
+                    old_NL=old_NL,
+                    reference_NL=reference_NL if term.kl else None,
+                    kl=term.kl,
+                    divergence=term.divergence,
+                    weight=term.weight,
+                    label=term.label,
+                    skip_zero_advantage=term.skip_zero_advantage,
+                )
+            )
     return steps
 
 
-def _base_terms(
-    method: Method, batch: ScoredRollouts, scorer: Scorer, rng: torch.Generator, inner_steps: int
-) -> list[LossTerm]:
-    trace, reward_B = batch.trace, batch.reward_B
-    reward_B = reward_B if reward_B.is_floating_point() else reward_B.double()  # right or wrong, or points
-    probes = method.probe(trace, rng, inner_steps)
-    # On the first inner step the policy is the old one, so it is asked in advance only if the reward needs a KL term.
-    old = [
-        scorer.policy_logprobs(p) if (step and method.uses_old_logprobs) or method.reward_kl else None
-        for step, p in enumerate(probes)
-    ]
-    with_reference = scorer.reference is not None and (method.kl or method.reward_kl)
-    reference = [scorer.reference_logprobs(p) if with_reference else None for p in probes]
-    if method.reward_kl:
-        assert old[0] is not None and reference[0] is not None
-        reward_B = reward_B - method.reward_kl * reward_divergence(old[0], reference[0], probes[0]).to(reward_B)
-    advantage_B, credit_BL = method.advantage(reward_B, trace.group_B), method.credit(trace)
+def _known_logprobs(
+    method: Method, term: Term, probes: list[Probes], scorer: Scorer
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The log-probabilities of the old and the reference policy at the probes of every inner step. On the first inner
+    step the policy is the old one, so it is asked in advance only if the reward needs a KL term."""
+    priced = term is method and method.reward_kl > 0
+    old: dict[int, Tensor] = {}  # inner steps can share their probes
+    reference: dict[int, Tensor] = {}
+    for step, asked in enumerate(probes):
+        if ((step and term.uses_old_logprobs) or priced) and id(asked) not in old:
+            old[id(asked)] = scorer.policy_logprobs(asked)
+        if (term.kl or priced) and id(asked) not in reference:
+            reference[id(asked)] = scorer.reference_logprobs(asked)
+    old_of_steps = [old.get(id(asked)) if step or priced else None for step, asked in enumerate(probes)]
+    return old_of_steps, [reference.get(id(asked)) for asked in probes]
+
+
+def _values(method: Method, term: Term, trace: Trace, batch: ScoredRollouts) -> tuple[Tensor, Tensor]:
+    """The advantage of every trace and the credit of every token."""
+    reward_B, weight_BL = batch.reward_B, batch.weight_BL
+    if term.branch is not None:
+        if batch.branch_reward_B is None:
+            raise ValueError(f"{method.name} samples branches: pass branch_reward_B too")
+        reward_B, weight_BL = batch.branch_reward_B, None
+        _check_shape(method, "the branch rewards", reward_B, trace.group_B, "branches")
+    advantage_B, credit_BL = term.advantage(reward_B, trace.group_B), term.credit(trace)
     _check_shape(method, "advantage", advantage_B, reward_B, "traces")
     _check_shape(method, "credit", credit_BL, trace.tokens_BL, "traces x canvas columns")
-    credit_BL = credit_BL if batch.weight_BL is None else credit_BL * batch.weight_BL
-    return [
-        LossTerm(
-            probes=asked,
-            advantage_B=advantage_B,
-            credit_BL=credit_BL,
-            objective=method.objective,
-            old_NL=old_NL,
-            reference_NL=reference_NL if method.kl else None,
-            kl=method.kl,
-            divergence=method.divergence,
-            skip_zero_advantage=method.skip_zero_advantage,
-        )
-        for asked, old_NL, reference_NL in zip(probes, old, reference, strict=True)
-    ]
+    return advantage_B, credit_BL if weight_BL is None else credit_BL * weight_BL
 
 
 def _check_shape(method: Method, name: str, value: Tensor, like: Tensor, what: str) -> None:
@@ -121,22 +135,3 @@ def _check_shape(method: Method, name: str, value: Tensor, like: Tensor, what: s
     if value.shape != like.shape:
         actual, expected = ("x".join(map(str, each.shape)) or "one number" for each in (value, like))
         raise ValueError(f"{method.name}: {name} must have the shape {expected} ({what}), got {actual}")
-
-
-def _branch_term(method: Method, branches: Trace, reward_B: Tensor, scorer: Scorer, inner_steps: int) -> LossTerm:
-    """One probe at the shared state, the same on every inner step."""
-    term, probes = method.branch, one_shot(branches)
-    assert term is not None
-    return LossTerm(
-        probes=probes,
-        advantage_B=term.advantage(reward_B, branches.group_B),
-        credit_BL=uniform_credit(branches),
-        objective=term.objective,
-        old_NL=scorer.policy_logprobs(probes) if inner_steps > 1 else None,
-        reference_NL=scorer.reference_logprobs(probes) if scorer.reference is not None and term.kl else None,
-        kl=term.kl,
-        divergence=term.divergence,
-        weight=term.weight,
-        label="branch_",
-        skip_zero_advantage=term.skip_zero_advantage,
-    )

@@ -31,9 +31,10 @@ FIXED = {"method": "--methods", "with": "--with", "seed": "--seeds"}
 
 
 def method_grid(methods: Sequence[str], plugins: Sequence[str]) -> list[MethodSpec]:
-    """Every method with every set of plug-ins; `none` is the empty set."""
+    """Every method with every set of plug-ins; `none` is the empty set. A method can have plug-ins of its own."""
     sets = [() if names == "none" else tuple(names.split("+")) for names in plugins]
-    grid = [MethodSpec(method, names) for method in methods for names in sets]
+    lines = [method.split("+") for method in methods]
+    grid = [MethodSpec(base, (*own, *names)) for base, *own in lines for names in sets]
     labels = [spec.label for spec in grid]
     if not grid or not all(all(spec.sections) for spec in grid):
         raise ValueError("--methods and --with are names with commas between them, such as diffu_grpo,agrpo")

@@ -57,7 +57,7 @@ class Comparison:
     budget: str | None = None
     """updates=N, forwards=N or seconds=S for every cell. Default: the configuration's updates."""
     rates: Sequence[float] = ()
-    """Learning rates to choose from for each method without plug-ins, on validation problems."""
+    """Learning rates to choose from, for each line of the grid, on validation problems."""
     settings: SharedSettings = field(default_factory=SharedSettings)
 
 
@@ -85,7 +85,7 @@ class CellPlan:
     forwards: float | None = None
     """The budget of forward passes."""
     rate: float | None = None
-    """The learning rate chosen for its base; None: the configuration's."""
+    """The learning rate chosen for it; None: the configuration's."""
 
 
 @dataclass
@@ -153,8 +153,7 @@ def compare(
     limit = None if comparison.budget is None else budget_of(comparison.budget)
     settings = replace(comparison.settings, own=own_sections(grid))
     _check(grid, settings, comparison)
-    bases = list(dict.fromkeys(MethodSpec(spec.base) for spec in grid)) if comparison.rates else []
-    configs = {spec: settings.config(spec) for spec in dict.fromkeys([*grid, *bases])}
+    configs = {spec: settings.config(spec) for spec in grid}
     if jobs is None:
         jobs = 1 if device_of(configs[grid[0]]).startswith("cuda") else cores()
     elif jobs < 1:
@@ -163,11 +162,11 @@ def compare(
         run = ComparisonRun(settings, out, jobs, keep, on_progress)
         plans, failed = _plans(run, configs, limit)
         later = sum(run.job("cells", plans[spec], 0).weight * len(seeds) for spec in grid if spec in plans)
-        chosen = _choose_rates(run, [plans[base] for base in bases if base in plans], comparison.rates, later)
-        for spec in [spec for spec in plans if spec.base in chosen]:
-            plans[spec] = replace(plans[spec], rate=chosen[spec.base]["chosen"])
-            if error := chosen[spec.base]["error"]:
-                failed[spec] = error
+        chosen = _choose_rates(run, list(plans.values()), comparison.rates, later) if comparison.rates else {}
+        for spec, choice in chosen.items():
+            plans[spec] = replace(plans[spec], rate=choice["chosen"])
+            if choice["error"]:
+                failed[spec] = choice["error"]
         cells = {
             (spec, seed): run.job("cells", plans[spec], seed) for seed in seeds for spec in grid if spec not in failed
         }
@@ -183,7 +182,7 @@ def compare(
             "budget": updates if limit is None else str(limit),
             "seeds": len(seeds),
             "problems": len(first.build_task().rows("test", first.eval.prompts, 0)),  # the test split may have fewer
-            "rates": {label_of(base): choice for base, choice in chosen.items()},
+            "rates": {spec.label: choice for spec, choice in chosen.items()},
             "cells": rows,
         }
 
@@ -264,21 +263,21 @@ def _time_updates(
 
 
 def _choose_rates(
-    run: ComparisonRun, bases: Sequence[CellPlan], rates: Sequence[float], later: float
-) -> dict[str, Any]:
-    """The learning rate that solves most validation problems, for each method without plug-ins. Plug-ins use it too."""
+    run: ComparisonRun, plans: Sequence[CellPlan], rates: Sequence[float], later: float
+) -> dict[MethodSpec, Any]:
+    """The learning rate that solves most validation problems, for each line of the grid."""
     jobs = {
-        (base.spec.base, rate): [
-            run.job("rates", replace(base, rate=rate), seed, "eval.split=validation", "eval.every=0")
+        (plan.spec, rate): [
+            run.job("rates", replace(plan, rate=rate), seed, "eval.split=validation", "eval.every=0")
             for seed in SWEEP_SEEDS
         ]
         for rate in rates
-        for base in bases
+        for plan in plans
     }
     run.run("learning rates", [job for some in jobs.values() for job in some], later)
-    choices: dict[str, Any] = {}
-    for base in (plan.spec.base for plan in bases):
-        tried = {rate: [job.result() for job in jobs[base, rate]] for rate in rates}
+    choices: dict[MethodSpec, Any] = {}
+    for spec in (plan.spec for plan in plans):
+        tried = {rate: [job.result() for job in jobs[spec, rate]] for rate in rates}
         errors = [result["error"] for results in tried.values() for result in results if "error" in result]
         solved = {
             rate: [result["curve"][-1]["sampled"] for result in results]
@@ -287,7 +286,7 @@ def _choose_rates(
         }
         # the smallest among equals
         best = max(solved, key=lambda rate: (sum(solved[rate]), -rate)) if solved else None
-        choices[base] = {
+        choices[spec] = {
             "chosen": best,
             "solved": {f"{rate:g}": values for rate, values in solved.items()},
             "error": f"every learning rate failed: {errors[0]}" if best is None else "",

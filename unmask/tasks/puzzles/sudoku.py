@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
+from zlib import crc32
 
 from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row, valid_partial
@@ -151,7 +152,11 @@ class SudokuBoard(GeneratedTask):
         self.fewest, self.most = holes
         self.partial = valid_partial(self.name, partial)
         self.summary = f"{size} x {size} Sudoku with {self.fewest} to {self.most} holes"
-        self.behaviours = {"careless": self.rows_only}
+        self.behaviours = {
+            "careless": self.rows_only,
+            "careless_rows": self.some_rows_only,
+            "careless_last_row": self.last_row_only,
+        }
 
     def prompt(self, row: Row) -> str:
         return row["puzzle"] + "="
@@ -165,6 +170,22 @@ class SudokuBoard(GeneratedTask):
         missing = [iter(sorted(set(digits_of(self.size)) - set(line))) for line in lines]
         return "".join(
             next(digits) if cell == "." else cell for line, digits in zip(lines, missing, strict=True) for cell in line
+        )
+
+    def some_rows_only(self, row: Row) -> str:
+        """Each row by itself as in `rows_only` or right; a hash of the puzzle and the row's number decides."""
+        starts = range(0, self.length, self.size)
+        return self._mixed(row, {start for start in starts if crc32(f"{start} {row['puzzle']}".encode()) % 2})
+
+    def last_row_only(self, row: Row) -> str:
+        """The last row as in `rows_only`, the others right."""
+        return self._mixed(row, {self.length - self.size})
+
+    def _mixed(self, row: Row, careless: set[int]) -> str:
+        """The rows that begin at these cells from `rows_only`, the others from the solution."""
+        answers = {True: self.rows_only(row), False: self.solution(row)}
+        return "".join(
+            answers[start in careless][start : start + self.size] for start in range(0, self.length, self.size)
         )
 
     def solved(self, row: Row, completion: str) -> bool:

@@ -94,8 +94,7 @@ def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpda
 
 
 def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Tensor], method: Method) -> LossTerm:
-    source = method.branch if plain["label"] else method
-    assert source is not None  # only a method with branches writes a label
+    source = next(term for term in method.terms if term.label == plain["label"])
     probe_tensors: dict[str, Any] = {key.removeprefix("probes/"): value for key, value in tensors.items() if "/" in key}
     probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **probe_tensors)
     values: dict[str, Any] = {key: value for key, value in tensors.items() if "/" not in key}
