@@ -1,0 +1,178 @@
+"""What RL gains from a start with two behaviours: docs/studies/choosing.md. One stage after the other:
+
+    unmask pretrain benchmarks/starts/NAME.yaml --out runs/starts/NAME --device cuda        # every file there
+    python benchmarks/choosing.py rates  --device cuda --jobs 22    # a learning rate for each line
+    python benchmarks/choosing.py long   --device cuda --jobs 22    # every line, 300,000 forwards
+    python benchmarks/choosing.py signs  --device cuda --jobs 22    # five likelihoods, five ways to use the signs
+    python benchmarks/choosing.py worlds --device cuda --jobs 22    # other tasks, starts, orders and sizes
+    python benchmarks/choosing.py tables > tables.md
+
+Every stage writes benchmarks/results/choosing_STAGE.json. Forwards are those spent. A line is written as for
+`unmask compare --methods`. With many processes on one GPU, start the CUDA MPS daemon first.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from unmask.studies.compare.cells import SharedSettings, cost_of, method_grid
+from unmask.studies.compare.compare import Comparison, compare
+
+RESULTS = Path(__file__).parent / "results"
+RATES = (1e-4, 2e-4, 4e-4)
+OLD = "anchor=0.5:kl=0.05:negative=1"
+"""DACA and SML as in 0.1.0 and 0.2.0."""
+
+BASES = ("diffu_grpo", "unigrpo", "coupled_grpo", "wd1", "spg", "gspo", "espo", "reinforce_pp", "agrpo")
+PLUGINS = {"sml": "sml", "dps": "dps", "daca": "daca", "daca 0.1": f"daca:{OLD}", "dispo": "dispo"}
+LINES: dict[str, str] = {
+    **{base: base for base in BASES},
+    **{
+        f"{base}+{name}": f"{base}+{plugin}"
+        for base in ("diffu_grpo", "coupled_grpo", "spg")
+        for name, plugin in PLUGINS.items()
+    },
+    "agrpo+dps": "agrpo+dps",
+    "agrpo+dispo": "agrpo+dispo",
+    "diffu_grpo+daca, exact negative": "diffu_grpo+daca:exact_negative=1",
+    "raft, SML": "diffu_grpo:advantage=correct_only+sml",
+    "raft, fully masked": "diffu_grpo:kl=0:prompt_masking=0:advantage=correct_only",
+    "own samples, SML": "diffu_grpo:advantage=every_sample+sml",
+    "diffu_grpo, no KL": "diffu_grpo:kl=0",
+    "diffu_grpo, whole prompt": "diffu_grpo:prompt_masking=0",
+    "diffu_grpo+positive, no KL": "diffu_grpo:kl=0+positive",
+    "diffu_grpo+dps, shuffled": "diffu_grpo+dps:shuffled=true",
+    "agrpo+dps, shuffled": "agrpo+dps:shuffled=true",
+}
+
+LIKELIHOODS = {
+    "fully masked": "diffu_grpo:kl=0:prompt_masking=0{advantage}+positive:negative={negative}",
+    "mask pair": "diffu_grpo{advantage}+sml:strata=2:negative={negative}",
+    "SML": "diffu_grpo{advantage}+sml:negative={negative}",
+    "ELBO": "unigrpo:kl=0:advantage={name}+positive:negative={negative}",
+    "visited": "agrpo{advantage}+positive:negative={negative}",
+}
+SIGNS = {"both": 1.0, "0.3": 0.3, "0.1": 0.1, "positive": 0.0, "correct": None}
+"""The weight of negative advantages; None: correct answers only."""
+
+WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "countdown": ("tiny-two", "countdown", ()),
+    "sharpening": ("tiny", "sudoku", ()),
+    "mixed": ("runs/starts/mixed", "sudoku", ()),
+    "60 % careless": ("runs/starts/two_60", "sudoku", ()),
+    "pre-training seed 1": ("runs/starts/two_seed1", "sudoku", ()),
+    "pre-training seed 2": ("runs/starts/two_seed2", "sudoku", ()),
+    "2 M parameters": ("runs/starts/two_2m", "sudoku", ()),
+    "arithmetic": (
+        "runs/starts/minis_two",
+        "arithmetic",
+        ("arithmetic.terms=2", "arithmetic.largest=99", "arithmetic.signs=+"),
+    ),
+    "json_mini": ("runs/starts/minis_two", "json_mini", ("json_mini.fields=2",)),
+    "last row, blocks of a row": ("runs/starts/last_row", "sudoku", ("rollout.block=4",)),
+    "careless rows": ("runs/starts/rows", "sudoku", ()),
+    "random order": ("tiny-two", "sudoku", ("rollout.order=random",)),
+    "blocks of a row": ("tiny-two", "sudoku", ("rollout.block=4",)),
+}
+"""The start, the task and its settings."""
+WORLD_LINES = (
+    "diffu_grpo",
+    "coupled_grpo",
+    "spg",
+    "agrpo",
+    "diffu_grpo+daca 0.1",
+    "diffu_grpo+daca",
+    "diffu_grpo+daca, exact negative",
+    "diffu_grpo+positive, no KL",
+    "raft, SML",
+)
+
+
+def sign_lines() -> dict[str, str]:
+    lines = {}
+    for likelihood, line in LIKELIHOODS.items():
+        for name, negative in SIGNS.items():
+            advantage = "" if negative is not None else ":advantage=correct_only"
+            text = line.format(advantage=advantage, name="group_mean" if negative is not None else "correct_only",
+                               negative=1.0 if negative is None else negative)  # fmt: skip
+            lines[f"{likelihood}, {name}"] = text
+    return lines
+
+
+class Study:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.out, self.device, self.jobs = arguments.out, arguments.device, arguments.jobs
+
+    def settings(self, model: str, task: str, *more: str) -> SharedSettings:
+        return SharedSettings(overrides=(f"model={model}", *more), task=task, device=self.device)
+
+    def run(self, name: str, lines: dict[str, str], settings: SharedSettings, **plan: Any) -> dict[str, Any]:
+        """Train the lines; the curve of every seed, by the name of the line."""
+        comparison = Comparison(list(lines.values()), ["none"], settings=settings, **plan)
+        results = compare(comparison, self.out / name.replace(" ", "_"), self.jobs)
+        runs = {}
+        for label, cell in zip(lines, results["cells"], strict=True):
+            curves = {seed: run["curve"] for seed, run in cell["runs"].items()}
+            runs[label] = {"line": lines[label], "curves": curves, "failed": cell["failed"]}
+        return {"budget": results["budget"], "problems": results["problems"], "rates": results["rates"], "lines": runs}
+
+
+def with_options(line: str, *options: str) -> str:
+    """A line with further options of its base."""
+    base, *plugins = line.split("+")
+    return "+".join([":".join([base, *options]), *plugins])
+
+
+def chosen_rates() -> dict[str, float]:
+    rates = json.loads((RESULTS / "choosing_rates.json").read_text())["rates"]
+    labels = {spec.label: name for name, spec in zip(LINES, method_grid(list(LINES.values()), ["none"]), strict=True)}
+    return {labels[label]: choice["chosen"] for label, choice in rates.items()}
+
+
+def rates(study: Study) -> dict[str, Any]:
+    settings = study.settings("tiny-two", "sudoku", "eval.every=0")
+    return study.run("rates", LINES, settings, seeds=1, budget="forwards=4e4", rates=RATES)
+
+
+def long(study: Study) -> dict[str, Any]:
+    """About nine evaluations on the way: the value at 100,000 forwards is interpolated between two of them."""
+    settings, lines = study.settings("tiny-two", "sudoku"), {}
+    for (name, line), spec in zip(LINES.items(), method_grid(list(LINES.values()), ["none"]), strict=True):
+        every = max(1, round(3e5 / cost_of(settings.config(spec)).update / 9))
+        lines[name] = with_options(line, f"optimizer.lr={chosen_rates()[name]}", f"eval.every={every}")
+    return study.run("long", lines, settings, seeds=5, budget="forwards=3e5")
+
+
+def signs(study: Study) -> dict[str, Any]:
+    found = {}
+    for world in ("choosing", "mixed", "sharpening", "careless rows"):
+        model, task, more = WORLDS.get(world, ("tiny-two", "sudoku", ()))
+        settings = study.settings(model, task, "optimizer.lr=2e-4", "eval.every=0", *more)
+        found[world] = study.run(f"signs {world}", sign_lines(), settings, seeds=3, budget="forwards=1e5")
+    return found
+
+
+def worlds(study: Study) -> dict[str, Any]:
+    found = {}
+    for world, (model, task, more) in WORLDS.items():
+        settings = study.settings(model, task, "eval.every=0", *more)
+        lines = {name: with_options(LINES[name], f"optimizer.lr={chosen_rates()[name]}") for name in WORLD_LINES}
+        found[world] = study.run(f"worlds {world}", lines, settings, seeds=5, budget="forwards=1e5")
+    return found
+
+
+def main() -> None:
+    stages = {stage.__name__: stage for stage in (rates, long, signs, worlds)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=stages)
+    parser.add_argument("--out", type=Path, default=Path("runs/choosing"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int)
+    arguments = parser.parse_args()
+    found = stages[arguments.stage](Study(arguments))
+    (RESULTS / f"choosing_{arguments.stage}.json").write_text(json.dumps(found, indent=None) + "\n")
+
+
+if __name__ == "__main__":
+    main()
