@@ -13,11 +13,14 @@ Every stage writes benchmarks/results/choosing_STAGE.json. Forwards are those sp
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from unmask.studies.compare.cells import SharedSettings, cost_of, method_grid
 from unmask.studies.compare.compare import Comparison, compare
+from unmask.util.statistics import t_interval, t_within
 
 RESULTS = Path(__file__).parent / "results"
 RATES = (1e-4, 2e-4, 4e-4)
@@ -162,14 +165,79 @@ def worlds(study: Study) -> dict[str, Any]:
     return found
 
 
+def value_at(curve: list[dict[str, float]], forwards: float, measure: str) -> float:
+    """A measure at a number of forwards, on the line between the two evaluations around it."""
+    for before, after in pairwise(curve):
+        if before["forwards"] <= forwards <= after["forwards"]:
+            share = (forwards - before["forwards"]) / (after["forwards"] - before["forwards"])
+            return before[measure] + share * (after[measure] - before[measure])
+    raise ValueError(f"no evaluation after {forwards:,.0f} forwards")
+
+
+def percent(values: list[float]) -> str:
+    """The mean with Student's 95 % interval over seeds."""
+    mean, low, high = t_interval(values)
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def holm(p_values: dict[str, float]) -> dict[str, float]:
+    """Holm's adjusted p-values."""
+    adjusted, largest = {}, 0.0
+    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return adjusted
+
+
+def paired_p(values: list[float], others: list[float]) -> float:
+    """The two-sided p-value of Student's test on differences paired by seed."""
+    differences = [a - b for a, b in zip(values, others, strict=True)]
+    if not any(differences):
+        return 1.0
+    t = mean(differences) / (stdev(differences) / len(differences) ** 0.5)
+    return 1 - t_within(abs(t), len(differences) - 1)
+
+
+def tables() -> None:
+    """Print the tables of docs/studies/choosing.md."""
+    lines = json.loads((RESULTS / "choosing_long.json").read_text())["lines"]
+    rate = chosen_rates()
+    ends = {name: [curve[-1] for curve in line["curves"].values()] for name, line in lines.items()}
+    sampled = {name: [end["sampled"] for end in values] for name, values in ends.items()}
+    best = max(sampled, key=lambda name: mean(sampled[name]))
+    p_values = holm({name: paired_p(sampled[best], values) for name, values in sampled.items() if name != best})
+    print("| line | rate | updates | sampled | greedy | pass@4 | sampled at 100,000 | Holm's p against the first |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in sorted(sampled, key=lambda name: -mean(sampled[name])):
+        curves = list(lines[name]["curves"].values())
+        cells = [name, f"{rate[name]:g}", f"{mean(end['updates'] for end in ends[name]):.0f}", percent(sampled[name])]
+        cells += [percent([end[measure] for end in ends[name]]) for measure in ("greedy", "pass@4")]
+        cells += [f"{100 * mean(value_at(curve, 1e5, 'sampled') for curve in curves):.1f}"]
+        cells += [f"{p_values[name]:.2g}" if name in p_values else ""]
+        print("| " + " | ".join(cells) + " |")
+    worlds = json.loads((RESULTS / "choosing_worlds.json").read_text())
+    print("\n| sampled / greedy | " + " | ".join(worlds) + " |\n|---|" + "---|" * len(worlds))
+    first = [next(iter(world["lines"].values())) for world in worlds.values()]
+    starts = [next(iter(line["curves"].values()))[0] for line in first]
+    print("| start | " + " | ".join(f"{100 * s['sampled']:.1f} / {100 * s['greedy']:.1f}" for s in starts) + " |")
+    for name in WORLD_LINES:
+        cells = [name]
+        for world in worlds.values():
+            ends_here = [curve[-1] for curve in world["lines"][name]["curves"].values()]
+            cells.append(" / ".join(f"{100 * mean(e[m] for e in ends_here):.1f}" for m in ("sampled", "greedy")))
+        print("| " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     stages = {stage.__name__: stage for stage in (rates, long, signs, worlds)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=stages)
+    parser.add_argument("stage", choices=[*stages, "tables"])
     parser.add_argument("--out", type=Path, default=Path("runs/choosing"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int)
     arguments = parser.parse_args()
+    if arguments.stage == "tables":
+        return tables()
     found = stages[arguments.stage](Study(arguments))
     (RESULTS / f"choosing_{arguments.stage}.json").write_text(json.dumps(found, indent=None) + "\n")
 

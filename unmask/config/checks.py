@@ -41,7 +41,7 @@ def check_combination(config: Config) -> None:
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
     method = config.build_method()
-    if method.advantage is correct_only and (task.reward_range is None or task.reward_range[1] != 1):
+    if method.advantage is correct_only and task.reward_range is not None and task.reward_range[1] != 1:
         raise ValueError(
             f"{config.method}.advantage: correct_only counts a reward of 1 as correct, and a solution of {config.task} "
             "can earn another one; use rewards whose largest value is 1"

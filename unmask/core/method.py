@@ -135,6 +135,6 @@ class Method(Term):
 
     @property
     def uses_equal_rewards(self) -> bool:
-        """Groups with equal rewards carry a signal: some advantage is not zero there."""
-        reward_B, group_B = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+        """A group of correct rollouts only carries a signal: some advantage is not zero there."""
+        reward_B, group_B = torch.ones(2), torch.zeros(2, dtype=torch.long)
         return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms)

@@ -14,13 +14,14 @@ from unmask.methods.dispo import dispo
 from unmask.methods.espo import espo
 from unmask.methods.gspo import gspo
 from unmask.methods.positive import positive
+from unmask.methods.raft import raft
 from unmask.methods.reinforce_pp import reinforce_pp
 from unmask.methods.spg import spg
 from unmask.methods.unigrpo import unigrpo
 from unmask.methods.wd1 import wd1
 
 BASES: dict[str, Callable[..., Method]] = {
-    f.__name__: f for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo)
+    f.__name__: f for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo, raft)
 }
 
 PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo, positive)}
