@@ -118,11 +118,11 @@ def uphill(order: str, seed: int = 44) -> Uphill:
 
 
 def with_daca(base: Method) -> Method:
-    return daca(base) if base.trajectory else daca(base, strata=3)
+    return daca(base) if base.trajectory else daca(base, strata=3, negative=1.0)
 
 
 def with_sml(base: Method) -> Method:
-    return base if base.trajectory else sml(base, strata=3, anchor=0.0)  # on AGRPO it is refused
+    return base if base.trajectory else sml(base, strata=3, negative=1.0)  # on AGRPO it is refused
 
 
 CREDITED = {"alone": lambda base: base, "sml": with_sml, "dps": dps, "daca": with_daca}
@@ -174,7 +174,7 @@ def test_credit_turns_the_exact_gradient_by_this_much():
 def test_mean_field_can_point_downhill():
     """It asks at the first state about tokens that were drawn at later ones: what is good late may be bad first."""
     where = Uphill(World(TablePolicy(2, 3, seed=109, scale=2.0)))
-    methods = diffu_grpo(prompt_masking=0), sml(diffu_grpo(), strata=3, anchor=0)
+    methods = diffu_grpo(prompt_masking=0), sml(diffu_grpo(), strata=3, negative=1.0)
     field, strata = (where.of_base(method, 1)[0] for method in methods)
     assert cosine(field, where.truth) == pytest.approx(-0.386598752484, abs=1e-9)
     assert cosine(strata, where.truth) == pytest.approx(0.468747298797, abs=1e-9)
@@ -200,11 +200,11 @@ def independent() -> Uphill:
 EXACT = {  # the method, and its expected update in units of grad J; groups of 2, 3 positions
     "diffu_grpo": (diffu_grpo(prompt_masking=0), 1 / 6),
     "diffu_grpo, one by one": (diffu_grpo(prompt_masking=0, advantage=leave_one_out), 1 / 3),
-    "diffu_grpo + sml": (sml(diffu_grpo(), strata=2), 1 / 6),
-    "diffu_grpo + daca, strength 0": (daca(diffu_grpo(), strata=3, strength=0.0), 1 / 6),
+    "diffu_grpo + sml": (sml(diffu_grpo(), strata=2, negative=1.0), 1 / 6),
+    "diffu_grpo + daca, strength 0": (daca(diffu_grpo(), strata=3, negative=1.0, strength=0.0), 1 / 6),
     "gspo": (gspo(prompt_masking=0, advantage=group_mean), 1 / 6),
     "reinforce_pp": (replace(reinforce_pp(prompt_masking=0), advantage=group_mean), 1 / 6),
-    "spg + sml": (sml(spg(), strata=3), 1 / 6),
+    "spg + sml": (sml(spg(), strata=3, negative=1.0), 1 / 6),
     "agrpo": (agrpo(draws=3), 1 / 6),
 }
 
