@@ -36,7 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model: str, tmp_path: Path) -> None:
-    code, out, _ = unmask("train", "--model", model, "--with", "daca", "daca.strata=8", "daca.kl=0.05", "--seed", "3", *SHORT)
+    options = ["--with", "daca", "daca.strata=8", "daca.kl=0.05", "--seed", "3"]
+    code, out, _ = unmask("train", "--model", model, *options, *SHORT)
     assert code == 0
     folder = "runs/sudoku-diffu_grpo+daca-seed3"
     assert folder in out and "before" in out and "after" in out

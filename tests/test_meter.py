@@ -120,6 +120,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 CASES |= {
     "inner updates": {"method": "unigrpo", "inner_steps": 3},
+    "both signs": {"method": "diffu_grpo", "with": ["daca"], "daca": {"negative": 1.0, "kl": 0.1}},
     "more views than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "micro_batch_size": 3},
     "an adapter": {"method": "diffu_grpo", "full": False, "lora": {"rank": 2}},
     "groups drawn again": {"method": "agrpo", "idle_groups": "resample"},
@@ -140,7 +141,7 @@ def test_a_run_is_charged_for_what_its_model_did(
     assert charged[-1] == (counting.total if exact else pytest.approx(counting.total, rel=1e-12))
 
 
-@pytest.mark.parametrize("case", ["diffu_grpo+daca", "coupled_grpo+dispo", "spg+daca+dispo", "a prefix cache"])
+@pytest.mark.parametrize("case", ["both signs", "coupled_grpo+dispo", "spg+daca+dispo", "a prefix cache"])
 def test_what_was_reckoned_is_charged_where_nothing_ends_early_or_is_idle(
     small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
