@@ -41,7 +41,7 @@ def roll_out(policy: Model, method: Method) -> Rollouts:
 
 def questions(policy: Model, method: Method, rollouts: Rollouts) -> list[tuple[Probes, list[int], torch.Tensor]]:
     """Of the first rollout, and then of its branches: the probes, which of their rows, and the log-probabilities."""
-    reward_B = torch.arange(8) % 2.0  # any that differ: what is asked does not depend on them
+    reward_B = 1 - torch.arange(8) % 2.0  # the first rollout is a good one: SML asks about these only
     branch_reward_B = None if rollouts.branches is None else torch.arange(len(rollouts.branches)).double() % 2
     batch, rng = ScoredRollouts(rollouts, reward_B, branch_reward_B), torch.Generator().manual_seed(5)
     with torch.no_grad():
