@@ -68,17 +68,27 @@ class Net(nn.Module):
         self.read, self.bias = normal(WIDTH * (WORDS + 1), hidden), normal(hidden)
         self.say, self.prior = normal(LENGTH, hidden, WORDS + 1), normal(LENGTH, WORDS + 1)
 
+    def logits(self, seen_SX: Tensor) -> Tensor:
+        return logits_of(dict(self.named_parameters()), seen_SX)
+
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        seen_SX = nn.functional.one_hot(tokens_SL, WORDS + 1).double().flatten(1)
-        hidden_SH = (seen_SX @ self.read + self.bias).tanh()
-        logits_SCV = torch.einsum("sh,chv->scv", hidden_SH, self.say) + self.prior
-        return logits_SCV[at_Q // WIDTH, at_Q % WIDTH - GIVEN_TOKENS]
+        return self.logits(one_hot(tokens_SL))[at_Q // WIDTH, at_Q % WIDTH - GIVEN_TOKENS]
 
     def head(self, logits_QV: Tensor) -> Tensor:
         return logits_QV
 
     def forward(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self.hidden(tokens_SL, attended_SL, at_Q)
+
+
+def logits_of(weights: dict[str, Tensor], seen_SX: Tensor) -> Tensor:
+    """For every position of one-hot canvases, (S, C, V)."""
+    hidden_SH = (seen_SX @ weights["read"] + weights["bias"]).tanh()
+    return torch.einsum("sh,chv->scv", hidden_SH, weights["say"]) + weights["prior"]
+
+
+def one_hot(tokens_SL: Tensor) -> Tensor:
+    return nn.functional.one_hot(tokens_SL, WORDS + 1).double().flatten(1)
 
 
 POWER_C = (WORDS + 1) ** torch.arange(LENGTH - 1, -1, -1)
@@ -95,6 +105,7 @@ def prompt_of(tokens_SL: Tensor) -> Tensor:
 
 STATES_SL = torch.tensor(list(product(*[range(WORDS)] * GIVEN_TOKENS, *[range(WORDS + 1)] * LENGTH)))
 """All states of all prompts, in the order of their numbers."""
+SEEN_SX = one_hot(STATES_SL)
 MASKED_SC = STATES_SL[:, GIVEN_TOKENS:] == MASK
 PLACE_C, WORD_V = torch.arange(LENGTH), torch.arange(WORDS)
 AFTER_SCV = number(STATES_SL)[:, None, None] + (WORD_V - MASK) * POWER_C[:, None]
@@ -105,8 +116,7 @@ START_P, PROMPT_B = MASKED_SC.all(1).nonzero().flatten(), prompt_of(TEXTS_BL)
 
 def logprob_table(policy: Net) -> Tensor:
     """The log-probability of every word at every position of every state, (S, C, V)."""
-    at_SC = torch.arange(len(STATES_SL))[:, None] * WIDTH + GIVEN_TOKENS + PLACE_C
-    return token_logprobs(policy(STATES_SL, None, at_SC.flatten()), MASK)[:, :WORDS].view(-1, LENGTH, WORDS)
+    return token_logprobs(policy.logits(SEEN_SX), MASK)[..., :WORDS]
 
 
 # Worlds
@@ -329,6 +339,7 @@ class Study:
         self.order, self.start = order or world.order, fitted(start or Net(), world, iterations)
         self.trace, self.questions = all_traces(self.order), likelihoods(self.order)
         self.steps_BT = self.questions["visited"].trace_R.argsort(stable=True).view(len(self.trace), LENGTH)
+        self.norm_SCV = gradient_norms(self.start)
         self.reward_B = (self.trace.tokens_BL[:, GIVEN_TOKENS:] == RIGHT_PC[self.trace.group_B]).all(1).double()
 
     def weights(self, table_SCV: Tensor, asked: Questions, sign: LimitAdvantage) -> tuple[Tensor, Tensor]:
@@ -383,8 +394,7 @@ class Study:
     def decisive_share(self, likelihood: str) -> dict[str, float]:
         """The share of the length of all single gradients that falls on tokens that decide, and on each mask size."""
         table_SCV, asked = logprob_table(self.start), self.questions[likelihood]
-        norm_SCV = gradient_norms(self.start)
-        length_R = self.weights(table_SCV, asked, centred)[0].abs() * asked.entries(norm_SCV)
+        length_R = self.weights(table_SCV, asked, centred)[0].abs() * asked.entries(self.norm_SCV)
         value_S = values(transitions(table_SCV.detach(), self.order))
         gain_SCV = value_S[AFTER_SCV.clamp(min=0)] - value_S[:, None, None]
         decides_R = asked.entries(gain_SCV).abs() > DECISIVE
@@ -399,17 +409,13 @@ def flat_gradient(policy: Net, value: Tensor) -> Tensor:
 
 def gradient_norms(policy: Net) -> Tensor:
     """The length of the gradient of every log-probability, (S, C, V)."""
-    names, weights = zip(*policy.named_parameters(), strict=True)
 
-    def table(*values: Tensor) -> Tensor:
-        at_SC = torch.arange(len(STATES_SL))[:, None] * WIDTH + GIVEN_TOKENS + PLACE_C
-        named = dict(zip(names, values, strict=True))
-        out = torch.func.functional_call(policy, named, (STATES_SL, None, at_SC.flatten()))
-        return token_logprobs(out, MASK)[:, :WORDS].flatten()
+    def row(weights: dict[str, Tensor], seen_X: Tensor) -> Tensor:
+        return token_logprobs(logits_of(weights, seen_X[None]), MASK)[0, :, :WORDS]
 
-    jacobians = torch.func.jacrev(table, argnums=tuple(range(len(weights))), chunk_size=1024)(*weights)
-    squares = sum(part.detach().flatten(1).square().sum(1) for part in jacobians)
-    return torch.as_tensor(squares).sqrt().view(-1, LENGTH, WORDS)
+    weights = {name: weight.detach() for name, weight in policy.named_parameters()}
+    jacobians = torch.func.vmap(torch.func.jacrev(row), in_dims=(None, 0), chunk_size=256)(weights, SEEN_SX)
+    return torch.stack([part.flatten(3).square().sum(3) for part in jacobians.values()]).sum(0).sqrt()
 
 
 def study(worlds: list[Study]) -> dict[str, Any]:
@@ -439,20 +445,27 @@ def study(worlds: list[Study]) -> dict[str, Any]:
     }
 
 
+def starts(name: str, hidden: int = HIDDEN) -> list[Study]:
+    return [Study(name, start=Net(seed, hidden)) for seed in range(STARTS)]
+
+
+STUDIES: dict[str, Callable[[], list[Study]]] = {
+    **{name: partial(starts, name) for name in WORLDS},
+    "choosing, 64 hidden units": lambda: starts("choosing", 64),
+    "choosing, low confidence": lambda: [Study("choosing", "low_confidence")],
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
-    for name in WORLDS:
+    for name, worlds in STUDIES.items():
         print(name)
-        results[name] = study([Study(name, start=Net(seed)) for seed in range(STARTS)])
-    print("choosing, more capacity")
-    results["choosing, 64 hidden units"] = study([Study("choosing", start=Net(seed, 64)) for seed in range(STARTS)])
-    print("choosing, low confidence")
-    results["choosing, low confidence"] = study([Study("choosing", "low_confidence")])
-    given.out.write_text(json.dumps(results) + "\n")
+        results[name] = study(worlds())
+        given.out.write_text(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":
