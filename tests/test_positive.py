@@ -5,9 +5,11 @@ import torch
 from hypothesis import given, strategies as st
 
 from unmask.config import parse_config
+from unmask.config.checks import unlimited_push
 from unmask.core.advantage import ADVANTAGES, correct_only, every_sample, group_mean
 from unmask.methods import BASES
 from unmask.methods.positive import positive
+from wording import mentions
 
 GROUPS = st.lists(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=5), min_size=1, max_size=4)
 
@@ -62,3 +64,45 @@ def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
     text = {"task": "countdown_text", "rollout": {"length": 32}}
     with pytest.raises(ValueError, match=r"diffu_grpo.advantage: correct_only counts a reward of 1"):
         parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
+
+
+BARE = {"method": "diffu_grpo", "with": ["sml"], "diffu_grpo": {"kl": 0.0}, "sml": {"kl": 0.0, "anchor": 0.0}}
+
+
+@pytest.mark.parametrize("plugin", ["sml", "daca"])
+def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(plugin: str) -> None:
+    bare = {**BARE, "with": [plugin], plugin: BARE["sml"]}
+    if plugin == "daca":
+        del bare["sml"]
+    warning = unlimited_push(parse_config(bare))
+    assert warning is not None and mentions(warning, plugin, "--with positive", f"{plugin}.kl", f"{plugin}.anchor")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"with": ["sml", "positive"]},
+        {"diffu_grpo": {"kl": 0.0, "advantage": "correct_only"}},
+        {"diffu_grpo": {"kl": 0.01}},
+        {"sml": {"kl": 0.0, "anchor": 0.5}},
+        {"sml": {"kl": 0.05, "anchor": 0.0}},
+    ],
+    ids=str,
+)
+def test_a_limit_or_the_positive_part_needs_no_warning(change: dict) -> None:
+    assert unlimited_push(parse_config({**BARE, **change})) is None
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_no_base_and_no_default_of_daca_is_warned_of(name: str) -> None:
+    for plugins in ([], ["daca"]):
+        assert unlimited_push(parse_config({"method": name, "with": plugins})) is None
+
+
+def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmask.cli.train._train_with_display", lambda *given: None)
+    bare = ("diffu_grpo.kl=0", "sml.kl=0", "sml.anchor=0")
+    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml", *bare)
+    assert code == 0 and err.count("wrong answers") == 1
+    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml,positive", *bare)
+    assert code == 0 and err == ""

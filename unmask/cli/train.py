@@ -104,6 +104,10 @@ def train(
     folder = run_folder(_name(config), out)
     _print_start(config, folder)
     check_with_torch(config)
+    from unmask.config.checks import unlimited_push
+
+    if is_first_process() and (warning := unlimited_push(config)):
+        typer.echo(f"unmask: {warning}", err=True)
 
     def run_training(hooks: "Hooks") -> "TrainingResult":
         from unmask.training.loop import train

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from unmask.config.defaults import check_device, device_of, rollout_shape
-from unmask.config.options import CHOICES
+from unmask.config.options import CHOICES, resolved_options
 from unmask.config.schema import Config
 from unmask.core.advantage import correct_only
 from unmask.core.order import ORDERS, score_threshold
@@ -66,6 +66,21 @@ def check_combination(config: Config) -> None:
                 term.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
     except ValueError as error:
         raise ValueError(f"{method.name}: {error}") from None
+
+
+def unlimited_push(config: Config) -> str | None:
+    """A warning if SML lowers the likelihood of wrong answers and neither a KL nor an anchor limits that; else None."""
+    plugin = next((name for name in ("sml", "daca") if name in config.plugins), None)
+    method = config.build_method()
+    if plugin is None or method.trajectory or method.kl or method.reward_kl:
+        return None
+    advantage_B = method.advantage(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long))
+    if resolved_options(config)[plugin]["anchor"] or not (advantage_B < 0).any():
+        return None
+    return (
+        f"{plugin} without KL and anchor pushes wrong answers down at states that rollouts do not visit; long runs can "
+        f"get worse (docs/studies/rules.md). Add --with positive, or set {plugin}.kl or {plugin}.anchor"
+    )
 
 
 def blank_trace(length: int, steps: int, block: int) -> Trace:
