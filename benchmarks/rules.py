@@ -7,7 +7,7 @@ Nine prompts of two words, answers of four positions, three words. A small netwo
 right and wrong answers. Every trajectory, every masked state and every mask of an estimator is enumerated, so nothing
 is sampled: the expected gradient of each likelihood and sign is exact, and so is the solve rate after each update. The
 questions come from the product's own estimators. A group is infinite: its mean reward is the prompt's solve rate.
-Every update has the same length. About ten minutes on one core (docs/studies/rules.md).
+Every update has the same length. A quarter of an hour on one core (docs/studies/rules.md).
 
     P  prompts     C  positions of the answer     B  traces (texts, or texts with an order)     R  questions
 """
@@ -445,14 +445,14 @@ def study(worlds: list[Study]) -> dict[str, Any]:
     }
 
 
-def starts(name: str, hidden: int = HIDDEN) -> list[Study]:
-    return [Study(name, start=Net(seed, hidden)) for seed in range(STARTS)]
+def starts(name: str, order: str | None = None, hidden: int = HIDDEN) -> list[Study]:
+    return [Study(name, order, Net(seed, hidden)) for seed in range(STARTS)]
 
 
 STUDIES: dict[str, Callable[[], list[Study]]] = {
     **{name: partial(starts, name) for name in WORLDS},
-    "choosing, 64 hidden units": lambda: starts("choosing", 64),
-    "choosing, low confidence": lambda: [Study("choosing", "low_confidence")],
+    "choosing, low confidence": partial(starts, "choosing", "low_confidence"),
+    "choosing, 64 hidden units": partial(starts, "choosing", hidden=64),
 }
 
 

@@ -24,7 +24,9 @@ def line_of(world: dict[str, Any], likelihood: str, sign: str) -> dict[str, Any]
     return next(line for line in world["lines"] if (line["likelihood"], line["sign"]) == (likelihood, sign))
 
 
-def table(world: dict[str, Any], rows: tuple[str, ...], signs: list[str], cell: Callable[[dict[str, Any]], str]) -> str:
+def table(
+    world: dict[str, Any], rows: tuple[str, ...], signs: tuple[str, ...], cell: Callable[[dict[str, Any]], str]
+) -> str:
     head = f"| | {' | '.join(signs)} |\n|{'---|' * (len(signs) + 1)}\n"
     return head + "\n".join(
         f"| {name} | {' | '.join(cell(line_of(world, name, sign)) for sign in signs)} |" for name in rows
@@ -32,41 +34,48 @@ def table(world: dict[str, Any], rows: tuple[str, ...], signs: list[str], cell: 
 
 
 def print_tables(results: dict[str, Any]) -> None:
-    def scores(line: dict[str, Any]) -> str:
-        values = (line["curve"][20], line["sampled"], line["greedy"], line["pass@4"])
-        return " / ".join(f"{100 * value:.1f}" for value in values)
+    def sampled(line: dict[str, Any]) -> str:
+        return " / ".join(f"{100 * line['curve'][update]:.1f}" for update in (20, 50, UPDATES))
 
-    signs = [sign for sign in SIGNS if sign != "negative part"]
+    def end(line: dict[str, Any]) -> str:
+        return f"{100 * line['greedy']:.1f} / {100 * line['pass@4']:.1f}"
+
+    def cosine(line: dict[str, Any]) -> str:
+        return f"{fmean(line['cosine']):.3f}"
+
     for name, world in results.items():
         start = ", ".join(f"{key} {100 * value:.1f}" for key, value in world["start"].items())
-        print(f"\n## {name}: start {start}; sampled after 20 updates, after {UPDATES}, greedy, pass@4\n")
-        print(table(world, RULE_1, signs, scores))
-        print("\ncosine with the true gradient at the start\n")
-        print(table(world, RULE_1, signs, lambda line: f"{fmean(line['cosine']):.3f}"))
-        print("\nby masked positions\n")
-        print(table(world, RULE_2, ["both signs", "positive part", "negative part"], scores))
-        shares = {key: f"{100 * value['decides']:.0f}" for key, value in world["decisive"].items()}
-        print("\nshare of the gradient on tokens that decide, %:", shares)
+        print(f"\n## {name} (start: {start})")
+        for title, cell in (
+            (f"sampled after 20 / 50 / {UPDATES} updates", sampled),
+            (f"greedy / pass@4 after {UPDATES}", end),
+            ("cosine with the true gradient at the start", cosine),
+        ):
+            print(f"\n{title}\n\n{table(world, RULE_1, SIGNS[:-1], cell)}")
+            print(f"\n{table(world, RULE_2, ('both signs', 'positive part', 'negative part'), cell)}")
+        shares = ", ".join(f"{key} {100 * value['decides']:.0f}" for key, value in world["decisive"].items())
+        print(f"\nshare of the gradient on tokens that decide, %: {shares}")
 
 
 def draw_signs(results: dict[str, Any], path: Path) -> None:
     """Rule 1: learning curves, a row a world, a column a likelihood."""
-    figure = new_figure(12, 2 * len(results))
+    figure = new_figure(12, 1.65 * len(results))
     assert figure is not None
-    for row, (name, world) in zip(
-        figure.subplots(len(results), len(RULE_1), sharey=True), results.items(), strict=True
-    ):
+    axes_WR = figure.subplots(len(results), len(RULE_1), sharey=True, sharex=True)
+    for row, (name, world) in zip(axes_WR, results.items(), strict=True):
         for axes, likelihood in zip(row, RULE_1, strict=True):
-            for sign in SIGNS:
-                if sign != "negative part":
-                    line = line_of(world, likelihood, sign)
-                    axes.plot(line["curve"], color=COLOURS[sign], label=sign, linewidth=1.3)
-            axes.set(ylim=(0, 1.02), xlim=(0, UPDATES))
-            axes.set_title(f"{name}: {likelihood}", fontsize=9)
-        row[0].set_ylabel("solved, sampled")
-    row[0].legend(fontsize=8, loc="lower right")
-    for axes in row:
-        axes.set_xlabel("updates")
+            for sign in SIGNS[:-1]:
+                style = "--" if sign == "correct only" else "-"
+                axes.plot(
+                    line_of(world, likelihood, sign)["curve"], style, color=COLOURS[sign], label=sign, linewidth=1.3
+                )
+            axes.set(ylim=(0.15, 1.02), xlim=(0, UPDATES))
+        row[0].set_ylabel(name.replace(", ", ",\n"))
+    for axes, likelihood in zip(axes_WR[0], RULE_1, strict=True):
+        axes.set_title(likelihood, fontsize=10)
+    axes_WR[0, 0].legend(fontsize=8, loc="lower right")
+    figure.supxlabel("updates", fontsize=10)
+    figure.suptitle("solved, sampled", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
@@ -101,8 +110,8 @@ def main() -> None:
     results = json.loads(given.results.read_text())
     print_tables(results)
     if given.figures:
+        draw_signs(results, given.figures / "rule_signs.png")
         shown = {name: results[name] for name in results if "," not in name}
-        draw_signs(shown, given.figures / "rule_signs.png")
         draw_places(shown, given.figures / "rule_places.png")
 
 
