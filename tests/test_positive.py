@@ -66,26 +66,27 @@ def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
         parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
 
 
-BARE = {"method": "diffu_grpo", "with": ["sml"], "diffu_grpo": {"kl": 0.0}, "sml": {"kl": 0.0, "anchor": 0.0}}
+BARE = {"method": "diffu_grpo", "with": ["sml"], "sml": {"negative": 1.0}}
 
 
-@pytest.mark.parametrize("plugin", ["sml", "daca"])
-def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(plugin: str) -> None:
-    bare = {**BARE, "with": [plugin], plugin: BARE["sml"]}
-    if plugin == "daca":
-        del bare["sml"]
+@pytest.mark.parametrize("name", ["sml", "daca", "raft"])
+def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(name: str) -> None:
+    bare = {"method": "diffu_grpo", "with": [name], name: {"negative": 1.0}}
+    if name == "raft":
+        bare = {"method": "raft", "raft": {"advantage": "group_mean"}}
     warning = unlimited_push(parse_config(bare))
-    assert warning is not None and mentions(warning, plugin, "--with positive", f"{plugin}.kl", f"{plugin}.anchor")
+    remedy = "raft.advantage=correct_only" if name == "raft" else f"{name}.negative=0"
+    assert warning is not None and mentions(warning, name, "wrong answers", remedy)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"with": ["sml", "positive"]},
-        {"diffu_grpo": {"kl": 0.0, "advantage": "correct_only"}},
-        {"diffu_grpo": {"kl": 0.01}},
-        {"sml": {"kl": 0.0, "anchor": 0.5}},
-        {"sml": {"kl": 0.05, "anchor": 0.0}},
+        {"diffu_grpo": {"advantage": "correct_only"}},
+        {"sml": {"negative": 1.0, "anchor": 0.5}},
+        {"sml": {"negative": 1.0, "kl": 0.05}},
+        {"sml": {"exact_negative": 1.0}},
     ],
     ids=str,
 )
@@ -101,8 +102,7 @@ def test_no_base_and_no_default_of_daca_is_warned_of(name: str) -> None:
 
 def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unmask.cli.train._train_with_display", lambda *given: None)
-    bare = ("diffu_grpo.kl=0", "sml.kl=0", "sml.anchor=0")
-    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml", *bare)
+    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml", "sml.negative=1")
     assert code == 0 and err.count("wrong answers") == 1
-    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml,positive", *bare)
+    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml")
     assert code == 0 and err == ""

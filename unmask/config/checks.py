@@ -70,16 +70,17 @@ def check_combination(config: Config) -> None:
 
 def unlimited_push(config: Config) -> str | None:
     """A warning if SML lowers the likelihood of wrong answers and neither a KL nor an anchor limits that; else None."""
-    plugin = next((name for name in ("sml", "daca") if name in config.plugins), None)
+    name = next((word for word in (config.method, *config.plugins) if word in ("raft", "sml", "daca")), None)
     method = config.build_method()
-    if plugin is None or method.trajectory or method.kl or method.reward_kl:
+    if name is None or method.trajectory or method.kl or method.reward_kl:
         return None
     advantage_B = method.advantage(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long))
-    if resolved_options(config)[plugin]["anchor"] or not (advantage_B < 0).any():
+    if resolved_options(config)[name].get("anchor") or not (advantage_B < 0).any():
         return None
+    change = f"{name}.negative=0, or {name}.kl or {name}.anchor above 0"
     return (
-        f"{plugin} without KL and anchor pushes wrong answers down at states that rollouts do not visit; long runs can "
-        f"get worse (docs/studies/rules.md). Add --with positive, or set {plugin}.kl or {plugin}.anchor"
+        f"{name} without KL and anchor pushes wrong answers down at states that rollouts do not visit, and long runs "
+        f"can get worse (docs/studies/rules.md); set {'raft.advantage=correct_only' if name == 'raft' else change}"
     )
 
 
