@@ -31,7 +31,15 @@ RENAMED: dict[str, str] = {
 """Names that changed, old to new: metrics, JSON keys, columns. Applied to the old record of a comparison."""
 
 BASES = ("diffu_grpo", "unigrpo", "coupled_grpo", "wd1", "spg", "gspo", "espo", "reinforce_pp", "agrpo")
-SMALL = ("prompts=3", "group=4", "eval.prompts=4", "eval.samples=2", "trace_every=2", "sudoku.partial=0.5")
+SMALL = (
+    "model=tiny",
+    "prompts=3",
+    "group=4",
+    "eval.prompts=4",
+    "eval.samples=2",
+    "trace_every=2",
+    "sudoku.partial=0.5",
+)
 THREE = (*SMALL, "updates=3", "inner=2", "optimizer.lr=1e-3")
 LEFT_OUT = ("seconds", "seconds_per_update", "times", "wall", "threads", "versions", "config", "card")
 """Keys that hold times, versions or settings."""

@@ -3,10 +3,12 @@
     python benchmarks/scaling.py --device cuda --jobs 20 --out scaling
 
 Models of about 0.2, 2 and 20 M parameters are pre-trained alike (unless they are there), on 4 x 4 and on 6 x 6 Sudoku;
-then `unmask compare` trains each with every method. A call that was ended is gone on with by the same command.
+then `unmask compare` chooses a rate for every base, and trains each alone, with DACA as it was until 0.2.0, and with
+DiSPO. The same command resumes a call that was interrupted.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,8 @@ BOARDS: dict[str, dict[str, Any]] = {
     "6x6": {"task": "sudoku_large", "options": {"size": 6, "holes": [10, 16]}, "wrong": 0.95, "noise": 0.27},
 }
 RATES = {"0.2M": 2e-3, "2M": 1e-3, "20M": 5e-4}
+DACA = "daca:strata=4:anchor=0.5:kl=0.05:negative=1"
+"""Its default until 0.2.0, with four strata."""
 
 
 def recipe(size: str, board: str, steps: int) -> dict[str, Any]:
@@ -28,6 +32,13 @@ def recipe(size: str, board: str, steps: int) -> dict[str, Any]:
     shape = {"width": width, "layers": layers, "heads": width // 16, "hidden": 2 * width, "max_length": 128}
     common = {"seed": 0, "threads": 1, "steps": steps, "learning_rate": RATES[size], "warmup": 50}
     return {**common, "weight_decay": 0.01, "shape": shape, "mixture": [{**BOARDS[board], "batch": 128}]}
+
+
+def plugin_lines(rates: dict[str, Any]) -> str:
+    """Every base at its rate: alone, with DACA (on agrpo DPS alone) and with DiSPO."""
+    bases = {base: f"{base}:optimizer.lr={choice['chosen']}" for base, choice in rates.items()}
+    plugins = {base: ("", "+daca" if base == "agrpo" else f"+{DACA}", "+dispo") for base in bases}
+    return ",".join(line + plugin for base, line in bases.items() for plugin in plugins[base])
 
 
 def unmask(*words: str) -> "subprocess.Popen[bytes]":
@@ -62,11 +73,15 @@ def main() -> None:
     for size, board in cases:
         home, lesson = given.out / f"{size}-{board}", BOARDS[board]
         task = [f"{lesson['task']}.{key}={value}".replace(" ", "") for key, value in lesson["options"].items()]
-        words = ["--methods", given.methods, "--with", "none,daca,dispo", "--seeds", str(given.seeds)]
-        words += ["--budget", given.budget, "--lr", given.lr, "--device", given.device, "--jobs", str(given.jobs)]
-        settings = [f"model={home / 'model'}", "full=true", "eval.every=0", *task]
-        if unmask("compare", *settings, "--task", lesson["task"], *words, "--out", str(home / "compared")).wait():
-            sys.exit(f"the comparison of {size} on {board} ended early; the same command goes on with it")
+        words = ["compare", f"model={home / 'model'}", "full=true", "eval.every=0", *task, "--task", lesson["task"]]
+        words += ["--seeds", str(given.seeds), "--budget", given.budget, "--device", given.device]
+        words += ["--jobs", str(given.jobs)]
+        alone = unmask(*words, "--methods", given.methods, "--lr", given.lr, "--out", str(home / "alone"))
+        if not alone.wait():
+            lines = plugin_lines(json.loads((home / "alone" / "results.json").read_text())["rates"])
+            if not unmask(*words, "--methods", lines, "--out", str(home / "compared")).wait():
+                continue
+        sys.exit(f"the comparison of {size} on {board} ended early; the same command resumes it")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def train(updates: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     every = max(1, updates // 100)
-    overrides = [f"updates={updates}", "prompts=4", "group=4", "eval.prompts=16", "eval.samples=1"]
+    overrides = ["model=tiny", f"updates={updates}", "prompts=4", "group=4", "eval.prompts=16", "eval.samples=1"]
     config = read_config(DEMO, [*overrides, "save_every=50", "optimizer.lr=1e-6"])
     found: list[Reading] = []
 
