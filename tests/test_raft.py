@@ -1,5 +1,7 @@
 """RAFT against a loop, and against diffu_grpo with SML and correct answers only."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from helpers import Net, assert_identical, generator, rolled, slopes
 from unmask.config import parse_config
 from unmask.core.advantage import correct_only
 from unmask.core.probes import ask, unit_likelihood
-from unmask.methods import diffu_grpo, raft, sml
+from unmask.methods import agrpo, diffu_grpo, keep_correct, raft, sml
 from unmask.methods.daca import stratified
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import term_loss
@@ -42,6 +44,19 @@ def test_the_loss_is_its_loop_over_correct_rollouts():
             total += len(mates) / correct * float(likelihood_BL[b][trace.counted_BL[b]].sum())
     loss, _ = term_loss(term, ask(policy, term.probes))
     assert float(loss.detach()) == pytest.approx(-total / int(trace.counted_BL.sum()), abs=1e-12)
+
+
+def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
+    policy = Net(1)
+    rollouts = rolled(policy)
+    batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
+    for base in (agrpo(), diffu_grpo()):
+        rng = generator(4)
+        (alone,), (kept,) = (loss_terms(method, batch, Scorer(policy, policy), rng) for method in (base, raft()))
+        ((first, second),) = loss_terms(keep_correct(base, 0.3), batch, Scorer(policy, policy), generator(4))
+        assert_identical(slopes(policy, [first]), slopes(policy, alone))
+        assert_identical(slopes(policy, [second]), slopes(policy, [replace(kept[0], weight=0.3)]))
+        assert keep_correct(base).uses_equal_rewards and second.label == "correct_"
 
 
 def test_groups_with_equal_rewards_are_not_dropped():

@@ -41,10 +41,11 @@ def check_combination(config: Config) -> None:
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
     method = config.build_method()
-    if method.advantage is correct_only and task.reward_range is not None and task.reward_range[1] != 1:
+    by_correctness = any(term.advantage is correct_only for term in method.terms)
+    if by_correctness and task.reward_range is not None and task.reward_range[1] != 1:
         raise ValueError(
-            f"{config.method}.advantage: correct_only counts a reward of 1 as correct, and a solution of {config.task} "
-            "can earn another one; use rewards whose largest value is 1"
+            f"{method.name} counts a reward of 1 as correct, and a solution of {config.task} can earn another one; use "
+            "rewards whose largest value is 1, or another method, e.g. --method diffu_grpo --with daca"
         )
     if method.uses_equal_rewards and config.idle_groups != "keep":
         raise ValueError(

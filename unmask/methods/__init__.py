@@ -13,6 +13,7 @@ from unmask.methods.diffu_grpo import diffu_grpo
 from unmask.methods.dispo import dispo
 from unmask.methods.espo import espo
 from unmask.methods.gspo import gspo
+from unmask.methods.keep_correct import keep_correct
 from unmask.methods.positive import positive
 from unmask.methods.raft import raft
 from unmask.methods.reinforce_pp import reinforce_pp
@@ -24,4 +25,4 @@ BASES: dict[str, Callable[..., Method]] = {
     f.__name__: f for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo, raft)
 }
 
-PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo, positive)}
+PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo, positive, keep_correct)}

@@ -39,6 +39,7 @@ MEANINGS = {
     "spg.draws": "masks of each rollout",
     "daca.kl": "weight of the KL to the reference in the loss, instead of the base's",
     "sml.kl": "weight of the KL to the reference in the loss, instead of the base's",
+    "keep_correct.weight": "weight of the term on correct rollouts in the loss",
     "dispo.advantage": "formula of a completion's advantage among those of its state",
     "dispo.kl": "weight of the KL of the branches to the reference; it is multiplied by `weight`",
     "reinforce_pp.kl": "price of the KL to the reference: in the reward, or with `baseline` in the loss",

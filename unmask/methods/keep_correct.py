@@ -1,0 +1,34 @@
+"""A likelihood term on the own correct rollouts, for any base.
+
+    loss = L_base + weight * L_raft,     L_raft as in methods/raft.py: SML, correct rollouts only, no ratio
+
+Stable recipes have a term of this kind in common, e.g. LightningRL (arXiv 2603.13319): 0.1 times the mean negative
+log-likelihood of correct rollouts. It pulls towards answers that are known to be right with a well-conditioned
+likelihood, while the base can use both signs. Groups in which all rollouts are correct count here too.
+
+Exact when weight = 0 and the base is exact. Reduces to the base with weight 0; the gradient of the sum is the base's
+plus weight times RAFT's, bit for bit.
+"""
+
+from dataclasses import replace
+from math import inf
+
+from unmask.core.method import Method, Term, check_range
+from unmask.methods.daca import STRATA, Layout, random_strata
+from unmask.methods.raft import raft
+
+
+def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
+    """Add RAFT's loss, a likelihood term on the own correct rollouts."""
+    check_range(0, inf, weight=weight)
+    kept = raft(strata, layout)
+    term = Term(
+        probe=kept.probe,
+        advantage=kept.advantage,
+        objective=kept.objective,
+        weight=weight,
+        uses_old_logprobs=kept.uses_old_logprobs,
+        skip_zero_advantage=kept.skip_zero_advantage,
+        label="correct_",
+    )
+    return replace(base, name=f"{base.name}+keep_correct", further=(*base.further, term))
