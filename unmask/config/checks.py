@@ -61,6 +61,10 @@ def check_combination(config: Config) -> None:
         raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")
     if method.order is not None and config.rollout.threshold is not None:
         raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
+    if method.values is not None and config.rollout.cache != "none":
+        raise ValueError(
+            f"rollout.cache: {method.name} completes states of its rollouts again, which needs rollout.cache=none"
+        )
     try:
         for term in method.terms:
             if term.branch is None:
@@ -102,6 +106,11 @@ def blank_trace(length: int, steps: int, block: int) -> Trace:
         eos_id=2,
         steps=steps,
         sampling=TokenSampling(),
-        seen={"entropy": entropy_BC},
+        seen={
+            "entropy": entropy_BC,
+            "value_step": torch.zeros(2, 1, dtype=torch.long),
+            "value_weight": torch.ones(2, 1, dtype=torch.float64),
+            "state_value": torch.arange(steps + 1, dtype=torch.float64).repeat(2, 1),
+        },
     )
     return replace(trace, counted_BL=all_tokens(trace))

@@ -17,7 +17,7 @@ from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
 from unmask.core.order import Order, order_name
 from unmask.core.probes import Probes
-from unmask.core.specs import Branch, Record, RolloutRequest
+from unmask.core.specs import Branch, Record, RolloutRequest, StepValues
 from unmask.core.trace import TokenRule, Trace, until_eos
 
 Estimator = Callable[[Trace, torch.Generator], Probes]
@@ -93,6 +93,8 @@ class Method(Term):
     """What must the sampler remember?"""
     counted: TokenRule = until_eos
     """Which tokens count?"""
+    values: StepValues | None = None
+    """Which values of states must be estimated by completing them?"""
     reward_kl: float = 0.0
     """The price on the reward of each nat between old and reference policy, at the probes of the first term."""
     trajectory: bool = False

@@ -1,11 +1,12 @@
 """What a method asks of the sampler in addition to tokens, steps and log-probabilities."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unmask.core.trace import TokenRule, all_tokens
+from unmask.core.trace import TokenRule, Trace, all_tokens
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,15 @@ class RolloutRequest:
     counted: TokenRule = all_tokens
     record: Record = Record()
     branch: Branch | None = None
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """Estimate the value of the states before and after some steps of every rollout (rollout/step_values.py)."""
+
+    steps: Callable[[Trace, Tensor], tuple[Tensor, Tensor]]
+    """(trace, level_BK in [0, 1)) -> the drawn steps, (B, K), and their weights; step T: none."""
+    draws: int
+    """K."""
+    completions: int
+    """Completions of each state."""

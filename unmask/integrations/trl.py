@@ -201,6 +201,8 @@ def check(method: Method, args: GRPOConfig) -> None:
     """ValueError for settings that this trainer does not support."""
     if method.request.branch is not None:
         raise ValueError(f"{method.name} branches, and TRL cannot score branches: use `unmask train`")
+    if method.values is not None:
+        raise ValueError(f"{method.name} completes states again, and TRL cannot score them: use `unmask train`")
     if method.further:
         raise ValueError(f"{method.name} has several terms, and inside TRL a loss has one: use `unmask train`")
     if args.world_size > 1:

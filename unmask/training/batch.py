@@ -16,6 +16,7 @@ from unmask.distributed.sharding import unsharded
 from unmask.models.lora import has_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
+from unmask.rollout.step_values import continue_steps, with_state_values
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardFailure, score
 from unmask.tasks.task import Row
@@ -164,7 +165,17 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         branch_scores = score(task, sources, completions(policy, branches, length), config.reward, ranks, device)
         branch_reward_B, failures = branch_scores.reward_B, failures + branch_scores.failures
         branches = ranks.gather_trace(replace(branches, group_B=branches.group_B + mine.start), width)
+    continued = None
+    if (values := experiment.method.values) is not None:
+        own_seed_B = row_seeds(-1 - number, len(rows))[mine.start : mine.stop].to(device)
+        trace, continued = continue_steps(policy, trace, own_seed_B, values, experiment.decoding, setup.rollout_batch)
+        sources = [rows[mine.start + i] for i in continued.group_B.tolist()]
+        value_scores = score(task, sources, completions(policy, continued, length), config.reward, ranks, device)
+        failures = failures + value_scores.failures
+        continued = ranks.gather_trace(replace(continued, group_B=continued.group_B + mine.start), width)
     trace = ranks.gather_trace(trace, width)
+    if continued is not None:
+        trace = with_state_values(trace, continued, scores.reward_B, value_scores.reward_B)
     groups = len(trace.group_B.unique())
     live = len(trace.group_B[rewards_differ(scores.reward_B, trace.group_B)].unique())
     return Batch(

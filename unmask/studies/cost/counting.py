@@ -20,7 +20,8 @@ from unmask.core.schedule import one_by_one
 from unmask.core.trace import select_traces
 from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import row_seeds, sample
+from unmask.rollout.sample import Rollouts, row_seeds, sample
+from unmask.rollout.step_values import continue_steps, with_state_values
 from unmask.studies.cost.network import network_of
 from unmask.tasks import Task
 from unmask.tasks.support.data import HubUnavailable
@@ -138,6 +139,13 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     branches, branch_reward_B = rollouts.branches, None
     if branches is not None:
         branch_reward_B = (torch.arange(len(branches)) % 2).double()
+    if method.values is not None:
+        seeds = row_seeds(-1 - _first_batch(config), everything)[:count]
+        trace, continued = continue_steps(
+            sampler, rollouts.trace, seeds, method.values, decoding, MicroBatch(sizes.rollout)
+        )
+        wrong_N = (torch.arange(len(continued)) // method.values.completions % 2).double()  # no two states are equal
+        rollouts = Rollouts(with_state_values(trace, continued, reward_B, wrong_N), branches)
     scorer = Scorer(policy, reference if method.needs_reference else None, MicroBatch(sizes.update))
     batch = ScoredRollouts(rollouts, reward_B, branch_reward_B)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
