@@ -7,7 +7,7 @@ import pytest
 
 from unmask.sft.pretrain import PretrainTask, mixture_rows, mixture_tokens
 from unmask.tasks import TASKS
-from unmask.tasks.task import shows_wrong_behaviour
+from unmask.tasks.task import shown_behaviours
 
 CASES: dict[str, dict[str, Any]] = {
     "sudoku": {},
@@ -88,6 +88,7 @@ def test_shares_above_one_are_refused() -> None:
 
 
 def test_shares_are_shown_only_if_a_wrong_behaviour_occurs() -> None:
-    assert shows_wrong_behaviour({"careful": 0.2, "careless": 0.5, "other": 0.3})
-    assert not shows_wrong_behaviour({"careful": 0.4, "careless": 0.005, "other": 0.595})
-    assert not shows_wrong_behaviour({})
+    start = {"careful": 0.2, "careless": 0.5, "late": 0.0, "other": 0.3}
+    assert shown_behaviours(start) == ["careful", "careless", "other"]
+    assert shown_behaviours(start, start | {"late": 0.01}) == ["careful", "careless", "late", "other"]
+    assert shown_behaviours({"careful": 0.4, "careless": 0.005, "other": 0.595}) == shown_behaviours({}) == []

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
-from unmask.tasks.task import shows_wrong_behaviour
+from unmask.tasks.task import shown_behaviours
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -138,8 +138,8 @@ class Panel:
             self.rollout = metrics.get("time/rollout", 0.0)
             keys = [key for key in metrics if key.startswith("train/behaviour/")]
             shares = {key.rpartition("/")[2]: metrics[key] for key in keys}
-            if self.behaviours or shows_wrong_behaviour(shares):
-                self.behaviours = shares
+            names = dict.fromkeys([*self.behaviours, *shown_behaviours(shares)])
+            self.behaviours = {name: shares[name] for name in shares if name in names}
             for key in metrics.keys() & {"train/reward", "train/solved"}:
                 self.curves[key] = [*self.curves.get(key, []), metrics[key]][-CURVE:]
         self.warned += [f"{warning}, update {step}" for warning in warnings]

@@ -212,9 +212,14 @@ class Task:
         return task
 
 
-def shows_wrong_behaviour(shares: Mapping[str, float]) -> bool:
-    """Whether a named wrong behaviour has a share of at least 1 %: else the shares say no more than the solve rate."""
-    return any(share >= 0.01 for name, share in shares.items() if name not in ("careful", "other"))
+def shown_behaviours(*shares: Mapping[str, float]) -> list[str]:
+    """The behaviours that are worth showing: careful, the wrong ones that have a share of at least 1 % anywhere, and
+    other. None if there is no such wrong one: the shares then say no more than the solve rate."""
+    names = dict.fromkeys(name for each in shares for name in each)
+    wrong = [
+        name for name in names if name not in ("careful", "other") and any(each.get(name, 0) >= 0.01 for each in shares)
+    ]
+    return ["careful", *wrong, "other"] if wrong else []
 
 
 def part_weights(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:

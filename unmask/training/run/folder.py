@@ -29,7 +29,7 @@ from unmask.models import Model, save
 from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
-from unmask.tasks.task import shows_wrong_behaviour
+from unmask.tasks.task import shown_behaviours
 from unmask.training.run.file_names import BEST, FINISHED, LAST, LOGS, STARTS
 from unmask.training.run.health import HealthWarning, current_name
 from unmask.training.run.provenance import start_line
@@ -208,9 +208,10 @@ def curves_figure(rows: Sequence[Mapping[str, float]]) -> "Figure | None":
     if (figure := new_figure(9, 3.2)) is None:
         return None
     panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
-    shares = [{key: row[key] for key in row if key.startswith("train/behaviour/")} for row in rows]
-    if any(shows_wrong_behaviour({key.rpartition("/")[2]: row[key] for key in row}) for row in shares):
-        panels.append(list(dict.fromkeys(key for row in shares for key in row)))
+    prefix = "train/behaviour/"
+    shares = [{key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)} for row in rows]
+    if names := shown_behaviours(*shares):
+        panels.append([prefix + name for name in names])
     figure.set_size_inches(4.5 * len(panels), 3.2)
     for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:
