@@ -23,6 +23,7 @@ from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import TokenRule, Trace, until_eos
 from unmask.evaluation.evaluate import Evaluator
+from unmask.methods import BASES
 from unmask.models.tiny import TinyShape
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts
@@ -111,6 +112,10 @@ def rolled(
     seed_B = torch.arange(len(prompts)) + 1000 * seed
     settings = {"sampling": sampling, "order": order, "counted": counted, "record": record, "branch": branch}
     return sample(policy, prompts, seed_B, length=length, steps=steps, block=block, group_B=group_B, **settings)
+
+
+ON_ROLLOUTS = {name: base for name, base in BASES.items() if base().values is None}
+"""The bases whose loss needs the rollouts and their rewards only."""
 
 
 def rewards(trace: Trace, seed: int = 0) -> Tensor:

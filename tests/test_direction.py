@@ -15,13 +15,13 @@ import torch
 from test_exact_dispo import branch_part, every_branch
 from torch import Tensor
 
+from helpers import ON_ROLLOUTS
 from unmask.core.advantage import batch_z_score, group_mean, leave_one_out
 from unmask.core.method import Method
 from unmask.core.probes import Probes, ask
 from unmask.core.specs import Branch
 from unmask.core.trace import Trace
 from unmask.methods import (
-    BASES,
     agrpo,
     coupled_grpo,
     daca,
@@ -51,7 +51,7 @@ from world import (
 )
 
 DRAWS = 10
-METHODS = BASES | {"agrpo, choice": lambda: agrpo(choice=True)}
+METHODS = ON_ROLLOUTS | {"agrpo, choice": lambda: agrpo(choice=True)}
 CASES = [
     (order, name)
     for order in ("random", "low_confidence")

@@ -5,6 +5,7 @@ import torch
 
 from helpers import (
     MASK,
+    ON_ROLLOUTS,
     Net,
     assert_close,
     assert_identical,
@@ -87,7 +88,7 @@ def test_the_normaliser_is_one_over_states_times_fillings_times_length():
     assert counted_ML.any() and not counted_ML.all()
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", ON_ROLLOUTS)
 def test_weight_zero_is_the_base_bit_for_bit(name):
     base = BASES[name]()
     policy, with_branches = rollout(dispo(base, weight=0.0))

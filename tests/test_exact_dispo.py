@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from branching import branch_traces, fillings, visits
-from helpers import sample
+from helpers import ON_ROLLOUTS, sample
 from unmask.core.advantage import group_mean, leave_one_out
 from unmask.core.method import Method, uniform_credit
 from unmask.core.order import ORDERS
@@ -166,7 +166,7 @@ def test_identical_branches_have_no_gradient_at_all():
     assert (step_of(world.policy, [branch_part(dispo(diffu_grpo()), world, branches, 1.0)]) != 0).any()
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ON_ROLLOUTS)
 def test_daca_and_dispo_commute(base):
     world = World(NetPolicy(2, 4, seed=14), steps=4, block=2, prompt=(1,))
     found = []

@@ -117,6 +117,7 @@ def trained(config: Config, folder: Path) -> list[dict[str, float]]:
 CASES: dict[str, dict[str, Any]] = {
     f"{method}+{'+'.join(plugins)}": {"method": method, "with": plugins}
     for method, plugins in itertools.product(BASES, ([], ["daca"], ["dispo"], ["daca", "dispo"]))
+    if method != "vine" or "daca" not in plugins  # which is refused
 }
 CASES |= {
     "inner updates": {"method": "unigrpo", "inner_steps": 3},

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from helpers import ON_ROLLOUTS
 from unmask.config import parse_config
 from unmask.config.checks import unlimited_push
 from unmask.core.advantage import ADVANTAGES, correct_only, every_sample, group_mean
-from unmask.methods import BASES
+from unmask.methods import BASES, PLUGINS
 from unmask.methods.positive import positive
 from wording import mentions
 
@@ -39,13 +40,20 @@ def test_negative_advantages_are_scaled_and_positive_ones_stay(
     assert positive(base, negative).advantage(reward_B, group_B).tolist() == wanted
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", ON_ROLLOUTS)
 def test_everything_but_the_advantage_is_the_base(name: str) -> None:
     base = BASES[name]()
     method = positive(base)
     assert method.name == f"{name}+positive"
     for field in ("probe", "objective", "credit", "kl", "divergence", "record", "counted", "skip_zero_advantage"):
         assert getattr(method, field) is getattr(base, field)
+
+
+def test_it_is_refused_where_it_would_change_nothing() -> None:
+    with pytest.raises(ValueError, match="vine has advantages of steps"):
+        positive(BASES["vine"]())
+    with pytest.raises(ValueError, match="vine has a credit of its own, which DPS would replace"):
+        PLUGINS["daca"](BASES["vine"]())
 
 
 def test_a_scale_below_zero_is_refused() -> None:

@@ -9,7 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings as bounded, strategies as st
 
-from helpers import MASK, Net, assert_close, generator, padded, parts_of, permuted, random_probes, rolled
+from helpers import (
+    MASK,
+    ON_ROLLOUTS,
+    Net,
+    assert_close,
+    generator,
+    padded,
+    parts_of,
+    permuted,
+    random_probes,
+    rolled,
+)
 from unmask.core.order import ORDERS, low_confidence
 from unmask.core.probes import (
     FLOOR,
@@ -372,7 +383,7 @@ class Hard(Net):
 
 
 @pytest.mark.parametrize("cut", [TokenSampling(), TokenSampling(temperature=0.7), TokenSampling(top_k=2)])
-@pytest.mark.parametrize("name", [*BASES, "sml"])
+@pytest.mark.parametrize("name", [*ON_ROLLOUTS, "sml"])
 def test_a_token_that_the_policy_cannot_write_has_a_floor_and_no_gradient(name, cut):
     """A token is drawn where it is possible and asked where its logit is -inf: nothing becomes NaN, and the gradient is
     that of the other answers alone."""

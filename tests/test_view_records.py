@@ -38,7 +38,12 @@ from unmask.util.micro_batch import MicroBatch
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
 FEW = {"updates": 2, "prompts": 2, "group": 3, "eval": {"prompts": 2, "samples": 2}, "optimizer": {"lr": 1e-2}}
 ONE = {"updates": 1, "eval": {"prompts": 1, "samples": 1}}
-BOTH = {"with": ["daca", "dispo"], "dispo": {"lateness": 0.0}, "rollout": {"steps": 8, "block": 4}}
+BOTH = {
+    "with": ["daca", "dispo"],
+    "daca": {"negative": 1.0, "kl": 0.05, "anchor": 0.5},
+    "dispo": {"lateness": 0.0},
+    "rollout": {"steps": 8, "block": 4},
+}
 
 Line = dict[str, Any]
 
@@ -208,7 +213,7 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
                 assert not rollout["taught"] and all(rollout[key] is None for key in blank)
 
 
-@pytest.mark.parametrize("method", BASES)
+@pytest.mark.parametrize("method", [name for name in BASES if name not in ("raft", "vine")])
 def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
     model: str, tmp_path: Path, seen: Seen, method: str
 ) -> None:

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import EPSILON, Advantage, group_sum
-from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step
+from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step, uniform_credit
 from unmask.core.probes import Probes, random_rank, rank, views
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
@@ -353,6 +353,8 @@ def dps(
     check_range(0, inf, strength=strength, largest=largest)
     check_range(0, 1, smallest=smallest)
     check_functions(variant=variant, scope=scope)
+    if base.credit is not uniform_credit:
+        raise ValueError(f"{base.name} has a credit of its own, which DPS would replace: leave out dps and daca")
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:

@@ -26,5 +26,7 @@ def scaled_negatives(reward_B: Tensor, group_B: Tensor, advantage: Advantage, ne
 def positive(base: Method, negative: float = 0.0) -> Method:
     """Scale negative advantages; by default they count nothing."""
     check_range(0, inf, negative=negative)
+    if base.values is not None:
+        raise ValueError(f"{base.name} has advantages of steps, which positive does not change: leave it out")
     advantage = partial(scaled_negatives, advantage=base.advantage, negative=negative)
     return replace(base, name=f"{base.name}+positive", advantage=advantage)
