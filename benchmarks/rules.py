@@ -14,10 +14,10 @@ Every update has the same length. A quarter of an hour on one core (docs/studies
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -49,6 +49,8 @@ UPDATES, STEP = 200, 0.05
 """The number of updates and the length of each, in the space of all weights."""
 STARTS = 3
 """Networks to start from. They differ in the weights that the fit begins with."""
+DRIFT_AT = (0, 5, 20, 50)
+"""Updates after which `Study.drift` is measured."""
 DECISIVE = 0.2
 """A token decides if it moves the probability of a right answer by more than this."""
 
@@ -321,6 +323,8 @@ SIGNS: dict[str, LimitAdvantage] = {
     "positive part": partial(scaled, negative=0.0),
     "correct only": correct_only,
     "negative part": negative_part,
+    "right answers": lambda reward_B, group_B, mean_P: reward_B,
+    "every sample": lambda reward_B, group_B, mean_P: torch.ones_like(reward_B),
 }
 RULE_1 = ("fully masked", "mask pair", "SML", "ELBO", "visited")
 RULE_2 = tuple(f"{size} masked" for size in range(LENGTH, 0, -1))
@@ -375,16 +379,30 @@ class Study:
             "pass@4": float((1 - (1 - sampled_P) ** 4).mean()),
         }
 
-    def curve(self, likelihood: str, sign: str, updates: int = UPDATES, step: float = STEP) -> dict[str, Any]:
-        """The solve rate after every update along the normalised expected gradient, and the scores at the end."""
-        policy, sampled = deepcopy(self.start), list[float]()
-        for _ in range(updates):
+    def policies(self, likelihood: str, sign: str) -> Iterator[tuple[Net, float]]:
+        """The policy and its solve rate after 0, 1, 2, ... updates along the normalised expected gradient."""
+        policy = deepcopy(self.start)
+        while True:
             gradient, rate_P = self.gradient(policy, likelihood, sign)
-            sampled.append(float(rate_P.mean()))
+            yield policy, float(rate_P.mean())
             vector = nn.utils.parameters_to_vector(policy.parameters()).detach()
-            nn.utils.vector_to_parameters(vector + step * gradient / gradient.norm(), policy.parameters())
-        scores = self.scores(policy)
-        return {"curve": [*sampled, scores["sampled"]], **scores}
+            nn.utils.vector_to_parameters(vector + STEP * gradient / gradient.norm(), policy.parameters())
+
+    def curve(self, likelihood: str, sign: str) -> dict[str, Any]:
+        """The solve rate after every update, and the scores at the end."""
+        path = list(islice(((rate, policy) for policy, rate in self.policies(likelihood, sign)), UPDATES + 1))
+        return {"curve": [rate for rate, _ in path], **self.scores(path[-1][1])}
+
+    def drift(self, likelihood: str) -> list[float]:
+        """The length of the gradient of all samples over that of the right ones, on the way of both signs."""
+        ratios = []
+        for update, (policy, _) in enumerate(islice(self.policies(likelihood, "both signs"), DRIFT_AT[-1] + 1)):
+            if update in DRIFT_AT:
+                every, right = (
+                    self.gradient(policy, likelihood, sign)[0] for sign in ("every sample", "right answers")
+                )
+                ratios.append(float(every.norm() / right.norm()))
+        return ratios
 
     def cosine(self, likelihood: str, sign: str) -> float:
         """The cosine of the expected gradient with that of the solve rate, at the start."""
@@ -420,8 +438,7 @@ def gradient_norms(policy: Net) -> Tensor:
 
 def study(worlds: list[Study]) -> dict[str, Any]:
     """All lines of one world, averaged over starts; `ends` has the solve rate at the end of every start."""
-    signs = [sign for sign in SIGNS if sign != "negative part"]
-    grid = [(likelihood, sign) for likelihood in RULE_1 for sign in signs]
+    grid = [(likelihood, sign) for likelihood in RULE_1 for sign in [*SIGNS][:5]]
     grid += [(likelihood, sign) for likelihood in RULE_2 for sign in ("both signs", "positive part", "negative part")]
     lines = dict[tuple[str, str], dict[str, Any]]()
     for likelihood, sign in grid:
@@ -442,6 +459,13 @@ def study(worlds: list[Study]) -> dict[str, Any]:
         "start": {key: fmean(each[key] for each in start) for key in start[0]},
         "lines": [*lines.values()],
         "decisive": decisive,
+        "drift": drifts(worlds),
+    }
+
+
+def drifts(worlds: list[Study]) -> dict[str, list[float]]:
+    return {
+        name: [fmean(each) for each in zip(*(world.drift(name) for world in worlds), strict=True)] for name in RULE_1
     }
 
 

@@ -54,6 +54,10 @@ def print_tables(results: dict[str, Any]) -> None:
             print(f"\n{title}\n\n{table(world, RULE_1, SIGNS[:-1], cell)}")
             print(f"\n{table(world, RULE_2, ('both signs', 'positive part', 'negative part'), cell)}")
         shares = ", ".join(f"{key} {100 * value['decides']:.0f}" for key, value in world["decisive"].items())
+        drift = ", ".join(f"{key} {[round(value, 2) for value in each]}" for key, each in world["drift"].items())
+        print(
+            f"\nlength of the gradient of all samples over that of the right ones, after 0, 5, 20, 50 updates: {drift}"
+        )
         print(f"\nshare of the gradient on tokens that decide, %: {shares}")
 
 
