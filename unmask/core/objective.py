@@ -61,12 +61,19 @@ def step_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
     return share_ML / units_B[probes.trace_M, None] / len(probes.trace)
 
 
+def unit_mean(counted_ML: Tensor, probes: Probes) -> Tensor:
+    """Every unit of the batch weighs the same, divided among its tokens: a trace with more units weighs more."""
+    share_ML = counted_ML.double() / counted_ML.sum(-1, keepdim=True).clamp(min=1)
+    return share_ML / counted_ML.any(-1).sum().clamp(min=1)
+
+
 NORMALISERS: dict[str, Normaliser] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
     "canvas_mean": canvas_mean,
     "trace_sum": trace_sum,
     "step_mean": step_mean,
+    "unit_mean": unit_mean,
 }
 
 

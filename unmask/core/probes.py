@@ -270,15 +270,19 @@ def fully_masked(trace: Trace, rng: torch.Generator, prompt_masking: float = 0.0
     return views(trace, masked_BL[None], trace.canvas_BL[None])
 
 
-def segmented(trace: Trace, rng: torch.Generator, segments: int = 4) -> Probes:
+def segmented(trace: Trace, rng: torch.Generator, segments: int = 4, prompt_masking: float = 0.0) -> Probes:
     """Visited states merged: the tokens of a segment of steps are asked at the segment's first state
-    (d2 StepMerge 2509.21474, TraceRL 2509.06949). With T segments it asks what every_step asks, but does not apply the
-    cuts of top_k and top_p; with one it is mean field."""
+    (d2-StepMerge, 2509.21474). With T segments it asks what every_step asks, but does not apply the cuts of top_k and
+    top_p; with one it is mean field. `prompt_masking` as in fully_masked, the same in all segments."""
     if not 1 <= segments <= trace.steps:
         raise ValueError(f"segments={segments} must lie between 1 and the {trace.steps} denoising steps")
     edge_K = torch.arange(segments + 1, device=trace.step_BL.device) * trace.steps // segments
     masked_KBL = trace.step_BL >= edge_K[:-1, None, None]
-    return views(trace, masked_KBL, masked_KBL & (trace.step_BL < edge_K[1:, None, None]))
+    asked_KBL = masked_KBL & (trace.step_BL < edge_K[1:, None, None])
+    if prompt_masking:
+        hidden_BL = trace.attended_BL & (uniform(rng, trace.canvas_BL) < prompt_masking)
+        masked_KBL = masked_KBL | (hidden_BL & ~trace.canvas_BL)
+    return views(trace, masked_KBL, asked_KBL)
 
 
 def left_to_right_views(trace: Trace, rng: torch.Generator) -> Probes:

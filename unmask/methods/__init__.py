@@ -18,12 +18,29 @@ from unmask.methods.positive import positive
 from unmask.methods.raft import raft
 from unmask.methods.reinforce_pp import reinforce_pp
 from unmask.methods.spg import spg
+from unmask.methods.step_merge import step_merge
+from unmask.methods.trace_rl import trace_rl
 from unmask.methods.unigrpo import unigrpo
 from unmask.methods.vine import vine
 from unmask.methods.wd1 import wd1
 
 BASES: dict[str, Callable[..., Method]] = {
-    f.__name__: f for f in (diffu_grpo, unigrpo, coupled_grpo, wd1, spg, gspo, espo, reinforce_pp, agrpo, raft, vine)
+    f.__name__: f
+    for f in (
+        diffu_grpo,
+        unigrpo,
+        coupled_grpo,
+        wd1,
+        spg,
+        gspo,
+        espo,
+        reinforce_pp,
+        agrpo,
+        step_merge,
+        trace_rl,
+        raft,
+        vine,
+    )
 }
 
 PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo, positive, keep_correct)}

@@ -1,0 +1,82 @@
+"""TraceRL (arXiv 2509.06949) without its value model, and CJ-GRPO (arXiv 2509.23924).
+
+    the steps that wrote something, in order, are merged `merge` at a time; R rows in the batch, each a merged step
+    l_i  = log p(o_i | state before the row of i)
+    loss = - 1/R sum over rows of the mean over its tokens of Clip(exp(l_i - l_i_old), A_g),    A_g = (r_g - mean) / std
+
+A rollout with more rows weighs more. CJ-GRPO takes every step (merge = 1) and the mean over a rollout's steps first:
+normaliser = step_mean. The authors add 0.01 times a KL to the old policy, summed over a row's tokens. On the first
+inner step its gradient is zero, and the clip bounds the later ones: it is left out. So is the value model, which
+doubles memory and passes.
+
+Exact when merge = 1, on-policy, and the order is random, left_to_right or surest_position, up to the weight of a step:
+the mean over its tokens, where the policy gradient has their sum. With one token a step, normaliser = step_mean and
+advantage = group_mean it is (G - 1) / (G T) grad J. Reduces to the fully masked canvas if merge is at least T.
+"""
+
+from functools import partial
+from math import inf
+
+import torch
+
+from unmask.core.advantage import Advantage, z_score
+from unmask.core.method import Method, check_functions, check_range, each_inner_step
+from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, unit_mean
+from unmask.core.probes import Probes, at_states, every_step
+from unmask.core.trace import Trace
+from unmask.methods.agrpo import uniform_steps
+
+
+def merged_steps(trace: Trace, rng: torch.Generator, merge: int = 1) -> Probes:
+    """Every `merge` steps that wrote something, asked at the state before the first of them; a unit each."""
+    if merge == 1:
+        return every_step(trace, rng)  # which also applies the cuts of top_k and top_p
+    written_BT = uniform_steps(trace) > 0
+    row_BT = (written_BT.long().cumsum(-1) - 1).clamp(min=0) // merge
+    rows = int(row_BT.max()) + 1
+    step_BT = torch.arange(trace.steps, device=row_BT.device).expand_as(row_BT).masked_fill(~written_BT, trace.steps)
+    first_BK = torch.full((len(trace), rows), trace.steps, device=row_BT.device)
+    first_BK = first_BK.scatter_reduce(1, row_BT, step_BT, "amin")
+    row_BL = row_BT.gather(1, torch.where(trace.filled_BL, trace.step_BL, 0))
+    number_N = torch.arange(len(trace) * rows, device=row_BT.device)
+    trace_N, row_N1 = number_N // rows, (number_N % rows)[:, None]
+    asked_NL = (row_BL[trace_N] == row_N1) & trace.filled_BL[trace_N]
+    probes = Probes(
+        trace=trace,
+        states_SL=trace.tokens_BL[trace_N].masked_fill(
+            trace.step_BL[trace_N] >= first_BK.flatten()[:, None], trace.mask_id
+        ),
+        attended_SL=trace.attended_BL[trace_N],
+        state_N=number_N,
+        unit_N=number_N,
+        asked_NL=asked_NL,
+        share_NL=torch.ones_like(asked_NL, dtype=torch.float64),
+        trace_M=trace_N,
+        weight_M=torch.ones(len(trace_N), dtype=torch.float64, device=row_BT.device),
+    )
+    return at_states(probes, asked_NL.any(-1))
+
+
+def trace_rl(
+    merge: int = 1,
+    low: float = 0.2,
+    high: float = 0.2,
+    kl: float = 0.0,
+    kl_kind: KL = k3,
+    advantage: Advantage = z_score,
+    normaliser: Normaliser = unit_mean,
+) -> Method:
+    """Every visited state, or several steps merged. (The paper merges 8 of 512 steps for LLaDA.)"""
+    check_range(1, inf, merge=merge)
+    check_range(0, inf, low=low, high=high)
+    check_functions(normaliser=normaliser, kl_kind=kl_kind)
+    return Method(
+        name="trace_rl",
+        probe=each_inner_step(partial(merged_steps, merge=merge)),
+        advantage=advantage,
+        objective=partial(token_clip, low=low, high=high, normaliser=normaliser),
+        kl=kl,
+        divergence=partial(token_divergence, kl=kl_kind, normaliser=normaliser),
+        trajectory=True,
+        skip_zero_advantage=True,
+    )
