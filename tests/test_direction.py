@@ -33,6 +33,7 @@ from unmask.methods import (
     reinforce_pp,
     sml,
     spg,
+    step_merge,
     unigrpo,
     wd1,
 )
@@ -51,7 +52,7 @@ from world import (
 )
 
 DRAWS = 10
-METHODS = ON_ROLLOUTS | {"agrpo, choice": lambda: agrpo(choice=True)}
+METHODS = ON_ROLLOUTS | {"agrpo, choice": lambda: agrpo(choice=True), "step_merge": lambda: step_merge(segments=2)}
 CASES = [
     (order, name)
     for order in ("random", "low_confidence")

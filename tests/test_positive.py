@@ -102,7 +102,7 @@ def test_a_limit_or_the_positive_part_needs_no_warning(change: dict) -> None:
     assert unlimited_push(parse_config({**BARE, **change})) is None
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", ON_ROLLOUTS)
 def test_no_base_and_no_default_of_daca_is_warned_of(name: str) -> None:
     for plugins in ([], ["daca"]):
         assert unlimited_push(parse_config({"method": name, "with": plugins})) is None
