@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from unmask.cli.runs import split_settings
 from unmask.config import DEMO, Config, parse_config, read_config
 from unmask.config.defaults import micro_batch_sizes
-from unmask.config.keys import RENAMED, validate, with_current_keys, with_old_keys
+from unmask.config.keys import RENAMED, RESOLVED, validate, with_current_keys, with_old_keys
+from unmask.config.parse import read_run_config
 from unmask.methods.daca import strided_strata
 from unmask.sft.config import SftConfig
 from wording import naming
@@ -203,3 +205,32 @@ def test_a_whole_number_may_be_written_with_an_exponent(text: str, value: int) -
 def test_a_fraction_with_an_exponent_is_not_a_whole_number() -> None:
     with pytest.raises(ValueError, match=naming("updates", "1.5e0")):
         read_config(None, ["updates=1.5e0"])
+
+
+SML_OF_0_2 = {"strata": 3, "layout": "random", "anchor": 0.5, "kl": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("method", "plugin", "changed", "base_options", "kl"),
+    [
+        ("diffu_grpo", "sml", {}, {"kl": 0.04}, 0.05),
+        ("diffu_grpo", "daca", {}, {"kl": 0.1}, 0.1),
+        ("reinforce_pp", "sml", {"kl": 0.0}, {"kl": 0.01, "baseline": False}, 0.0),  # its KL is on the reward
+        ("reinforce_pp", "sml", {"kl": 0.0}, {"kl": 0.01, "baseline": True}, 0.01),
+        ("agrpo", "daca", {}, {"kl": 0.0}, 0.0),  # DPS alone: the options of SML had no effect
+    ],
+)
+def test_a_run_of_0_2_keeps_both_signs_and_the_larger_kl(
+    tmp_path: Path, method: str, plugin: str, changed: dict, base_options: dict, kl: float
+) -> None:
+    data = {"method": method, "with": [plugin], method: base_options, plugin: {**SML_OF_0_2, **changed}, RESOLVED: {}}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(data))
+    reward_B, group_B = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
+    for config in (read_run_config(tmp_path), read_config(file)):
+        built = config.build_method()
+        assert built.kl == kl and (built.advantage(reward_B, group_B) < 0).any()
+    file.write_text(yaml.safe_dump({key: data[key] for key in data if key != RESOLVED}))  # as a user writes it
+    if method == "diffu_grpo":
+        assert read_config(file).build_method().kl == 0.05
+        assert not (read_config(file).build_method().advantage(reward_B, group_B) < 0).any()

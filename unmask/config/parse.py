@@ -11,7 +11,7 @@ from typing import Any
 
 from unmask.config.arguments import build_task, check_known
 from unmask.config.key_checks import check_keys
-from unmask.config.keys import apply_overrides, validate, with_current_keys
+from unmask.config.keys import RESOLVED, apply_overrides, validate, with_current_keys
 from unmask.config.published import check_by_schema, published_names
 from unmask.config.recipes import check_command, config_path
 from unmask.config.schema import Config, as_list
@@ -40,6 +40,7 @@ def read_without_torch(
     if isinstance(path, str | Path):
         check_command(config_path(path), "train")
         content = read_keys(config_path(path))
+        content = _with_meaning_of_0_2(content) if RESOLVED in content else content  # a run wrote it
     else:
         content = deepcopy(dict(path or {}))
     data = with_current_keys(content)
@@ -58,14 +59,26 @@ def read_without_torch(
 def read_run_config(folder: Path, overrides: Iterable[str] = (), checked: bool = True) -> Config:
     """The configuration of a run; without `checked` as `read_without_torch` has it. Keys of 0.1 are renamed without a
     warning: the user did not write this file."""
-    data = read_keys(folder / "config.yaml")
-    for section in (data.get("sml"), data.get("daca")):
-        if isinstance(section, dict) and "negative" not in section:  # written before 0.3.0
-            base_kl = data.get(section_of(data["method"]), {}).get("kl", 0.0)
-            section |= {"negative": 1.0, "kl": max(base_kl, section.get("kl", 0.0))}
+    data = _with_meaning_of_0_2(read_keys(folder / "config.yaml"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return (read_config if checked else read_without_torch)(data, overrides)
+
+
+def _with_meaning_of_0_2(data: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, with the options that SML had before 0.3.0 if it is older: both signs, and the larger
+    KL of base and plug-in. On AGRPO, where daca is DPS alone, the options of SML had no effect."""
+    method = data.get("method", "")
+    base = data.get(section_of(method), {})
+    base_kl = base.get("kl", 0.0) if base.get("baseline", True) else 0.0  # reinforce_pp has it on the reward
+    for name in ("sml", "daca"):
+        section = data.get(name)
+        if isinstance(section, dict) and "negative" not in section:
+            if method == "agrpo":
+                data[name] = {key: section[key] for key in section if key not in ("strata", "layout", "anchor", "kl")}
+            else:
+                data[name] = {**section, "negative": 1.0, "kl": max(base_kl, section.get("kl", 0.0))}
+    return data
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
