@@ -24,7 +24,7 @@ from helpers import (
     sample,
     slopes,
 )
-from unmask.core.advantage import EPSILON, group_mean
+from unmask.core.advantage import EPSILON, correct_only, group_mean
 from unmask.core.method import uniform_credit
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, fully_masked, unit_likelihood
@@ -33,7 +33,7 @@ from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
 from unmask.core.token_sampling import token_logprobs
 from unmask.core.trace import all_tokens, state_before
-from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, sml
+from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, positive, raft, sml
 from unmask.methods.daca import (
     LAYOUTS,
     SCOPES,
@@ -179,6 +179,12 @@ def test_wrong_answers_are_pushed_down_at_visited_states_by_agrpos_own_term(nega
         wanted = replace(visited, advantage_B=group_mean(reward_B, rollouts.trace.group_B).clamp(max=0), weight=0.7)
         assert_identical(slopes(now, [second]), slopes(now, [wanted]))
         assert second.label == exact.label != first.label == ""
+
+
+@pytest.mark.parametrize("base", [raft(), positive(diffu_grpo()), diffu_grpo(advantage=correct_only)])
+def test_exact_negative_is_refused_where_no_advantage_is_negative(base):
+    with pytest.raises(ValueError, match="no negative advantages, so exact_negative would do nothing"):
+        sml(base, exact_negative=0.1)
 
 
 def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():

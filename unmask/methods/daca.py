@@ -318,10 +318,12 @@ def sml(
     check_range(0, inf, kl=kl, exact_negative=exact_negative)
     check_functions(layout=layout)
     if base.trajectory:
-        raise ValueError(
-            f"{base.name} is defined by the states it asks at, which SML would replace: "
-            f"use --with dps (or daca, which means DPS alone on {base.name})"
-        )
+        instead = f"use --with dps (or daca, which means DPS alone on {base.name})"
+        instead = instead if base.values is None else "leave out sml"
+        raise ValueError(f"{base.name} is defined by the states it asks at, which SML would replace: {instead}")
+    right_B, group_B = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
+    if exact_negative and not negative_part(right_B, group_B, base.advantage).any():
+        raise ValueError(f"{base.name} has no negative advantages, so exact_negative would do nothing: leave it out")
     estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
     method = replace(base, probe=each_inner_step(estimator), kl=kl)
     method = method if negative == 1 else positive(method, negative)
