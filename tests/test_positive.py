@@ -54,6 +54,8 @@ def test_it_is_refused_where_it_would_change_nothing() -> None:
         positive(BASES["vine"]())
     with pytest.raises(ValueError, match="vine has a credit of its own, which DPS would replace"):
         PLUGINS["daca"](BASES["vine"]())
+    with pytest.raises(ValueError, match="vine is defined by the states .*: leave out sml$"):
+        PLUGINS["sml"](BASES["vine"]())
 
 
 def test_a_scale_below_zero_is_refused() -> None:
@@ -72,6 +74,10 @@ def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
     text = {"task": "countdown_text", "rollout": {"length": 32}}
     with pytest.raises(ValueError, match="diffu_grpo counts a reward of 1"):
         parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
+    for name in ("sml", "positive", "keep_correct"):
+        method = {"method": "agrpo" if name == "keep_correct" else "raft", "with": [name]}
+        with pytest.raises(ValueError, match=f"{name} counts a reward of 1"):
+            parse_config({**method, **text, "countdown_text": {"weights": {"format": 0.5}}})
 
 
 BARE = {"method": "diffu_grpo", "with": ["sml"], "sml": {"negative": 1.0}}

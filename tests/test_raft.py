@@ -9,10 +9,10 @@ from helpers import Net, assert_identical, generator, rolled, slopes
 from unmask.config import parse_config
 from unmask.core.advantage import correct_only
 from unmask.core.probes import ask, unit_likelihood
-from unmask.methods import agrpo, diffu_grpo, keep_correct, raft, sml
+from unmask.methods import agrpo, diffu_grpo, keep_correct, raft, reinforce_pp, sml
 from unmask.methods.daca import stratified
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
-from unmask.training.update import term_loss
+from unmask.training.update import accumulate, term_loss
 
 
 def right_or_wrong(trace) -> torch.Tensor:
@@ -57,6 +57,32 @@ def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
         assert_identical(slopes(policy, [first]), slopes(policy, alone))
         assert_identical(slopes(policy, [second]), slopes(policy, [replace(kept[0], weight=0.3)]))
         assert keep_correct(base).uses_equal_rewards and second.label == "correct_"
+
+
+def test_a_kl_on_the_reward_does_not_make_correct_rollouts_wrong():
+    """reinforce_pp subtracts a price from the reward. keep_correct counts rewards before it, exact_negative after it."""
+    policy, reference = Net(1), Net(2)
+    rollouts = rolled(policy)
+    reward_B, base, scorer = right_or_wrong(rollouts.trace), reinforce_pp(kl=0.5), Scorer(policy, reference)
+    batch = ScoredRollouts(rollouts, reward_B)
+    ((first, kept),) = loss_terms(keep_correct(base), batch, scorer, generator())
+    assert len(first.advantage_B.unique()) > 2  # rollouts have different prices
+    assert torch.equal(kept.advantage_B, correct_only(reward_B, rollouts.trace.group_B))
+    ((above, below),) = loss_terms(sml(base, exact_negative=1.0), batch, scorer, generator())
+    both_B = above.advantage_B + below.advantage_B
+    assert len(both_B.unique()) > 2 and float(both_B.mean()) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_log_probability_in_the_metrics_is_that_of_correct_rollouts():
+    policy = Net(1)
+    rollouts = rolled(policy)
+    trace, batch = rollouts.trace, ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
+    ((term,),) = loss_terms(raft(), batch, Scorer(policy), generator(2))
+    likelihood_BL = unit_likelihood(ask(policy, term.probes), term.probes).detach()
+    right_BL = trace.counted_BL & (right_or_wrong(trace) > 0)[:, None]
+    for skipped in (True, False):
+        metrics = accumulate(policy, replace(term, skip_zero_advantage=skipped), 64)
+        assert float(metrics["logp"]) == pytest.approx(float(likelihood_BL[right_BL].mean()), abs=1e-9)
 
 
 def test_groups_with_equal_rewards_are_not_dropped():

@@ -7,7 +7,6 @@ import torch
 from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES, resolved_options
 from unmask.config.schema import Config
-from unmask.core.advantage import correct_only
 from unmask.core.order import ORDERS, score_threshold
 from unmask.core.schedule import SCHEDULES, one_by_one
 from unmask.core.shapes import GIVEN
@@ -41,8 +40,7 @@ def check_combination(config: Config) -> None:
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
     method = config.build_method()
-    by_correctness = any(term.advantage is correct_only for term in method.terms)
-    if by_correctness and task.reward_range is not None and task.reward_range[1] != 1:
+    if method.counts_ones and task.reward_range is not None and task.reward_range[1] != 1:
         raise ValueError(
             f"{method.name} counts a reward of 1 as correct, and a solution of {config.task} can earn another one; use "
             "rewards whose largest value is 1, or another method, e.g. --method diffu_grpo --with daca"

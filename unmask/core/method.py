@@ -76,6 +76,8 @@ class Term:
     sampled and rewarded in addition."""
     label: str = ""
     """The prefix of its metrics, different for every term of a method."""
+    priced: bool = True
+    """Its rewards are those after the price of `Method.reward_kl`."""
 
     def __post_init__(self) -> None:
         check_range(0, inf, weight=self.weight, kl=self.kl)
@@ -140,3 +142,13 @@ class Method(Term):
         """A group of correct rollouts only carries a signal: some advantage is not zero there."""
         reward_B, group_B = torch.ones(2), torch.zeros(2, dtype=torch.long)
         return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms)
+
+    @property
+    def counts_ones(self) -> bool:
+        """A rollout needs a reward of 1 to count in some term, as with `correct_only`."""
+        group_B = torch.zeros(2, dtype=torch.long)
+        wrong_B, right_B = torch.tensor([0.5, 0.0]), torch.tensor([1.0, 0.0])
+        return any(
+            bool(term.advantage(right_B, group_B).any()) and not term.advantage(wrong_B, group_B).any()
+            for term in self.terms
+        )

@@ -190,12 +190,14 @@ def policy_gradient(
     *,
     normaliser: Normaliser = trace_sum,
 ) -> tuple[Tensor, Metrics]:
-    """No ratio: - sum of scale * w_i A * l_i. On-policy its gradient is token_clip's."""
+    """No ratio: - sum of scale * w_i A * l_i. On-policy its gradient is token_clip's. The metric `logp` is over the traces
+    with an advantage: the others need not be asked."""
     counted_ML = counted_units(probes)
     likelihood_ML = unit_likelihood(logp_NL, probes).masked_fill(~counted_ML, 0.0)
     value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(likelihood_ML.dtype)
     scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(likelihood_ML.dtype)
-    return -(scale_ML * value_ML * likelihood_ML).sum(), {"logp": _mean(likelihood_ML, counted_ML)}
+    used_ML = counted_ML & (advantage_B != 0)[probes.trace_M, None]
+    return -(scale_ML * value_ML * likelihood_ML).sum(), {"logp": _mean(likelihood_ML, used_ML)}
 
 
 # Divergences to a reference. With d = log p_ref - log p and samples from p: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1.

@@ -4,7 +4,8 @@
 
 Stable recipes have a term of this kind in common, e.g. LightningRL (arXiv 2603.13319): 0.1 times the mean negative
 log-likelihood of correct rollouts. It pulls towards answers that are known to be right with a well-conditioned
-likelihood, while the base can use both signs. Groups in which all rollouts are correct count here too.
+likelihood, while the base can use both signs. Groups in which all rollouts are correct count here too. Correct is what
+has a reward of at least 1 before a KL on the reward (reinforce_pp); the tokens that count are the base's.
 
 Exact when weight = 0 and the base is exact. Reduces to the base with weight 0; the gradient of the sum is the base's
 plus weight times RAFT's, bit for bit.
@@ -30,5 +31,6 @@ def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout
         uses_old_logprobs=kept.uses_old_logprobs,
         skip_zero_advantage=kept.skip_zero_advantage,
         label="correct_",
+        priced=False,
     )
     return replace(base, name=f"{base.name}+keep_correct", further=(*base.further, term))

@@ -67,7 +67,7 @@ def loss_terms(
     method.check_order(batch.trace)
     _check_shape(method, "the rewards", batch.reward_B, batch.trace.group_B, "rollouts")
     reward_B = batch.reward_B if batch.reward_B.is_floating_point() else batch.reward_B.double()
-    batch = replace(batch, reward_B=reward_B)  # right or wrong, or points
+    batch = priced = replace(batch, reward_B=reward_B)  # right or wrong, or points
     steps: list[list[LossTerm]] = [[] for _ in range(inner_steps)]
     for term in method.terms:
         trace = batch.trace if term.branch is None else batch.branches
@@ -78,8 +78,8 @@ def loss_terms(
         if term is method and method.reward_kl:
             assert old[0] is not None and reference[0] is not None
             price_B = method.reward_kl * reward_divergence(old[0], reference[0], probes[0])
-            batch = replace(batch, reward_B=batch.reward_B - price_B.to(batch.reward_B))
-        advantage_B, credit_BL = _values(method, term, trace, batch)
+            priced = replace(batch, reward_B=batch.reward_B - price_B.to(batch.reward_B))
+        advantage_B, credit_BL = _values(method, term, trace, priced if term.priced else batch)
         for terms, asked, old_NL, reference_NL in zip(steps, probes, old, reference, strict=True):
             terms.append(
                 LossTerm(
