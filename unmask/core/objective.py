@@ -190,8 +190,10 @@ def policy_gradient(
     *,
     normaliser: Normaliser = trace_sum,
 ) -> tuple[Tensor, Metrics]:
-    """No ratio: - sum of scale * w_i A * l_i. On-policy its gradient is token_clip's. The metric `logp` is over the traces
-    with an advantage: the others need not be asked."""
+    """No ratio: - sum of scale * w_i A * l_i. On-policy its gradient is token_clip's.
+
+    The metric `logp` is over traces with an advantage: the others need not be asked.
+    """
     counted_ML = counted_units(probes)
     likelihood_ML = unit_likelihood(logp_NL, probes).masked_fill(~counted_ML, 0.0)
     value_ML = (advantage_B[:, None] * credit_BL)[probes.trace_M].to(likelihood_ML.dtype)
