@@ -54,7 +54,7 @@ def test_it_is_refused_where_it_would_change_nothing() -> None:
         positive(BASES["vine"]())
     with pytest.raises(ValueError, match="vine has a credit of its own, which DPS would replace"):
         PLUGINS["daca"](BASES["vine"]())
-    with pytest.raises(ValueError, match="vine is defined by the states .*: leave out sml$"):
+    with pytest.raises(ValueError, match=r"vine is defined by the states .*: leave out sml$"):
         PLUGINS["sml"](BASES["vine"]())
 
 

@@ -60,7 +60,7 @@ def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
 
 
 def test_a_kl_on_the_reward_does_not_make_correct_rollouts_wrong():
-    """reinforce_pp subtracts a price from the reward. keep_correct counts rewards before it, exact_negative after it."""
+    """reinforce_pp subtracts a price from the reward. keep_correct takes it before, exact_negative after."""
     policy, reference = Net(1), Net(2)
     rollouts = rolled(policy)
     reward_B, base, scorer = right_or_wrong(rollouts.trace), reinforce_pp(kl=0.5), Scorer(policy, reference)
