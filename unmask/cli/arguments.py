@@ -24,7 +24,7 @@ def names_of(key: str) -> "Callable[[str], list[str]]":
 
 
 RunOrModel = Annotated[
-    str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny).")
+    str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny-two, tiny).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
 DataOption = Annotated[

@@ -94,11 +94,12 @@ def examine() -> list[Finding]:
         gpu = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if gpu else "none: training runs on the CPU"
         findings.append(Finding("gpu", gpu, False, name, MACHINE))
-    from unmask.models.tiny import SHIPPED
+    from unmask.models.known import EMBEDDED
 
-    weights = SHIPPED / "model.safetensors"
-    size = f"{weights.stat().st_size / 2**20:.1f} MB" if weights.is_file() else f"not at {SHIPPED}; reinstall"
-    findings.append(Finding("tiny model", weights.is_file(), True, f"the embedded model: {size}", NEEDED))
+    for name, folder in EMBEDDED.items():
+        weights = folder / "model.safetensors"
+        size = f"{weights.stat().st_size / 2**20:.1f} MB" if weights.is_file() else f"not at {folder}; reinstall"
+        findings.append(Finding(name, weights.is_file(), True, f"an embedded model: {size}", NEEDED))
     findings.append(Finding("bubblewrap", not sandbox.problem(), False, f"runs programs: {sandbox.description()}"))
     for program, purpose in (("npm", "builds and tests the viewer's page"), ("chromium", "tests it in a browser")):
         path = shutil.which(program)

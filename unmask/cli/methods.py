@@ -17,11 +17,13 @@ def methods(
     from unmask.util.parsing import suggestion
 
     sections = schema()["properties"]
+    default = sections["method"]["default"]
     kinds = {method: kind for key, kind in (("method", "base"), ("with", "plug-in")) for method in published_names(key)}
     rows = [
         {
             "name": method,
             "kind": kind,
+            "default": method == default,
             "summary": sections[method]["description"],
             "options": {key: option["default"] for key, option in sections[method]["properties"].items()},
         }
@@ -34,10 +36,11 @@ def methods(
         typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
     elif name is None:
         for row in rows:
-            typer.echo(f"{row['name']:14} {row['kind']:8} {row['summary'].partition(chr(10))[0]}")
+            summary = row["summary"].partition("\n")[0]
+            typer.echo(f"{row['name']:14} {row['kind']:8} {summary}{' (the default)' if row['default'] else ''}")
     else:
         flag = "--method" if kinds[name] == "base" else "--with"
-        typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}\n")
+        typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}{' (the default)' if name == default else ''}\n")
         typer.echo("\n".join([sections[name]["description"], "", *option_lines(name)]))
 
 

@@ -42,8 +42,9 @@ def check_combination(config: Config) -> None:
     method = config.build_method()
     if method.counts_ones and task.reward_range is not None and task.reward_range[1] != 1:
         raise ValueError(
-            f"{method.name} counts a reward of 1 as correct, and a solution of {config.task} can earn another one; use "
-            "rewards whose largest value is 1, or another method, e.g. --method diffu_grpo --with daca"
+            f"{method.name} counts a reward of at least 1 as correct, and the largest reward of {config.task} is "
+            f"{task.reward_range[1]:g}; use rewards whose largest value is 1, or another method, for example --method "
+            "diffu_grpo --with daca"
         )
     if method.uses_equal_rewards and config.idle_groups != "keep":
         raise ValueError(

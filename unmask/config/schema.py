@@ -1,6 +1,6 @@
 """The keys of a configuration, with their types and defaults. Unknown keys are errors.
 
-    model: tiny
+    model: tiny-two
     task: sudoku
     method: diffu_grpo
     with: [daca]
@@ -34,8 +34,8 @@ def as_list(value: Any) -> Any:
 class TrainingConfig(Strict):
     """The keys that reinforcement learning and supervised fine-tuning share."""
 
-    model: str = Field("tiny", min_length=1)
-    """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
+    model: str = Field("tiny-two", min_length=1)
+    """tiny-two, tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """The type of the weights; the checkpoint's if not given."""
     full: bool | None = None
@@ -69,7 +69,7 @@ class TrainingConfig(Strict):
 class Config(TrainingConfig):
     task: str = "sudoku"
     """The task (unmask tasks), or the Python file of your own."""
-    method: str = "diffu_grpo"
+    method: str = "raft"
     """The base method (unmask methods), or FILE.py:NAME, a function of your own."""
     plugins: Annotated[tuple[str, ...], BeforeValidator(as_list)] = Field((), alias="with")
     """Plug-ins, applied in this order."""

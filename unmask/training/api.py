@@ -50,7 +50,7 @@ class TrainedRun:
 def train(
     task: str | None = None,
     method: str | None = None,
-    model: str | Path = "tiny",
+    model: str | Path = "tiny-two",
     plugins: str | Sequence[str] | None = None,
     out: str | Path | None = None,
     show: bool = False,
