@@ -31,7 +31,7 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_cell(data: dict[str, Any]) -> dict[str, Any]:
-    """One training run: its evaluations in order, and its time."""
+    """One training run: its evaluations in order, and its processor time."""
     import torch
 
     from unmask.config import parse_config
@@ -41,13 +41,13 @@ def run_cell(data: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     config = parse_config(data)
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
+        start = time.process_time()
         train(config, lambda: RunFolder(Path(folder) / "run", config.dump()))
         rows = read_metrics(Path(folder) / "run")
     curve = [row for row in rows if "eval/solved_sampled" in row]
     last = [row for row in rows if "train/reward" in row][-20:]
     tail = {key: sum(row[key] for row in last) / len(last) for key in last[0] if key.startswith("train/")}
-    return {"seconds": time.perf_counter() - start, "curve": curve, "last_20_updates": tail, "config": config.dump()}
+    return {"seconds": time.process_time() - start, "curve": curve, "last_20_updates": tail, "config": config.dump()}
 
 
 def main() -> None:

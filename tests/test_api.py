@@ -33,10 +33,10 @@ def test_it_trains_silently_leaves_nothing_and_returns_policy_metrics_and_sample
     assert {"row", "completion", "reward", "step"} == {*run.samples[0]} and len(run.samples) == 4
     assert (run.config.plugins, run.config.dump()["agrpo"]["draws"]) == ((), 2)
     assert run.config.optimizer.schedule == "linear"  # the demo's, as without a file on the command line
-    start = load_model("tiny")
+    start = load_model("tiny-two")
     assert any(not torch.equal(a, b) for a, b in zip(run.policy.parameters(), start.parameters(), strict=True))
     assert repr(run) == f"TrainedRun(sudoku, agrpo: sampled {run.before.sampled} -> {run.after.sampled})"
-    assert run.policy.home == "tiny"
+    assert run.policy.home == "tiny-two"
 
 
 def test_it_is_the_run_of_the_command(unmask, model: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from unmask.sft.pretrain import PretrainTask, mixture_rows, mixture_tokens
 from unmask.tasks import TASKS
-from unmask.tasks.task import shown_behaviours
+from unmask.tasks.task import main_behaviours
 
 CASES: dict[str, dict[str, Any]] = {
     "sudoku": {},
@@ -87,8 +87,10 @@ def test_shares_above_one_are_refused() -> None:
         PretrainTask(task="sudoku", batch=1, behaviours={"careless": 1.2})
 
 
-def test_shares_are_shown_only_if_a_wrong_behaviour_occurs() -> None:
-    start = {"careful": 0.2, "careless": 0.5, "late": 0.0, "other": 0.3}
-    assert shown_behaviours(start) == ["careful", "careless", "other"]
-    assert shown_behaviours(start, start | {"late": 0.01}) == ["careful", "careless", "late", "other"]
-    assert shown_behaviours({"careful": 0.4, "careless": 0.005, "other": 0.595}) == shown_behaviours({}) == []
+def test_a_wrong_behaviour_is_shown_once_it_has_a_tenth_and_rare_ones_are_other_answers() -> None:
+    before = {"careful": 0.25, "careless": 0.5, "careless_rows": 0.0625, "other": 0.1875}
+    after = {"careful": 0.75, "careless": 0.0, "careless_rows": 0.0, "other": 0.25}
+    shown = [{"careful": 0.25, "careless": 0.5, "other": 0.25}, {"careful": 0.75, "careless": 0.0, "other": 0.25}]
+    assert main_behaviours([before, after]) == shown
+    assert main_behaviours([{}, before]) == [{}, shown[0]]  # a resumed run of 0.1 has no shares before
+    assert main_behaviours([after, {}]) == [{}, {}]

@@ -20,6 +20,7 @@ from unmask.config.recipes import FOLDER
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.meanings import MEANINGS
 from unmask.models import save, tiny_policy
+from unmask.models.known import EMBEDDED
 from unmask.models.tiny import TinyShape
 from unmask.tasks import TASKS
 from unmask.tasks.meanings import TASK_MEANINGS
@@ -39,7 +40,7 @@ def test_train_eval_sample_and_generate_follow_on_from_each_other(unmask, model:
     options = ["--with", "daca", "daca.strata=8", "daca.kl=0.05", "--seed", "3"]
     code, out, _ = unmask("train", "--model", model, *options, *SHORT)
     assert code == 0
-    folder = "runs/sudoku-diffu_grpo+daca-seed3"
+    folder = "runs/sudoku-raft+daca-seed3"
     assert folder in out and "before" in out and "after" in out
     assert out.count("KL 0.05") == 1
     assert re.search(r"update +1/2 .*  \d:\d\d:\d\d, \d:\d\d:\d\d left\n", out)
@@ -80,8 +81,8 @@ def test_naming_a_method_starts_without_plugins_and_a_second_run_gets_a_folder_o
 @pytest.mark.parametrize(
     ("words", "name"),
     [(["method=agrpo", "with=[dps]"], "agrpo+dps"), (["--method", "agrpo", "with=[dps]"], "agrpo+dps"),
-     (["method=agrpo"], "agrpo"), (["with=[dps]"], "diffu_grpo+dps"),
-     (["--with", "dps+dispo"], "diffu_grpo+dps+dispo")],
+     (["method=agrpo"], "agrpo"), (["with=[dps]"], "raft+dps"),
+     (["--with", "dps+dispo"], "raft+dps+dispo")],
 )  # fmt: skip
 def test_plugins_that_an_override_names_stay(unmask, words: list[str], name: str) -> None:
     code, out, err = unmask("train", *words, "--dry-run", "--json")
@@ -148,8 +149,10 @@ def test_the_catalogues_list_everything_with_a_line_each(unmask) -> None:
     rows = {row["name"]: row for row in json.loads(out)}
     assert set(rows) == {*BASES, *PLUGINS} and all(row["summary"] for row in rows.values())
     assert rows["daca"]["options"]["strata"] == 3 and rows["agrpo"]["options"]["steps"] == "uniform"
+    assert [name for name, row in rows.items() if row["default"]] == ["raft"]
     _, out, _ = unmask("methods")
     assert len(out.splitlines()) == len(rows)
+    assert [line.split()[0] for line in out.splitlines() if line.endswith("(the default)")] == ["raft"]
     _, out, _ = unmask("tasks", "--json")
     assert {row["name"] for row in json.loads(out)} == set(TASKS)
     _, out, _ = unmask("tasks")
@@ -182,13 +185,13 @@ def tools(out: str) -> set[str]:
 def test_doctor_fails_only_for_what_is_needed(unmask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, _ = unmask("doctor", "--json")
     findings = {finding["what"]: finding for finding in json.loads(out)}
-    assert code == 0 and findings["torch"]["ok"] and findings["tiny model"]["ok"]
+    assert code == 0 and findings["torch"]["ok"] and findings["tiny-two"]["ok"]
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, _ = unmask("doctor")
     assert code == 0 and {"no chromium", "no npm"} <= tools(out)
-    monkeypatch.setattr("unmask.models.tiny.SHIPPED", tmp_path)
+    monkeypatch.setitem(EMBEDDED, "tiny-two", tmp_path)
     code, out, _ = unmask("doctor")
-    assert code == 1 and "  missing tiny model" in out
+    assert code == 1 and re.search("  missing tiny-two", out) and re.search("  ok +tiny ", out)
 
 
 # --- help, hints and completion --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ BAD = {
     "1: keys must be text": {1: 2},
     "dps: shuffled permutes the scores of steps": {"with": ["dps"], "dps": {"variant": "own", "shuffled": True}},
     "espo: draws=0 must be at least 1": {"method": "espo", "espo": {"draws": 0}},
-    "diffu_grpo.kl_kind: there is no 'k4'": {"diffu_grpo": {"kl_kind": "k4"}},
+    "diffu_grpo.kl_kind: there is no 'k4'": {"method": "diffu_grpo", "diffu_grpo": {"kl_kind": "k4"}},
     "rollout: steps=7 must be a multiple of the number of blocks (2)": {"rollout": {"steps": 7, "block": 8}},
     "rollout: block=5 must divide": {"rollout": {"block": 5}},
     "rollout: steps=17": {"rollout": {"steps": 17}},
@@ -41,7 +41,7 @@ BAD = {
     "daca.stratum: unknown option; did you mean strata?": {"with": ["daca"], "daca": {"stratum": 8}},
     "daca.strata: expected a whole number": {"with": ["daca"], "daca": {"strata": "a lot"}},
     "daca.layout: there is no 'diagonal'": {"with": ["daca"], "daca": {"layout": "diagonal"}},
-    "diffu_grpo+sml: strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
+    "raft+sml: strata=17 must lie between 1 and the 16 positions": {"with": ["sml"], "sml": {"strata": 17}},
     "anchor=1.0 must lie in [0, 1)": {"with": ["sml"], "sml": {"anchor": 1.0}},
     "sml: agrpo is defined by the states it asks at": {"method": "agrpo", "with": ["sml"]},
     "dispo: branches=1 must be at least 2": {"with": ["dispo"], "dispo": {"branches": 1}},
@@ -58,10 +58,13 @@ BAD = {
         "agrpo": {"choice": True},
         "rollout": {"order": "random"},
     },
-    "diffu_grpo: kl=-1.0 must be at least 0": {"diffu_grpo": {"kl": -1}},
-    "diffu_grpo: kl=nan must be at least 0": {"diffu_grpo": {"kl": float("nan")}},
-    "diffu_grpo: low=-1.0 must be at least 0": {"diffu_grpo": {"low": -1}},
-    "diffu_grpo: prompt_masking=2.0 must be at least 0 and below 1": {"diffu_grpo": {"prompt_masking": 2}},
+    "diffu_grpo: kl=-1.0 must be at least 0": {"method": "diffu_grpo", "diffu_grpo": {"kl": -1}},
+    "diffu_grpo: kl=nan must be at least 0": {"method": "diffu_grpo", "diffu_grpo": {"kl": float("nan")}},
+    "diffu_grpo: low=-1.0 must be at least 0": {"method": "diffu_grpo", "diffu_grpo": {"low": -1}},
+    "diffu_grpo: prompt_masking=2.0 must be at least 0 and below 1": {
+        "method": "diffu_grpo",
+        "diffu_grpo": {"prompt_masking": 2},
+    },
     "spg: beta=0.0 must be above 0": {"method": "spg", "spg": {"beta": 0}},
     "daca: top=0 must be at least 1": {"with": ["daca"], "daca": {"top": 0}},
     "dps: strength=-0.1 must be at least 0": {"with": ["dps"], "dps": {"strength": -0.1}},
@@ -97,7 +100,7 @@ def test_options_reach_the_functions_they_belong_to() -> None:
 
 
 def test_the_dump_of_a_configuration_reads_back_as_itself() -> None:
-    config = read_config(DEMO, ["daca.layout=strided", "sudoku.holes=[8, 10]", "rollout.block=8"])
+    config = read_config(DEMO, ["raft.layout=strided", "sudoku.holes=[8, 10]", "rollout.block=8"])
     again = parse_config(yaml.safe_load(yaml.safe_dump(config.dump())))
     assert again.dump() == config.dump()
     assert again.dump()["daca"]["layout"] == "strided"
@@ -138,7 +141,7 @@ def test_naming_another_method_leaves_the_options_of_the_old_one_behind(tmp_path
 
 
 def test_numbers_that_yaml_reads_as_text_are_written_back_as_numbers() -> None:
-    assert read_config(None, ["diffu_grpo.kl=1e-3"]).dump()["diffu_grpo"]["kl"] == 1e-3
+    assert read_config(None, ["method=diffu_grpo", "diffu_grpo.kl=1e-3"]).dump()["diffu_grpo"]["kl"] == 1e-3
 
 
 def test_a_configuration_may_stand_anywhere_among_the_overrides(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_threshold_is_counted_as_one_position_a_step_and_says_so() -> None:
     exact = estimate(parse_config(plain))
     bound = estimate(parse_config({**plain, "rollout": {"threshold": 0.01, "steps": 4}}))
     assert bound.passes == exact.passes and any("upper bound, with one position" in note for note in bound.notes)
-    more = estimate(parse_config({**plain, "idle_groups": "resample"}))
+    more = estimate(parse_config({**plain, "method": "diffu_grpo", "idle_groups": "resample"}))
     assert any("up to 5 times" in note for note in more.notes)
 
 
@@ -170,7 +170,9 @@ def test_weights_are_counted_as_in_the_real_model(small: str, tmp_path: Path) ->
     assert found.network.trained == count
     save_adapter(policy, tmp_path / "adapter", small)
     for full, trained in ((None, count), (True, found.network.parameters)):
-        again = estimate(parse_config({"model": str(tmp_path / "adapter"), "full": full, "device": "cpu"}))
+        again = estimate(
+            parse_config({"model": str(tmp_path / "adapter"), "method": "diffu_grpo", "full": full, "device": "cpu"})
+        )
         assert again.network.trained == trained
         assert again.memory_gib["update"]["reference"] == trained * 4 / 2**30  # what it was before this training
 

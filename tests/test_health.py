@@ -96,6 +96,20 @@ def test_rollouts_that_are_all_the_same(tmp_path: Path) -> None:
     assert "entropy_collapse" not in names(run(config, tmp_path / "right"))  # nothing is left to vary
 
 
+def test_a_sharp_policy_is_a_collapse_only_if_most_answers_are_wrong() -> None:
+    """The demo starts sharp, with half a nat a completion, and its correct answers become sharper."""
+    for nll, solved, found in ((0.1, 0.4, ["entropy_collapse"]), (0.1, 0.6, []), (0.45, 0.2, [])):
+        _, warnings = health_warnings([{"train/nll": nll, "train/solved": solved}] * WINDOW)
+        assert [warning.name for warning in warnings] == found
+
+
+def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:
+    solved = toy_task()
+    TASKS["toy"] = lambda: task_of(**{**vars(solved), "reward": lambda row, text: solved.reward(row, text) / 2})
+    assert names(run(config_for(tmp_path, method="raft"), tmp_path / "run")) == {"no_correct": WINDOW}
+    assert "no_correct" not in names(run(config_for(tmp_path), tmp_path / "both"))
+
+
 def test_a_cache_that_changes_what_is_said(tmp_path: Path) -> None:
     """The embedded model in blocks of two that hardly ever see what the others have become."""
     how = {"cache": "dual", "block": 2, "steps": 16, "refresh": 8, "mismatch": 1.0}
@@ -208,9 +222,9 @@ def test_a_warning_is_a_line_on_standard_error(tmp_path: Path, unmask) -> None:
     model = model_in(tmp_path / "model")
     options = ["updates=10", "prompts=2", "group=2", "eval.prompts=2", "eval.samples=1", "toy.dull=9", "--model", model]
     code, out, err = unmask("train", "--task", "toy", *options, "--out", "run")
-    assert code == 0 and "warning" not in out
+    assert code == 0 and "warning:" not in out
     message = f"update {WINDOW}: warning: idle_groups: {CHECKS['idle_groups'].message}"
-    assert err.count("warning") == 1 and message in err
+    assert err.count("warning:") == 1 and message in err
 
 
 # --- history ------------------------------------------------------------------------------------------------

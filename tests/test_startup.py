@@ -107,10 +107,10 @@ def test_the_embedded_model_is_loaded_without_transformers_and_fsdp(tmp_path: Pa
 def test_the_first_line_of_a_run_is_printed_before_torch_is_imported(tmp_path: Path) -> None:
     lines = [["train", "--method", "agrpo", "--seed", "3", "--out", "runs/new"], ["train", "--resume", "stopped"]]
     (tmp_path / "stopped").mkdir()
-    (tmp_path / "stopped" / "config.yaml").write_text("task: sudoku\nwith: [daca]\n")
+    (tmp_path / "stopped" / "config.yaml").write_text("model: tiny\nmethod: diffu_grpo\nwith: [daca]\n")
     lines += [["sft", "tiny", "--data", "sudoku", "--out", "sft"]]
     assert python(tmp_path, START, json.dumps(lines)).splitlines() == [
-        "training tiny on sudoku with agrpo, seed 3; run folder: runs/new",
+        "training tiny-two on sudoku with agrpo, seed 3; run folder: runs/new",
         "training tiny on sudoku with diffu_grpo+daca, seed 0; run folder: stopped",
         "fine-tuning tiny on sudoku, seed 0; run folder: sft",
     ]
@@ -124,6 +124,6 @@ def test_a_run_says_what_it_does_before_the_model_is_loaded(unmask, monkeypatch:
     code, out, err = unmask("train", "updates=3")
     assert (code, err) == (2, "unmask: no model yet\n")
     first, second = out.splitlines()
-    name = "sudoku-diffu_grpo+daca-seed0"
-    assert first == f"training tiny on sudoku with diffu_grpo+daca, seed 0; run folder: runs/{name}"
+    name = "sudoku-raft-seed0"
+    assert first == f"training tiny-two on sudoku with raft, seed 0; run folder: runs/{name}"
     assert second.startswith(f"{name}: 3 updates of 12 prompts x 8 rollouts")

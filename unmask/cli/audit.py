@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def audit(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, tiny-two, or an audit.json to show again.")
+        str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, tiny, or an audit.json to show again.")
     ],
     overrides: Overrides = None,
     task: TaskOption = None,

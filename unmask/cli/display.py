@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.cli.panel import Completion, Panel, canvas, elapsed_and_left
-from unmask.tasks.task import shown_behaviours
+from unmask.tasks.task import main_behaviours
 from unmask.training.run.health import warning_messages
 
 if TYPE_CHECKING:
@@ -104,10 +104,11 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     rows += [(f"pass@{k}", before.passes[k], after.passes[k]) for k in after.passes if k > 1]
     for label, was, now in rows:
         table.add_row(label, str(was), str(now), f"{100 * (now.value - was.value):+.1f}")
-    for behaviour in shown_behaviours(before.behaviours, after.behaviours):
-        first, share = before.behaviours.get(behaviour), after.behaviours[behaviour]  # a run of 0.1 has none before
-        start, gain = ("", "") if first is None else (_percent(first), f"{100 * (share - first):+.1f}")
-        table.add_row(f"{behaviour} answers", start, _percent(share), gain)
+    first, last = main_behaviours([before.behaviours, after.behaviours])
+    for behaviour, share in last.items():
+        start = first.get(behaviour)  # a run of 0.1 that is resumed has none
+        shown, gain = ("", "") if start is None else (_percent(start), f"{100 * (share - start):+.1f}")
+        table.add_row(f"{behaviour} answers", shown, _percent(share), gain)
     console.print(table)
     assert result.run is not None  # only the first process shows a result
     folder = result.run.path

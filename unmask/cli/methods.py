@@ -40,7 +40,8 @@ def methods(
             typer.echo(f"{row['name']:14} {row['kind']:8} {summary}{' (the default)' if row['default'] else ''}")
     else:
         flag = "--method" if kinds[name] == "base" else "--with"
-        typer.echo(f"{name}: a {'base method' if kinds[name] == 'base' else 'plug-in'}, {flag} {name}{' (the default)' if name == default else ''}\n")
+        kind = "base method" if kinds[name] == "base" else "plug-in"
+        typer.echo(f"{name}: a {kind}, {flag} {name}{' (the default)' if name == default else ''}\n")
         typer.echo("\n".join([sections[name]["description"], "", *option_lines(name)]))
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.models.tokenizer import SHOWN_LINE, SHOWN_MASK, UNKNOWN
-from unmask.tasks.task import shown_behaviours
+from unmask.tasks.task import behaviour_shares, main_behaviours
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -114,7 +114,9 @@ class Panel:
     sample: tuple[str, Completion, float] | None = None
     """Prompt, completion and reward."""
     behaviours: dict[str, float] = field(default_factory=dict)
-    """The share of the last update's completions that show each behaviour of the task."""
+    """The share of the last update's completions that show each of the main behaviours."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """The largest share that each behaviour of the task has had."""
     updates: list[float] = field(default_factory=list)
     """Seconds of the last updates, one by one."""
     evaluation: float = 0.0
@@ -136,10 +138,9 @@ class Panel:
         elif "train/reward" in metrics:
             self.updates = [*self.updates, now - self.last][-RECENT:]
             self.rollout = metrics.get("time/rollout", 0.0)
-            keys = [key for key in metrics if key.startswith("train/behaviour/")]
-            shares = {key.rpartition("/")[2]: metrics[key] for key in keys}
-            names = dict.fromkeys([*self.behaviours, *shown_behaviours(shares)])
-            self.behaviours = {name: shares[name] for name in shares if name in names}
+            shares = behaviour_shares(metrics)
+            self.largest = {name: max(share, self.largest.get(name, 0.0)) for name, share in shares.items()}
+            _, self.behaviours = main_behaviours([self.largest, shares])
             for key in metrics.keys() & {"train/reward", "train/solved"}:
                 self.curves[key] = [*self.curves.get(key, []), metrics[key]][-CURVE:]
         self.warned += [f"{warning}, update {step}" for warning in warnings]

@@ -35,7 +35,9 @@ def train(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="METHOD", autocompletion=names_of("method"), help="The base method (unmask methods); default: raft."),
+        typer.Option(
+            metavar="METHOD", autocompletion=names_of("method"), help="The base method (unmask methods). Default: raft."
+        ),
     ] = None,
     plugins: Annotated[
         list[str] | None,

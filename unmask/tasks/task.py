@@ -212,14 +212,21 @@ class Task:
         return task
 
 
-def shown_behaviours(*shares: Mapping[str, float]) -> list[str]:
-    """The behaviours that are worth showing: careful, the wrong ones that have a share of at least 1 % anywhere, and
-    other. None if there is no such wrong one: the shares then say no more than the solve rate."""
-    names = dict.fromkeys(name for each in shares for name in each)
-    wrong = [
-        name for name in names if name not in ("careful", "other") and any(each.get(name, 0) >= 0.01 for each in shares)
-    ]
-    return ["careful", *wrong, "other"] if wrong else []
+def behaviour_shares(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The shares of a batch's behaviours, by name."""
+    prefix = "train/behaviour/"
+    return {key.removeprefix(prefix): share for key, share in metrics.items() if key.startswith(prefix)}
+
+
+def main_behaviours(measured: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """The shares of careful answers, of each wrong behaviour that has 10 % in one of the measurements, and of all other
+    answers. Empty if no wrong behaviour has: then they say no more than the solve rate."""
+    names = dict.fromkeys(name for shares in measured for name, share in shares.items() if share >= 0.1)
+    wrong = [name for name in names if name not in ("careful", "other")]
+    if not wrong:
+        return [{} for _ in measured]
+    chosen = [{name: shares[name] for name in ("careful", *wrong)} if shares else {} for shares in measured]
+    return [{**shares, "other": 1 - sum(shares.values())} if shares else {} for shares in chosen]
 
 
 def part_weights(where: str, weights: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:

@@ -45,7 +45,7 @@ from unmask.studies.credit.values import (
     state_values,
 )
 from unmask.tasks.scoring import Scores, score
-from unmask.tasks.task import Row, Task, shown_behaviours
+from unmask.tasks.task import Row, Task, main_behaviours
 from unmask.training.batch import Batch, Experiment, collect
 from unmask.training.run.recorder import MOST, TraceRecorder
 from unmask.training.run.records import short_number
@@ -114,7 +114,7 @@ def audit_credit(trace: Trace, reward_B: Tensor, values: StateValues, credits: S
     group_B, wrote_BT, change_HBT = trace.group_B, uniform_steps(trace) > 0, values.change_HBT
     steps, commits_B = decisive_steps(change_HBT, wrote_BT), None
     final_N = values.shown_BTN[:, -1].mean(0).tolist()
-    if shown_behaviours(dict(zip(values.behaviours, final_N, strict=True))):
+    if any(main_behaviours([dict(zip(values.behaviours, final_N, strict=True))])):
         commits_B = committing_step(values)
     uniform = weighted("uniform", uniform_credit, trace, group_mean(reward_B, group_B))
     uniform_GK = correlation_sums(uniform.gradient_BT, change_HBT, wrote_BT, group_B)

@@ -29,7 +29,7 @@ from unmask.models import Model, save
 from unmask.models.checkpoint import CARD, SUMS, check_sums
 from unmask.models.lora import has_adapter, save_adapter
 from unmask.tasks.scoring import RewardFailure
-from unmask.tasks.task import shown_behaviours
+from unmask.tasks.task import behaviour_shares, main_behaviours
 from unmask.training.run.file_names import BEST, FINISHED, LAST, LOGS, STARTS
 from unmask.training.run.health import HealthWarning, current_name
 from unmask.training.run.provenance import start_line
@@ -208,10 +208,11 @@ def curves_figure(rows: Sequence[Mapping[str, float]]) -> "Figure | None":
     if (figure := new_figure(9, 3.2)) is None:
         return None
     panels = [["train/reward"], ["train/solved", "eval/solved_sampled", "eval/solved_greedy"]]
-    prefix = "train/behaviour/"
-    shares = [{key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)} for row in rows]
-    if names := shown_behaviours(*shares):
-        panels.append([prefix + name for name in names])
+    measured = main_behaviours([behaviour_shares(row) for row in rows])
+    shares = [{f"{name} answers": share for name, share in of.items()} for of in measured]
+    if names := list(dict.fromkeys(name for of in shares for name in of)):
+        rows = [{**row, **of} for row, of in zip(rows, shares, strict=True)]
+        panels.append(names)
     figure.set_size_inches(4.5 * len(panels), 3.2)
     for axes, names in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:

@@ -97,9 +97,9 @@ def last_of(key: str) -> Callable[[MetricsHistory], float | None]:
 
 
 def completion_nll(history: MetricsHistory) -> float | None:
-    """The mean NLL of a completion; None if more than 90 % are solved, because correct completions may be alike."""
+    """The mean NLL of a completion; None if most are solved, because correct completions may be alike."""
     nll, solved = _mean(history, "train/nll"), _mean(history, "train/solved")
-    return None if nll is None or solved is None or solved > 0.9 else nll
+    return None if nll is None or solved is None or solved > 0.5 else nll
 
 
 def norm_over_median(history: MetricsHistory) -> float | None:
@@ -119,6 +119,12 @@ def unsolved_format(history: MetricsHistory) -> float | None:
     return max((mean for key in parts if (mean := _mean(history, key)) is not None), default=None)
 
 
+def unused_rewards(history: MetricsHistory) -> float | None:
+    """The mean gradient norm if rewards differ in the groups; None if they hardly do, which is another warning."""
+    idle = _mean(history, "train/idle_groups")
+    return None if idle is None or idle > 0.9 else _mean(history, "train/grad_norm")
+
+
 def newly_skipped(history: MetricsHistory) -> float | None:
     """1 if the last update was skipped, else 0."""
     counts = [row.get("train/skipped", 0.0) for row in history[-2:]]
@@ -135,8 +141,16 @@ CHECKS: dict[str, HealthCheck] = {
     "idle_groups": HealthCheck(
         mean_of("train/idle_groups"),
         0.9,
-        "more than 90 % of the groups have identical rewards, hence no gradient: the problems are too hard or too "
-        "easy, or the reward is too coarse",
+        "more than 90 % of the groups have identical rewards, hence no gradient under a group baseline: the problems "
+        "are too hard or too easy, or the reward is too coarse",
+    ),
+    "no_correct": HealthCheck(
+        unused_rewards,
+        1e-12,
+        "rewards differ, and still there is no gradient: the method learns from rewards of at least 1 only, and no "
+        "rollout has one; give a correct answer a reward of 1, or choose another method, for example --method "
+        "diffu_grpo --with daca",
+        below=True,
     ),
     "empty_completions": HealthCheck(
         mean_of("train/empty"),
@@ -164,7 +178,7 @@ CHECKS: dict[str, HealthCheck] = {
     ),
     "entropy_collapse": HealthCheck(
         completion_nll,
-        0.5,
+        0.2,
         "the rollouts of a prompt are nearly all the same text, and most are wrong: raise the method's kl or "
         "rollout.temperature, or lower optimizer.lr",
         below=True,
