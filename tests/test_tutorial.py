@@ -59,7 +59,7 @@ def test_every_step_runs_as_printed(
         UNMASK.main(commands[-1], prog_name="unmask", standalone_mode=False)
     assert {words[0] for words in commands} == {"train", "view", "sample", "eval", "doctor", "methods", "compare"}
     before, *_, after = metrics("runs/first", "eval/solved_sampled")
-    assert after > before + 0.05
+    assert after > before + 0.3
     before, *_, after = metrics("runs/mine", "eval/reward")
     assert after > before + 0.1
     for page in ("demo.html", "both.html"):
@@ -70,4 +70,4 @@ def test_every_step_runs_as_printed(
     }
     assert Path("runs/compared/results.json").is_file()
     out = capsys.readouterr().out
-    assert "29" in out and "GiB" in out  # the dry run's peak, as the page says
+    assert "26.0 of 140 GiB" in out  # the dry run's peak, as the page says
