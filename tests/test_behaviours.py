@@ -1,13 +1,18 @@
 """Behaviours: typical wrong answers of a task, which pre-training can teach and metrics count."""
 
 import random
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from unmask.cli.panel import Panel
+from unmask.config import parse_config
 from unmask.sft.pretrain import PretrainTask, mixture_rows, mixture_tokens
 from unmask.tasks import TASKS
 from unmask.tasks.task import main_behaviours
+from unmask.training.run.folder import curves_figure
 
 CASES: dict[str, dict[str, Any]] = {
     "sudoku": {},
@@ -94,3 +99,17 @@ def test_a_wrong_behaviour_is_shown_once_it_has_a_tenth_and_rare_ones_are_other_
     assert main_behaviours([before, after]) == shown
     assert main_behaviours([{}, before]) == [{}, shown[0]]  # a resumed run of 0.1 has no shares before
     assert main_behaviours([after, {}]) == [{}, {}]
+
+
+def test_panel_and_curves_show_the_main_behaviours_of_every_update() -> None:
+    pytest.importorskip("matplotlib")
+    shares = {"careful": (0.25, 1.0), "careless": (0.5, 0.0), "careless_rows": (0.0625, 0.0), "other": (0.1875, 0.0)}
+    rows = [{f"train/behaviour/{name}": of[update] for name, of in shares.items()} for update in (0, 1)]
+    panel, console = Panel(parse_config({}), "run"), Console(width=90, record=True, file=StringIO())
+    for step, row in enumerate(rows, 1):
+        panel.report(step, {**row, "train/reward": 0.5})
+    console.print(panel)
+    assert "careful 100%  careless 0%  other 0% " in console.export_text()
+    figure = curves_figure([{"step": step, **row} for step, row in enumerate(rows, 1)])
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[-1].get_lines()}
+    assert lines == {"careful answers": [0.25, 1.0], "careless answers": [0.5, 0.0], "other answers": [0.25, 0.0]}
