@@ -157,7 +157,7 @@ def test_a_run_that_is_wrecked_ends_with_the_model_it_began_with(tmp_path: Path,
     options = ["updates=4", "prompts=2", "group=4", "optimizer.lr=0.1", "eval.prompts=8", "eval.every=2"]
     code, out, _ = unmask("train", *options, "eval.collapse=0.1", "--out", "run")
     assert code == 0 and "after update 2" in out and "best evaluation" in out
-    assert alike(weights(tmp_path / "run" / "checkpoint"), load_model("tiny").state_dict())
+    assert alike(weights(tmp_path / "run" / "checkpoint"), load_model("tiny-two").state_dict())
 
 
 def test_when_a_run_ends() -> None:

@@ -40,6 +40,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_for(model: str, patience: int = 5, **more: object) -> Config:
     optimizer = {"lr": 1e-2, "max_skipped_updates": patience}
     base = {"model": model, "task": "toy", "updates": 4, "prompts": 2, "group": 3, "save_every": 1}
+    base |= {"method": "diffu_grpo"}
     return parse_config({**base, "optimizer": optimizer, "eval": {"prompts": 2, "samples": 1}, **more})
 
 

@@ -103,7 +103,7 @@ def test_the_dump_of_a_configuration_reads_back_as_itself() -> None:
     config = read_config(DEMO, ["raft.layout=strided", "sudoku.holes=[8, 10]", "rollout.block=8"])
     again = parse_config(yaml.safe_load(yaml.safe_dump(config.dump())))
     assert again.dump() == config.dump()
-    assert again.dump()["daca"]["layout"] == "strided"
+    assert again.dump()["raft"]["layout"] == "strided"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_where_the_best_weights_are_lost_the_best_from_there_on_is_kept(model: s
 
 def test_weights_that_the_last_update_ruined_do_not_end_a_run_as_if_nothing_was(unmask) -> None:
     few = ["updates=1", "prompts=2", "group=2", "eval.prompts=2", "eval.samples=1", "sudoku.partial=0.5"]
-    code, _, err = unmask("train", *few, "optimizer.weight_decay=1e300", "--out", "run")
+    code, _, err = unmask("train", "--method", "diffu_grpo", *few, "optimizer.weight_decay=1e300", "--out", "run")
     assert code == 2 and mentions(err, "optimizer.lr")
     assert not Path("run/finished.json").exists() and Path("run/state/1").is_dir()
 

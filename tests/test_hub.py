@@ -87,7 +87,7 @@ def test_every_checkpoint_has_a_card_and_its_data_are_passed_on(unmask, trained:
     final = json.loads((trained / "finished.json").read_text())["after"]
     scores = {result.metric_name: result.metric_value for result in data.eval_results}
     assert scores["solve rate, greedy"] == round(100 * final["eval/solved_greedy"], 2)
-    assert data.license == "apache-2.0" and {"daca", "sudoku"} <= {*data.tags}
+    assert data.license == "apache-2.0" and {"raft", "sudoku"} <= {*data.tags}
     base = trained / "checkpoint" / "README.md"  # as if it had been trained from a model on the hub
     base.write_text(base.read_text().replace("library_name", "base_model: org/root\nlibrary_name"))
     tune = ("sft", "run/checkpoint", "--data", "sudoku", "updates=1", "eval.prompts=2", "max_examples=8")
@@ -129,11 +129,11 @@ def test_a_merged_adapter_has_the_card_of_a_whole_model(unmask) -> None:
     config = Path("run/checkpoint/adapter_config.json")
     text = config.read_text()
     for base in (str(Path("merged").resolve()), "merged", "/nowhere/model", "runs/old", "../model", "model"):
-        config.write_text(text.replace('"tiny"', json.dumps(base)))
+        config.write_text(text.replace('"tiny-two"', json.dumps(base)))
         code, _, err = unmask("push", "run", "org/name", "--dry-run")
         assert code == 2 and mentions(err, "adapter", "unmask merge run --out FOLDER"), base
-    for base in ("tiny", "org/model"):
-        config.write_text(text.replace('"tiny"', json.dumps(base)))
+    for base in ("tiny-two", "org/model"):
+        config.write_text(text.replace('"tiny-two"', json.dumps(base)))
         code, out, _ = unmask("push", "run", "org/name", "--dry-run")
         assert code == 0 and mentions(out, "adapter_config.json", "adapter_model.safetensors"), base
     Path("run/checkpoint/adapter_model.safetensors").unlink()

@@ -71,8 +71,8 @@ def toy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def config_for(model: str, **data: object) -> Config:
-    base = {"model": model, "task": "toy", "updates": 3, "prompts": 3, "group": 4, "eval": {"prompts": 4, "samples": 2}}
-    return parse_config(base | data)
+    base = {"model": model, "task": "toy", "method": "diffu_grpo", "updates": 3, "prompts": 3, "group": 4}
+    return parse_config(base | {"eval": {"prompts": 4, "samples": 2}} | data)
 
 
 def weights(folder: Path) -> torch.Tensor:

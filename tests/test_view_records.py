@@ -37,6 +37,7 @@ from unmask.util.micro_batch import MicroBatch
 
 SMALL = TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)
 FEW = {"updates": 2, "prompts": 2, "group": 3, "eval": {"prompts": 2, "samples": 2}, "optimizer": {"lr": 1e-2}}
+FEW |= {"method": "diffu_grpo"}
 ONE = {"updates": 1, "eval": {"prompts": 1, "samples": 1}}
 BOTH = {
     "with": ["daca", "dispo"],
@@ -217,7 +218,7 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
 def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
     model: str, tmp_path: Path, seen: Seen, method: str
 ) -> None:
-    more = {"agrpo": {"choice": True}} if method == "agrpo" else {}
+    more = {"agrpo": {"agrpo": {"choice": True}}, "raft": {"raft": {"advantage": "every_sample"}}}.get(method, {})
     config, seen.varied = config_for(model, method=method, **ONE, seed=2, **more), True
     check_answers(taught(config, tmp_path / "run"), seen)
 
