@@ -206,9 +206,8 @@ def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_thei
     [
         ({"order": random}, ["random", "low_confidence"]),
         ({"order": surest_position}, ["surest_position", "low_confidence"]),
-        ({"threshold": 0.6}, ["threshold=0.6"]),
     ],
-    ids=["random", "surest position", "threshold"],
+    ids=["random", "surest position"],
 )
 def test_the_choice_of_positions_is_scored_only_in_the_order_it_is_defined_for(settings, named):
     """From Python too: a rollout records its order, and the method checks it."""

@@ -290,6 +290,7 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: TokenRule 
         eos_id=policy.eos_id,
         steps=len(world.commits),
         sampling=world.sampling,
+        threshold=None if world.threshold == inf else world.threshold,
         seen=seen,
     )
     return replace(trace, counted_BL=counted(trace))

@@ -58,8 +58,6 @@ def check_combination(config: Config) -> None:
         )
     if method.order is not None and config.rollout.correction:
         raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")
-    if method.order is not None and config.rollout.threshold is not None:
-        raise ValueError(f"rollout.threshold: {method.name} scores the choice of a fixed number of positions")
     if method.values is not None and config.rollout.cache != "none":
         raise ValueError(
             f"rollout.cache: {method.name} completes states of its rollouts again, which needs rollout.cache=none"

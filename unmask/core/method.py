@@ -123,9 +123,6 @@ class Method(Term):
         if trace.order not in ("", wanted):
             made = f"the rollouts were made in the order {trace.order}: sample with Decoding(order={wanted})"
             raise ValueError(f"{scores} positions of {wanted}, and {made}")
-        if trace.threshold is not None:
-            made = f"the rollouts were made with threshold={trace.threshold}: sample without one"
-            raise ValueError(f"{scores} a fixed number of positions a step, and {made}")
 
     @property
     def request(self) -> RolloutRequest:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from unmask.core.order import low_confidence, score_threshold
 from unmask.core.policy import PIECE, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempered_logprobs, token_logprobs
@@ -142,7 +143,8 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     At `passed` positions the answer is log F, with F the probability that a draw there ranks below every draw that was
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
-    low-confidence step, tokens and choice of positions together.
+    low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if the kept
+    draws reach it; otherwise the step kept the one surest draw, and c is as before.
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
@@ -188,6 +190,10 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
     least_N, place_L = score_NL.min(-1).values, torch.arange(score_NL.shape[1], device=score_NL.device)
     place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
+    if probes.trace.threshold is not None:
+        level = score_threshold(low_confidence, probes.trace.threshold)
+        place_N = place_N.masked_fill(least_N >= level, score_NL.shape[1])  # a draw at the threshold is kept
+        least_N = least_N.clamp(max=level)
     row, column = passed_Q
     log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
     return answer_NL.index_put(passed_Q, log_f)

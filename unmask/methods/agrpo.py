@@ -13,9 +13,9 @@ wrote nothing (it had ended, or a threshold let it skip the step) adds zero to t
                    A row with n_g < T steps to draw from and n_g <= k draws is asked at each of them once.
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. The result is not the gradient of an objective: m_g depends on the future.
-    choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts
-                   only, since other orders choose differently. Mask-Aware Policy Gradients (arXiv 2607.15200) and
-                   DCoLT (2505.10446) score positions too, by Plackett-Luce; log F is exact for low_confidence.
+    choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts,
+                   also by threshold; other orders choose differently. Mask-Aware Policy Gradients (2607.15200)
+                   and DCoLT (2505.10446) score positions too, by Plackett-Luce; log F is exact for low_confidence.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
 not depend on the draws and is piecewise constant in the weights); under low_confidence only with choice = True.

@@ -1,0 +1,56 @@
+"""The exact likelihood of threshold steps: tokens, and which positions reached the threshold, by enumeration."""
+
+import pytest
+import torch
+from test_exact_agrpo import expected_update
+
+from helpers import generator
+from unmask.core.objective import step_clip
+from unmask.core.probes import ask, every_step
+from unmask.core.token_sampling import TokenSampling
+from unmask.methods import agrpo
+from world import NetPolicy, TablePolicy, World, enumerated, relative_error, value_gradient
+
+WORLDS = {
+    "a low threshold": World(NetPolicy(3, 3, seed=20), "low_confidence", threshold=0.35),
+    "a middle one": World(NetPolicy(3, 3, seed=20), "low_confidence", threshold=0.5),
+    "one that hardly anything reaches": World(NetPolicy(2, 3, seed=4), "low_confidence", threshold=0.95),
+    "blocks": World(NetPolicy(2, 4, seed=15), "low_confidence", block=2, threshold=0.6),
+    "end tokens": World(NetPolicy(3, 4, seed=13, eos=0), "low_confidence", block=2, threshold=0.5),
+    "tempered": World(NetPolicy(3, 3, seed=7), "low_confidence", sampling=TokenSampling(0.6), threshold=0.5),
+    "top k": World(NetPolicy(3, 3, seed=8), "low_confidence", sampling=TokenSampling(top_k=2), threshold=0.5),
+    "ties, at the threshold": World(TablePolicy(2, 3, scale=0.0), "low_confidence", threshold=0.5),
+    "ties, below it": World(TablePolicy(2, 3, scale=0.0), "low_confidence", threshold=0.6),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_likelihood_of_a_step_is_its_enumerated_probability(name: str) -> None:
+    """So the steps of a state have probability one together. Some steps keep one position, some several."""
+    world = WORLDS[name]
+    paths = enumerated(world)
+    probes = every_step(paths.trace, generator(), choice=True)
+    with torch.no_grad():
+        total_N = ask(world.policy, probes).sum(-1)
+    step_N = torch.where(probes.asked_NL, paths.trace.step_BL[probes.trace_N], -1).max(-1).values
+    wanted_N = paths.step_BT[probes.trace_N, step_N].log()
+    torch.testing.assert_close(total_N, wanted_N.detach(), rtol=0, atol=1e-12)
+    kept_N = probes.asked_NL.sum(-1)
+    assert kept_N.max() > 1 or "below" in name or "hardly" in name
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_expected_update_is_the_policy_gradient_and_tokens_alone_are_not_enough(name: str) -> None:
+    world = WORLDS[name]
+    paths, truth = enumerated(world), value_gradient(world, enumerated(world))
+    exact, tokens = (
+        expected_update(world, paths, [(every_step(paths.trace, generator(), choice), 1.0)], step_clip)
+        for choice in (True, False)
+    )
+    assert relative_error(exact, truth / 2) < 1e-9  # a group of two: (G - 1) / G
+    assert "ties" in name or relative_error(tokens, truth / 2) > 1e-3
+
+
+def test_agrpo_takes_rollouts_by_threshold() -> None:
+    world = WORLDS["a middle one"]
+    agrpo(choice=True).check_order(enumerated(world).trace)
