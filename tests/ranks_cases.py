@@ -48,6 +48,7 @@ def toy_model() -> Tiny:
 LORA = {"rank": 3, "alpha": 6, "targets": ["q_proj", "down_proj"]}
 COMMON: dict[str, Any] = {
     "task": "toy",
+    "method": "diffu_grpo",
     "updates": 2,  # the second has a reference, and with inner 2 an old policy, that is not the policy itself
     "prompts": 3,
     "group": 3,

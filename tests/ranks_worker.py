@@ -363,7 +363,7 @@ def launched(name: str, folder: Path) -> None:
     with (folder / f"{name}.txt").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.argv = ["unmask", "train", *QUICK, *LAUNCHES[name], "--out", "run"]
+    sys.argv = ["unmask", "train", "method=diffu_grpo", *QUICK, *LAUNCHES[name], "--out", "run"]
     if name == "full":
         return torchrun(["--standalone", "--nproc-per-node", "2", "-m", *sys.argv])
     how = LaunchConfig(1, 1, 2, start_method="fork", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)

@@ -40,8 +40,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_for(model: str, patience: int = 5, **more: object) -> Config:
     optimizer = {"lr": 1e-2, "max_skipped_updates": patience}
     base = {"model": model, "task": "toy", "updates": 4, "prompts": 2, "group": 3, "save_every": 1}
-    base |= {"method": "diffu_grpo"}
-    return parse_config({**base, "optimizer": optimizer, "eval": {"prompts": 2, "samples": 1}, **more})
+    base |= {"method": "diffu_grpo", "optimizer": optimizer, "eval": {"prompts": 2, "samples": 1}}
+    return parse_config({**base, **more})
 
 
 def run(config: Config, folder: Path) -> Path:
@@ -157,7 +157,7 @@ def test_too_many_in_a_row_stop_the_run_and_the_next_try_goes_on(model: str, tmp
 
 
 SHAPES = {
-    "adapter, branches": {"with": ["daca", "dispo"], "dispo": {"kl": 0.1}, "full": False, "lora": {"rank": 2}},
+    "adapter, branches": {"with": ["sml", "dispo"], "sml": {"negative": 1}, "dispo": {"kl": 0.1}, "full": False},
     "visited states, cut laws": {"method": "agrpo", "agrpo": {"kl": 0.1}, "rollout": {"top_k": 5}},
     "half precision": {"method": "espo", "dtype": "bfloat16", "full": True},
     "second turn": {"inner_steps": 2},
