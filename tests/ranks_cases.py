@@ -90,6 +90,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full-spg": {**SPG, "gradient_checkpointing": True, "rollout": {**TOP, "block": 2}},
     "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
     "full-quiet": QUIET,
+    "full-vine": {"method": "vine", "vine": {"completions": 2}, "with": ["keep_correct", "dispo"]},
     # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
     "lora-oom": {"inner_steps": 1},
     # Two states, so that among three processes one has none; in fp32, the type of a real run.

@@ -42,7 +42,14 @@ from wording import mentions, naming
 METHODS = {
     "daca and dispo, adapter": {"method": "diffu_grpo", "with": ["daca", "dispo"], "full": False, "lora": {"rank": 2}},
     "agrpo, all weights": {"method": "agrpo", "idle_groups": "resample"},
-    "espo, bf16": {"method": "espo", "dtype": "bfloat16", "full": True, "inner_steps": 2},
+    "vine and keep_correct, bf16": {
+        "method": "vine",
+        "with": ["keep_correct"],
+        "vine": {"completions": 2},
+        "dtype": "bfloat16",
+        "full": True,
+        "inner_steps": 2,
+    },
 }
 
 
