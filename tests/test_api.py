@@ -111,3 +111,9 @@ def test_show_redraws_one_plot_in_a_notebook(model: str, monkeypatch: pytest.Mon
     run = unmask.train(model=model, show=True, **FEW)
     assert shown == [(b"\x89PNG", True)] and set(updated) == {b"\x89PNG"}
     assert len(updated) + 1 >= len(run.metrics)
+
+
+def test_every_method_and_advantage_is_a_public_name() -> None:
+    for table in (unmask.BASES, unmask.PLUGINS, unmask.ADVANTAGES):
+        for name, function in table.items():
+            assert getattr(unmask, name) is function

@@ -7,6 +7,8 @@ from . import (
 from .core.advantage import (
     ADVANTAGES as ADVANTAGES,
     batch_z_score as batch_z_score,
+    correct_only as correct_only,
+    every_sample as every_sample,
     group_mean as group_mean,
     group_mean_batch_std as group_mean_batch_std,
     leave_one_out as leave_one_out,
@@ -66,6 +68,7 @@ from .core.specs import (
     Branch as Branch,
     Record as Record,
     RolloutRequest as RolloutRequest,
+    StepValues as StepValues,
 )
 from .core.token_sampling import (
     TokenSampling as TokenSampling,
@@ -89,10 +92,14 @@ from .methods import (
     dps as dps,
     espo as espo,
     gspo as gspo,
+    keep_correct as keep_correct,
+    positive as positive,
+    raft as raft,
     reinforce_pp as reinforce_pp,
     sml as sml,
     spg as spg,
     unigrpo as unigrpo,
+    vine as vine,
     wd1 as wd1,
 )
 from .methods.agrpo import (
@@ -150,6 +157,10 @@ from .rollout.sample import (
     Rollouts as Rollouts,
     row_seeds as row_seeds,
     sample as sample,
+)
+from .rollout.step_values import (
+    continue_steps as continue_steps,
+    with_state_values as with_state_values,
 )
 from .studies.credit.api import (
     credit_audit as credit_audit,
