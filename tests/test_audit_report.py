@@ -237,6 +237,7 @@ def test_beyond_the_allowed_states_it_is_the_trajectory(unmask) -> None:
     [
         (["tiny", "--methods", "nothing"], "there is no 'nothing'"),
         (["tiny", "--methods", "dispo"], "has several terms"),
+        (["tiny", "--methods", "vine"], "name agrpo"),
         (["tiny", "--methods", "agrpo:draw=2"], "agrpo.draw: unknown option"),
         (["tiny", "--methods", "sml:strata=99"], "strata=99"),
         (["tiny", "--methods", "agrpo", "wd1.psi=2"], "not among the methods"),

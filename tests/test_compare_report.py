@@ -137,7 +137,7 @@ def test_the_table_shows_what_failed_and_what_was_spent() -> None:
         "- a+daca seed 1 failed: ValueError: no",
         "- a+daca: 3 of 5 seeds have not finished",
         "- a: learning rate 0.0001, by validation problems solved (0.0001: 60.0 %, 0.0002: 20.0 %); it is the smallest",
-        "- a+daca used 50 % of the forward passes planned for its updates: rollouts ended early or groups",
+        "- a+daca used 50 % of the forward passes planned for its updates: rollouts ended early, groups",
     ):
         assert note in text
 

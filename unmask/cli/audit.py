@@ -201,7 +201,14 @@ def _measure(
         own = [override for override in special if override.partition(".")[0] in spec.sections]
         methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
         if methods[spec.label].further:
-            raise ValueError(f"{spec.label}: the audit measures one estimator, and this method has several terms")
+            raise ValueError(
+                f"{spec.label}: the audit measures one estimator, and this method has several terms: name its base alone"
+            )
+        if methods[spec.label].values is not None:
+            raise ValueError(
+                f"{spec.label}: the audit gives the same advantages to all methods, and this one has its own for each "
+                "step: name agrpo, which asks at the same states"
+            )
     first = next(iter(methods.values()))
     record = reduce(or_, (method.record for method in methods.values()))
     with set_up(config, needs_reference=False) as setup, show_progress() as on_progress:

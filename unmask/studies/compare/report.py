@@ -163,7 +163,8 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
         planned = cell["planned_forwards"]
         if planned is not None and row["forwards"] is not None and abs(row["forwards"] / planned - 1) > 0.05:
             share = f"{100 * row['forwards'] / planned:.0f} %"
-            why = "rollouts ended early or groups were idle" if row["forwards"] < planned else "groups were drawn again"
+            less = "rollouts ended early, groups were idle or completions of a state were equal"
+            why = less if row["forwards"] < planned else "groups were drawn again"
             yield f"{row['label']} used {share} of the forward passes planned for its updates: {why}"
     runs = [run for cell in results["cells"] for run in cell["runs"].values()]
     if len({json.dumps(run["versions"], sort_keys=True) for run in runs}) > 1:

@@ -254,6 +254,8 @@ def _time(
 
 def _notes(config: Config) -> Iterator[str]:
     yield "an upper bound if rows end early, or if rewards are identical in a group and the method has no KL"
+    if config.build_method().values is not None:
+        yield "an upper bound if completions of a state are equal: equal canvases go through the model once"
     if config.rollout.threshold is not None:
         yield "decoding by threshold: an upper bound, with one position a step"
     if config.idle_groups == "resample":
