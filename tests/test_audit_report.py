@@ -236,7 +236,7 @@ def test_beyond_the_allowed_states_it_is_the_trajectory(unmask) -> None:
     ("arguments", "told"),
     [
         (["tiny", "--methods", "nothing"], "there is no 'nothing'"),
-        (["tiny", "--methods", "dispo"], "has several terms"),
+        (["tiny", "--methods", "dispo"], "one has several terms"),
         (["tiny", "--methods", "vine"], "name agrpo"),
         (["tiny", "--methods", "agrpo:draw=2"], "agrpo.draw: unknown option"),
         (["tiny", "--methods", "sml:strata=99"], "strata=99"),

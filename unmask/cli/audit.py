@@ -202,7 +202,7 @@ def _measure(
         methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
         if methods[spec.label].further:
             raise ValueError(
-                f"{spec.label}: the audit measures one estimator, and this method has several terms: name its base alone"
+                f"{spec.label}: the audit measures one estimator, and this one has several terms: name its base alone"
             )
         if methods[spec.label].values is not None:
             raise ValueError(
