@@ -14,9 +14,9 @@ from unmask.core.order import random, surest_position
 from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
+from unmask.core.steps import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.core.trace import Trace, all_tokens
 from unmask.methods import agrpo
-from unmask.methods.agrpo import entropy_steps, last_word, sampled_steps, steps_at, uniform_steps, weighted_steps
 from unmask.rollout.sample import Rollouts
 from unmask.training.update import term_loss
 from wording import naming

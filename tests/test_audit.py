@@ -13,9 +13,9 @@ from torch import Tensor
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.probes import ask
+from unmask.core.steps import entropy_steps
 from unmask.core.trace import Trace, select_traces
 from unmask.methods import agrpo, coupled_grpo, diffu_grpo, espo, sml, spg, unigrpo, wd1
-from unmask.methods.agrpo import entropy_steps
 from unmask.studies.audit.audit import (
     AuditSettings,
     audit,

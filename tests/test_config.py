@@ -13,7 +13,7 @@ from unmask.config import DEMO, Config, parse_config, read_config
 from unmask.config.defaults import micro_batch_sizes
 from unmask.config.keys import RENAMED, RESOLVED, validate, with_current_keys, with_old_keys
 from unmask.config.parse import read_run_config
-from unmask.methods.daca import strided_strata
+from unmask.core.strata import strided_strata
 from unmask.sft.config import SftConfig
 from wording import naming
 

@@ -16,7 +16,7 @@ from unmask.cli.main import main
 from unmask.config import read_config
 from unmask.core.advantage import group_mean
 from unmask.core.order import left_to_right, random
-from unmask.methods.agrpo import uniform_steps
+from unmask.core.steps import uniform_steps
 from unmask.models import load_model
 from unmask.models.checkpoint import fingerprint_of
 from unmask.rollout.decoding import Decoding

@@ -31,23 +31,11 @@ from unmask.core.probes import ask, fully_masked, unit_likelihood
 from unmask.core.schedule import timestep
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Record
+from unmask.core.strata import LAYOUTS, decode_order_strata, random_strata, stratified, strided_strata
 from unmask.core.token_sampling import token_logprobs
 from unmask.core.trace import all_tokens, state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, positive, raft, sml
-from unmask.methods.daca import (
-    LAYOUTS,
-    SCOPES,
-    VARIANTS,
-    beliefs,
-    decode_order_strata,
-    own_progress,
-    progress_credit,
-    random_strata,
-    shuffled_steps,
-    standardised,
-    stratified,
-    strided_strata,
-)
+from unmask.methods.daca import SCOPES, VARIANTS, beliefs, own_progress, progress_credit, shuffled_steps, standardised
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 
 EVERYTHING = Record(top=WORDS, entropy=True)

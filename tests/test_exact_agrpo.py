@@ -18,17 +18,17 @@ from unmask.core.advantage import every_sample, group_mean, leave_one_out
 from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip, token_clip, trace_sum
 from unmask.core.probes import Probes, every_step, fully_masked, left_to_right_views, visited
-from unmask.core.token_sampling import TokenSampling
-from unmask.core.trace import Trace, select_traces
-from unmask.methods.agrpo import (
+from unmask.core.steps import (
     STEP_DISTRIBUTIONS,
     StepDistribution,
-    agrpo,
     entropy_steps,
     last_word,
     uniform_steps,
     weighted_steps,
 )
+from unmask.core.token_sampling import TokenSampling
+from unmask.core.trace import Trace, select_traces
+from unmask.methods.agrpo import agrpo
 from unmask.training.update import LossTerm
 from world import (
     NetPolicy,

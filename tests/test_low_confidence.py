@@ -17,9 +17,10 @@ from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip
 from unmask.core.probes import FLOOR, ask, every_step, visited
 from unmask.core.shapes import NEVER
+from unmask.core.steps import uniform_steps, weighted_steps
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import select_traces
-from unmask.methods.agrpo import agrpo, uniform_steps, weighted_steps
+from unmask.methods.agrpo import agrpo
 from unmask.training.update import LossTerm
 from world import (
     NetPolicy,

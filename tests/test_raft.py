@@ -9,8 +9,8 @@ from helpers import Net, assert_identical, generator, rolled, slopes
 from unmask.config import parse_config
 from unmask.core.advantage import correct_only
 from unmask.core.probes import ask, unit_likelihood
+from unmask.core.strata import stratified
 from unmask.methods import agrpo, diffu_grpo, keep_correct, raft, reinforce_pp, sml
-from unmask.methods.daca import stratified
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import accumulate, term_loss
 

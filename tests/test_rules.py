@@ -9,7 +9,7 @@ import torch
 
 from unmask.core.objective import policy_gradient
 from unmask.core.probes import ask, every_step
-from unmask.methods.daca import strata_views
+from unmask.core.strata import strata_views
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from helpers import (
     slopes,
 )
 from unmask.core.probes import ask, fully_masked
+from unmask.core.strata import stratified
 from unmask.core.trace import until_eos
 from unmask.methods import sml, spg
-from unmask.methods.daca import stratified
 from unmask.methods.spg import block_random, sandwiched_policy_gradient
 
 SEEDS = st.integers(0, 10**6)

@@ -14,9 +14,9 @@ from torch import Tensor
 from helpers import assert_close
 from unmask.config import parse_config
 from unmask.core.specs import StepValues
+from unmask.core.steps import entropy_steps, uniform_steps, weighted_steps
 from unmask.core.trace import select_traces
 from unmask.methods import agrpo, vine
-from unmask.methods.agrpo import entropy_steps, uniform_steps, weighted_steps
 from unmask.methods.vine import step_advantages, valued_steps
 from unmask.rollout.sample import row_seeds
 from unmask.rollout.step_values import continue_steps, with_state_values

@@ -70,6 +70,19 @@ from .core.specs import (
     RolloutRequest as RolloutRequest,
     StepValues as StepValues,
 )
+from .core.steps import (
+    STEP_DISTRIBUTIONS as STEP_DISTRIBUTIONS,
+    entropy_steps as entropy_steps,
+    sampled_steps as sampled_steps,
+    uniform_steps as uniform_steps,
+)
+from .core.strata import (
+    LAYOUTS as LAYOUTS,
+    decode_order_strata as decode_order_strata,
+    random_strata as random_strata,
+    stratified as stratified,
+    strided_strata as strided_strata,
+)
 from .core.token_sampling import (
     TokenSampling as TokenSampling,
 )
@@ -98,35 +111,26 @@ from .methods import (
     reinforce_pp as reinforce_pp,
     sml as sml,
     spg as spg,
+    step_merge as step_merge,
+    trace_rl as trace_rl,
     unigrpo as unigrpo,
     vine as vine,
     wd1 as wd1,
-)
-from .methods.agrpo import (
-    STEP_DISTRIBUTIONS as STEP_DISTRIBUTIONS,
-    entropy_steps as entropy_steps,
-    sampled_steps as sampled_steps,
-    uniform_steps as uniform_steps,
 )
 from .methods.coupled_grpo import (
     coupled as coupled,
 )
 from .methods.daca import (
-    LAYOUTS as LAYOUTS,
     SCOPES as SCOPES,
     VARIANTS as VARIANTS,
     agreement_progress as agreement_progress,
     batch_scope as batch_scope,
     confidence_progress as confidence_progress,
-    decode_order_strata as decode_order_strata,
     group_scope as group_scope,
     likelihood_progress as likelihood_progress,
     own_progress as own_progress,
     progress_credit as progress_credit,
-    random_strata as random_strata,
     rollout_scope as rollout_scope,
-    stratified as stratified,
-    strided_strata as strided_strata,
 )
 from .methods.espo import (
     elbo as elbo,

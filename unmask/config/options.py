@@ -8,10 +8,11 @@ from unmask.config.schema import Config
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
+from unmask.core.steps import STEP_DISTRIBUTIONS
+from unmask.core.strata import LAYOUTS
 from unmask.core.words import section_of
 from unmask.methods import BASES, PLUGINS
-from unmask.methods.agrpo import STEP_DISTRIBUTIONS
-from unmask.methods.daca import LAYOUTS, SCOPES, VARIANTS
+from unmask.methods.daca import SCOPES, VARIANTS
 from unmask.methods.meanings import MEANINGS
 from unmask.methods.own import own_method
 from unmask.tasks import TASKS

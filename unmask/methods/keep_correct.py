@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import inf
 
 from unmask.core.method import Method, Term, check_range
-from unmask.methods.daca import STRATA, Layout, random_strata
+from unmask.core.strata import STRATA, Layout, random_strata
 from unmask.methods.raft import raft
 
 

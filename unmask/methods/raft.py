@@ -21,7 +21,7 @@ from math import inf
 from unmask.core.advantage import Advantage, correct_only
 from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import Normaliser, policy_gradient, token_mean
-from unmask.methods.daca import STRATA, Layout, random_strata, stratified
+from unmask.core.strata import STRATA, Layout, random_strata, stratified
 
 
 def raft(

@@ -23,8 +23,8 @@ from unmask.core.advantage import Advantage, z_score
 from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, unit_mean
 from unmask.core.probes import Probes, at_states, every_step
+from unmask.core.steps import uniform_steps
 from unmask.core.trace import Trace
-from unmask.methods.agrpo import uniform_steps
 
 
 def merged_steps(trace: Trace, rng: torch.Generator, merge: int = 1) -> Probes:

@@ -28,8 +28,8 @@ from unmask.core.objective import step_clip, token_clip, trace_sum
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
 from unmask.core.specs import Record, StepValues
+from unmask.core.steps import StepDistribution, entropy_steps, weighted_steps
 from unmask.core.trace import Trace, all_tokens
-from unmask.methods.agrpo import StepDistribution, entropy_steps, weighted_steps
 
 
 def step_advantages(trace: Trace, final: bool = False) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from unmask.core.method import uniform_credit
+from unmask.core.steps import uniform_steps
 from unmask.core.trace import Trace
-from unmask.methods.agrpo import uniform_steps
 from unmask.methods.daca import SCOPES, VARIANTS, progress_credit
 from unmask.util.user_file import run_file
 

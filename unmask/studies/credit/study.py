@@ -15,9 +15,9 @@ from unmask.core.method import uniform_credit
 from unmask.core.options import RewardConfig
 from unmask.core.policy import Policy
 from unmask.core.specs import Record
+from unmask.core.steps import STEP_DISTRIBUTIONS, uniform_steps
 from unmask.core.trace import Trace, all_tokens, select_traces
 from unmask.methods import diffu_grpo
-from unmask.methods.agrpo import STEP_DISTRIBUTIONS, uniform_steps
 from unmask.rollout.continuation import check_uncached
 from unmask.rollout.sample import completions
 from unmask.studies.audit.audit import OnProgress
