@@ -220,6 +220,7 @@ SML_OF_0_2 = {"strata": 3, "layout": "random", "anchor": 0.5, "kl": 0.05}
         ("diffu_grpo", "daca", {}, {"kl": 0.1}, 0.1),
         ("reinforce_pp", "sml", {"kl": 0.0}, {"kl": 0.01, "baseline": False}, 0.0),  # its KL is on the reward
         ("reinforce_pp", "sml", {"kl": 0.0}, {"kl": 0.01, "baseline": True}, 0.01),
+        ("diffu_grpo", "daca", {}, {"kl": 0.0, "advantage": "correct_only"}, 0.05),  # without negative advantages
         ("agrpo", "daca", {}, {"kl": 0.0}, 0.0),  # DPS alone: the options of SML had no effect
     ],
 )
@@ -232,7 +233,7 @@ def test_a_run_of_0_2_keeps_both_signs_and_the_larger_kl(
     reward_B, group_B = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
     for config in (read_run_config(tmp_path), read_config(file)):
         built = config.build_method()
-        assert built.kl == kl and (built.advantage(reward_B, group_B) < 0).any()
+        assert built.kl == kl and (built.advantage(reward_B, group_B) < 0).any() == ("advantage" not in base_options)
     file.write_text(yaml.safe_dump({key: data[key] for key in data if key != RESOLVED}))  # as a user writes it
     if method == "diffu_grpo":
         assert read_config(file).build_method().kl == 0.05

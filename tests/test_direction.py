@@ -118,12 +118,17 @@ def uphill(order: str, seed: int = 44) -> Uphill:
     return Uphill(World(NetPolicy(2, 3, seed=seed), order, prompt=(1,)))
 
 
+def both_signs(base: Method) -> float:
+    """`negative` of SML: 1, except on RAFT, which has no negative advantages."""
+    return 0.0 if base.counts_ones else 1.0
+
+
 def with_daca(base: Method) -> Method:
-    return daca(base) if base.trajectory else daca(base, strata=3, negative=1.0)
+    return daca(base) if base.trajectory else daca(base, strata=3, negative=both_signs(base))
 
 
 def with_sml(base: Method) -> Method:
-    return base if base.trajectory else sml(base, strata=3, negative=1.0)  # on AGRPO it is refused
+    return base if base.trajectory else sml(base, strata=3, negative=both_signs(base))  # on AGRPO it is refused
 
 
 CREDITED = {"alone": lambda base: base, "sml": with_sml, "dps": dps, "daca": with_daca}

@@ -76,7 +76,7 @@ def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
         parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
     for name in ("sml", "positive", "keep_correct"):
         method = {"method": "agrpo" if name == "keep_correct" else "raft", "with": [name]}
-        with pytest.raises(ValueError, match=f"{name} counts a reward of 1"):
+        with pytest.raises(ValueError, match=f"{name} counts a reward of at least 1"):
             parse_config({**method, **text, "countdown_text": {"weights": {"format": 0.5}}})
 
 
@@ -97,7 +97,7 @@ def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(name: s
     "change",
     [
         {"with": ["sml", "positive"]},
-        {"diffu_grpo": {"advantage": "correct_only"}},
+        {"diffu_grpo": {"advantage": "correct_only"}, "sml": {}},
         {"sml": {"negative": 1.0, "anchor": 0.5}},
         {"sml": {"negative": 1.0, "kl": 0.05}},
         {"sml": {"exact_negative": 1.0}},

@@ -77,7 +77,8 @@ def _with_meaning_of_0_2(data: dict[str, Any]) -> dict[str, Any]:
             if method == "agrpo":
                 data[name] = {key: section[key] for key in section if key not in ("strata", "layout", "anchor", "kl")}
             else:
-                data[name] = {**section, "negative": 1.0, "kl": max(base_kl, section.get("kl", 0.0))}
+                negative = 0.0 if base.get("advantage") in ("correct_only", "every_sample") else 1.0
+                data[name] = {**section, "negative": negative, "kl": max(base_kl, section.get("kl", 0.0))}
     return data
 
 

@@ -262,8 +262,11 @@ def sml(
         instead = instead if base.values is None else "leave out sml"
         raise ValueError(f"{base.name} is defined by the states it asks at, which SML would replace: {instead}")
     right_B, group_B = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
-    if exact_negative and not negative_part(right_B, group_B, base.advantage).any():
-        raise ValueError(f"{base.name} has no negative advantages, so exact_negative would do nothing: leave it out")
+    if (negative or exact_negative) and not negative_part(right_B, group_B, base.advantage).any():
+        raise ValueError(
+            f"{base.name} has no negative advantages, so negative and exact_negative would do nothing: leave them out, "
+            "or take another base, e.g. --method diffu_grpo"
+        )
     estimator = partial(stratified, strata=strata, layout=layout, anchor=anchor)
     method = replace(base, probe=each_inner_step(estimator), kl=kl)
     method = method if negative == 1 else positive(method, negative)
