@@ -292,7 +292,7 @@ def test_a_run_with_the_rewards_of_d1_is_measured_under_any_protocol(unmask, byt
     settings = [f"gsm8k.test_data={data}", "gsm8k.protocol=d1_train", "gsm8k.rewards=d1"]
     run = data.parent / "run"
     run.mkdir()
-    config = read_config(overrides=[f"model={bytes_llada}", "task=gsm8k", "device=cpu", *settings])
+    config = read_config(overrides=[f"model={bytes_llada}", "task=gsm8k", "method=diffu_grpo", "device=cpu", *settings])
     (run / "config.yaml").write_text(yaml.safe_dump(config.dump()))
     (run / "checkpoint").symlink_to(bytes_llada)
     measured = ["eval", str(run), "--task", "gsm8k", "--lengths", "8", "--problems", "2", "--json"]

@@ -53,6 +53,8 @@ def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
     ]
     code, printed, _ = unmask("grade", "--task", "gsm8k", "--protocol", "d1", file)
     assert code == 0 and printed.startswith("gsm8k (d1): 33.33 % [") and "of 3 rows" in printed
+    code, printed, err = unmask("grade", "--task", "gsm8k", "gsm8k.rewards=d1", file)  # which raft refuses to train on
+    assert code == 0 and "of 3 rows" in printed, err
 
 
 def test_a_compressed_file_and_the_other_tasks(unmask, tmp_path: Path) -> None:

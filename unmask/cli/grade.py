@@ -34,7 +34,8 @@ def grade(
 
     check_input(generations)
     check_output(out)
-    config = read_config(None, [*of_task(task, protocol=protocol), *(overrides or [])], task=task)
+    settings = [*of_task(task, protocol=protocol), *(overrides or [])]
+    config = read_config(None, settings, task=task, method="diffu_grpo")  # which takes every task, and is not used
 
     from unmask.evaluation.grade import grade_file
     from unmask.tasks.scoring import failure_summary
