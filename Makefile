@@ -5,7 +5,7 @@
 # make test-trl  the tests of the TRL adapter, with TRL installed
 # make test-lm-eval  the tests of the lm-evaluation-harness adapter, with lm_eval installed
 # make docs      the documentation as a site, in build/site
-# make reference writes the pages of docs/reference that follow from the code
+# make reference writes the pages of docs/reference and the tables of docs/methods/terms.md from the code
 # make audit     known advisories for the versions in constraints.txt
 # make fuzz      ten minutes of coverage-guided fuzzing of what reads files and answers (FUZZ_SECONDS=600)
 # make soak      hours: 10,000 updates, 1,000 sandboxed programs, runs killed anywhere and resumed

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that follow from the code: the commands and the keys of a configuration.
+"""Writes what follows from the code: the pages of docs/reference, and the tables of docs/methods/terms.md.
 
 python docs/reference.py        # make reference; tests/test_docs.py fails where a page is not what this writes
 """
@@ -6,8 +6,10 @@ python docs/reference.py        # make reference; tests/test_docs.py fails where
 import ast
 import inspect
 import json
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,12 +25,15 @@ from unmask.config import Config
 from unmask.config.json_schema import json_schema
 from unmask.config.options import CHOICES, meaning, option_defaults
 from unmask.config.published import FILE
+from unmask.core.method import Method, Term, uniform_credit
+from unmask.core.probes import Probes
 from unmask.methods import BASES, PLUGINS
 from unmask.sft.config import SftConfig
 from unmask.sft.json_schema import pretrain_schema, sft_schema
 from unmask.tasks import TASKS
 
 HERE = Path(__file__).parent / "reference"
+TERMS = Path(__file__).parent / "methods" / "terms.md"
 NOTE = "<!-- written by docs/reference.py: change the code, then `make reference` -->"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 DOORS = {
@@ -89,8 +94,7 @@ def keys() -> str:
         lines += ["", f"## {name}", "", *_table(model)]
     lines += ["", "## Options of methods and plug-ins", ""]
     lines += ["A section named after a method, plug-in or task holds its options. Its page says more.", ""]
-    pages = {name: f"../methods/{'daca' if name in ('sml', 'dps') else name}.md" for name in {**BASES, **PLUGINS}}
-    lines += [*_options({**BASES, **PLUGINS}, lambda name: f"[`{name}`]({pages[name]})")]
+    lines += [*_options({**BASES, **PLUGINS}, lambda name: f"[`{name}`](../methods/{_method_page(name)})")]
     lines += ["", "## Options of tasks", ""]
     lines += [*_options(TASKS, lambda name: f"`{name}`")]
     lines += ["", "## Fine-tuning", "", "Of [`unmask adapt`](../adapt.md) and [`unmask sft`](../sft.md).", ""]
@@ -186,6 +190,96 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _method_page(name: str) -> str:
+    return f"{'daca' if name in ('sml', 'dps') else name}.md"
+
+
+def terms() -> str:
+    """methods/terms.md with its two tables written anew, from the methods with their defaults. Plug-ins are applied to
+    diffu_grpo; "base" is what they leave as it is."""
+    base, text = BASES["diffu_grpo"](), TERMS.read_text()
+    term_rows = {name: [("first", _term_cells(build()))] for name, build in BASES.items()}
+    method_rows = {name: _method_cells(build()) for name, build in BASES.items()}
+    for name, plugin in PLUGINS.items():
+        method = plugin(base)
+        first = [("first", _changes(_term_cells(method), _term_cells(base)))]
+        term_rows[name] = (first if set(first[0][1]) != {"base"} else []) + _further_cells(method)
+        added = f"base + {len(method.further)}" if method.further else "base"
+        method_rows[name] = [added, *_changes(_method_cells(method), _method_cells(base))[1:]]
+    exact = _further_cells(PLUGINS["sml"](base, exact_negative=1.0))
+    term_rows["sml"] += [(f"{label}, with `exact_negative`", cells) for label, cells in exact]
+    columns = "method | term | probe | advantage | credit | objective | normaliser | weight | KL | old policy"
+    lines = [[_link(name), label, *cells] for name, rows in term_rows.items() for label, cells in rows]
+    text = _with_table(text, "terms", columns, lines)
+    columns = "method | terms | records | tokens that count | equal rewards | completes states | trajectory"
+    return _with_table(text, "methods", columns, [[_link(name), *cells] for name, cells in method_rows.items()])
+
+
+def _term_cells(term: Term) -> list[str]:
+    normaliser = _arguments(term.objective).get("normaliser")
+    kl = f"{term.kl:g} {_name(_arguments(term.divergence)['kl'])}" if term.kl else "0"
+    if price := getattr(term, "reward_kl", 0.0):
+        kl += f"; {price:g} k1 in the reward"
+    return [
+        f"`{_estimator(term)}`",
+        f"`{_name(term.advantage)}`",
+        "one" if term.credit is uniform_credit else f"`{_name(term.credit)}`",
+        f"`{_name(term.objective)}`",
+        f"`{_name(normaliser)}`" if normaliser else "its own",
+        f"{term.weight:g}",
+        kl,
+        "yes" if term.uses_old_logprobs else "no",
+    ]
+
+
+def _further_cells(method: Method) -> list[tuple[str, list[str]]]:
+    return [(f"`{term.label}`", _term_cells(term)) for term in method.further]
+
+
+def _method_cells(method: Method) -> list[str]:
+    records = [f"top {method.record.top}"] * (method.record.top > 0) + ["entropy"] * method.record.entropy
+    facts = method.uses_equal_rewards, method.values is not None, method.trajectory
+    marks = ["yes" if fact else "no" for fact in facts]
+    return [str(len(method.terms)), ", ".join(records) or "none", f"`{_name(method.counted)}`", *marks]
+
+
+def _changes(cells: list[str], base_cells: list[str]) -> list[str]:
+    return ["base" if cell == other else cell for cell, other in zip(cells, base_cells, strict=True)]
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a formula, or of a partial of one."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def _estimator(term: Term) -> str:
+    """The name of the function that makes the Probes: the probe itself, or what its lambda calls."""
+    if (name := _name(term.probe)) != "<lambda>":
+        return name
+    variables = inspect.getclosurevars(term.probe)
+    called = [*variables.nonlocals.values(), *variables.globals.values()]
+    probes = [_name(each) for each in called if callable(each) and inspect.signature(each).return_annotation is Probes]
+    return probes[0]
+
+
+def _link(name: str) -> str:
+    return f"[{name}]({_method_page(name)})"
+
+
+def _with_table(text: str, name: str, columns: str, rows: list[list[str]]) -> str:
+    """A page with the table between its two comments replaced."""
+    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    pattern, table = rf"(<!-- {name}: .*? -->\n).*?(<!-- end of {name} -->)", "\n".join(lines)
+    return re.sub(pattern, lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text, flags=re.DOTALL)
+
+
 def published_schema() -> str:
     """The JSON schema of the configuration: in the package, which reads it, and on the site, for editors."""
     return json.dumps(json_schema(), indent=1) + "\n"
@@ -199,6 +293,7 @@ PAGES = {
     HERE / "sft_schema.json": lambda: json.dumps(sft_schema(), indent=1) + "\n",
     HERE / "pretrain_schema.json": lambda: json.dumps(pretrain_schema(), indent=1) + "\n",
     FILE: published_schema,
+    TERMS: terms,
 }
 
 if __name__ == "__main__":

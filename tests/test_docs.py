@@ -15,7 +15,7 @@ import yaml
 
 from unmask.config import Config
 from unmask.config.options import option_defaults
-from unmask.methods import BASES, PLUGINS
+from unmask.methods import BASES, PLUGINS, diffu_grpo
 from unmask.sft.config import SftConfig
 from unmask.tasks import TASKS
 
@@ -167,6 +167,20 @@ def reference() -> Any:
 def test_the_reference_is_what_the_code_says(reference: Any) -> None:
     for path, page in reference.PAGES.items():
         assert path.read_text() == page(), f"{path.name} is stale: make reference"
+
+
+def test_the_page_of_terms_has_the_facts_of_every_method() -> None:
+    """Read from the page: terms, equal rewards, completed states and trajectory, for bases and for plug-ins on one."""
+    text, base = (DOCS / "methods" / "terms.md").read_text(), diffu_grpo()
+    rows = re.findall(r"^\| \[(\w+)\]\(\w+\.md\) \|(.*)\|$", text.partition("\n## Methods\n")[2], re.MULTILINE)
+    assert [name for name, _ in rows] == [*BASES, *PLUGINS]
+    for name, cells in rows:
+        count, _, _, equal, completed, trajectory = map(str.strip, cells.split("|"))
+        method = BASES[name]() if name in BASES else PLUGINS[name](base)
+        assert sum(map(int, count.replace("base", "1").split("+"))) == len(method.terms), name
+        facts = method.uses_equal_rewards, method.values is not None, method.trajectory
+        for cell, fact in zip((equal, completed, trajectory), facts, strict=True):
+            assert cell.replace("base", "no") == ("yes" if fact else "no"), name
 
 
 def test_the_reference_has_every_key_with_a_meaning_and_every_public_name(reference: Any) -> None:
