@@ -53,7 +53,7 @@ def test_score_interval_and_verdicts(unmask, tmp_path: Path) -> None:
     ]
     code, printed, _ = unmask("grade", "--task", "gsm8k", "--protocol", "d1", file)
     assert code == 0 and printed.startswith("gsm8k (d1): 33.33 % [") and "of 3 rows" in printed
-    code, printed, err = unmask("grade", "--task", "gsm8k", file, "gsm8k.rewards=d1")  # which raft refuses to train on
+    code, printed, err = unmask("grade", "--task", "gsm8k", file, "gsm8k.weights={format: 1}")  # at most 2
     assert code == 0 and "of 3 rows" in printed, err
 
 
