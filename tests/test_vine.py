@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers import assert_close
 from unmask.config import parse_config
+from unmask.core.probes import visited
 from unmask.core.specs import StepValues
 from unmask.core.steps import entropy_steps, uniform_steps, weighted_steps
 from unmask.core.trace import select_traces
@@ -91,6 +92,19 @@ def test_only_the_states_around_drawn_steps_are_completed_and_silent_steps_are_n
     equal_N = reward_B[continued.group_B]  # completions that earn what the rollout earned: no step matters
     silent = with_state_values(drawn, continued, reward_B, equal_N)
     assert not len(valued_steps(silent).state_N) and not step_advantages(silent).any()
+
+
+def test_with_the_reward_for_every_step_it_is_agrpo_without_a_baseline() -> None:
+    world, _ = WORLDS["two a step, left to right"]
+    trace, reward_B, _ = exact_values(world)
+    value_BT = torch.zeros(len(trace), trace.steps + 1, dtype=torch.float64)
+    value_BT[:, -1] = reward_B
+    step_BK, weight_BK = weighted_steps(trace, torch.rand(len(trace), 1, dtype=torch.float64), uniform_steps)
+    drawn = replace(trace, seen={"state_value": value_BT, "value_step": step_BK, "value_weight": weight_BK})
+    method, one_B, one_BL = vine(final=True), torch.ones_like(value_BT[:, 0]), torch.ones_like(trace.logp_BL)
+    ours = LossTerm(valued_steps(drawn, final=True), one_B, method.credit(drawn), method.objective)
+    agrpos = LossTerm(visited(trace, step_BK, weight_BK), reward_B.double(), one_BL, agrpo().objective)
+    assert relative_error(step_of(world.policy, [ours]), step_of(world.policy, [agrpos])) < 1e-12
 
 
 def test_it_is_refused_where_states_cannot_be_completed() -> None:

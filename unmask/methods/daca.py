@@ -24,7 +24,7 @@ The defaults: with most of the sequence visible nearly every token is certain, s
 near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. The same likelihood is
 the best of all for pulling towards good answers (docs/methods/daca.md, docs/studies/rules.md). So negative advantages
 count nothing by default. `negative` scales them; `exact_negative` adds them at visited states, where the likelihood is
-exact, as AGRPO's term:
+exact, as AGRPO's term on the tokens that the base counts:
 
     loss = base with SML and max(A, 0) + negative * min(A, 0)   +   exact_negative * AGRPO with min(A, 0)
 

@@ -1,4 +1,4 @@
-"""A batch: rollouts of this step's prompts, their branches, and their rewards."""
+"""A batch: rollouts of this step's prompts, their branches and completions of their states, and all rewards."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.rollout.step_values import continue_steps, with_state_values
 from unmask.tasks import Task
-from unmask.tasks.scoring import RewardFailure, score
+from unmask.tasks.scoring import RewardFailure, Scores, score
 from unmask.tasks.task import Row
 from unmask.training.loss_terms import ScoredRollouts
 from unmask.training.mismatch import (
@@ -55,7 +55,7 @@ class Batch(ScoredRollouts):
     parts: dict[str, float]
     """The mean of each part of the reward."""
     failures: list[RewardFailure]
-    """Completions whose reward failed, branches included."""
+    """Completions whose reward failed, branches and completions of states included."""
     stats: dict[str, float]
     """`rollout_stats`, and the share of prompts that were too long."""
     mismatch: dict[str, float] = field(default_factory=dict)
@@ -130,8 +130,10 @@ def _collect(experiment: Experiment, step: int) -> Batch:
 
 
 def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
-    """Sample a group for every prompt of this step and score it, branches included. A prompt that leaves no room for a
-    completion is left out and counted; prompts are never truncated."""
+    """Sample a group for every prompt of this step and score it, branches and completions of its states included.
+
+    A prompt that leaves no room for a completion is left out and counted; prompts are never truncated.
+    """
     setup, task, config, length = experiment.setup, experiment.task, experiment.config, experiment.decoding.length
     policy, device, ranks = setup.policy, setup.device, setup.ranks
     number = (config.seed * 2**24 + step) * (1 + RESAMPLES) + attempt  # a longer run begins like a shorter one
@@ -161,18 +163,14 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     scores = score(task, rows[mine.start : mine.stop], texts, config.reward, ranks, device)
     branch_reward_B, failures = None, scores.failures
     if branches is not None:
-        sources = [rows[mine.start + i] for i in branches.group_B.tolist()]
-        branch_scores = score(task, sources, completions(policy, branches, length), config.reward, ranks, device)
+        branches, branch_scores = _score_more(experiment, branches, rows, mine.start, width)
         branch_reward_B, failures = branch_scores.reward_B, failures + branch_scores.failures
-        branches = ranks.gather_trace(replace(branches, group_B=branches.group_B + mine.start), width)
     continued = None
     if (values := experiment.method.values) is not None:
         own_seed_B = row_seeds(-1 - number, len(rows))[mine.start : mine.stop].to(device)
         trace, continued = continue_steps(policy, trace, own_seed_B, values, experiment.decoding, setup.rollout_batch)
-        sources = [rows[mine.start + i] for i in continued.group_B.tolist()]
-        value_scores = score(task, sources, completions(policy, continued, length), config.reward, ranks, device)
+        continued, value_scores = _score_more(experiment, continued, rows, mine.start, width)
         failures = failures + value_scores.failures
-        continued = ranks.gather_trace(replace(continued, group_B=continued.group_B + mine.start), width)
     trace = ranks.gather_trace(trace, width)
     if continued is not None:
         trace = with_state_values(trace, continued, scores.reward_B, value_scores.reward_B)
@@ -194,6 +192,16 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         failures=failures,
         stats={"long_prompts": 1 - len(fitting) / len(candidates), **rollout_stats(trace)},
     )
+
+
+def _score_more(experiment: Experiment, traces: Trace, rows: list[Row], start: int, width: int) -> tuple[Trace, Scores]:
+    """Score traces that began in the rollouts of this process, the first of which is rollout `start` of the batch; the
+    traces and scores of all processes, with the rollout of the batch as group."""
+    setup, config, group_B = experiment.setup, experiment.config, traces.group_B + start
+    texts = completions(setup.policy, traces, experiment.decoding.length)
+    sources = [rows[i] for i in group_B.tolist()]
+    scores = score(experiment.task, sources, texts, config.reward, setup.ranks, setup.device)
+    return setup.ranks.gather_trace(replace(traces, group_B=group_B), width), scores
 
 
 def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
