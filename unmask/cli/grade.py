@@ -34,8 +34,8 @@ def grade(
 
     check_input(generations)
     check_output(out)
-    settings = [*of_task(task, protocol=protocol), *(overrides or [])]
-    config = read_config(None, settings, task=task, method="diffu_grpo")  # which takes every task, and is not used
+    settings = ["method=diffu_grpo", *of_task(task, protocol=protocol), *(overrides or [])]  # takes every task
+    config = read_config(None, settings, task=task)
 
     from unmask.evaluation.grade import grade_file
     from unmask.tasks.scoring import failure_summary
