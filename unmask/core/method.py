@@ -60,7 +60,8 @@ class Term:
     objective: Objective
     """The surrogate."""
     credit: Callable[[Trace], Tensor] = uniform_credit
-    """What is each token worth? (B, L), mean one over the counted tokens of a trace."""
+    """What is each token worth? (B, L). A weight has mean one over the counted tokens of a trace; vine puts the
+    advantages of its steps here."""
     weight: float = 1.0
     """Multiplies objective and KL."""
     kl: float = 0.0
