@@ -15,11 +15,10 @@ from trl import GRPOConfig
 
 import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
-from helpers import assert_close
+from helpers import ON_ROLLOUTS, assert_close
 from unmask.core.options import LoraOptions
 from unmask.core.probes import ask, at_states
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, prompt_ids, rows_loss
-from unmask.methods import BASES
 from unmask.models import TinyShape, load_model, tiny_policy
 from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
 from unmask.rollout.decoding import Decoding
@@ -147,7 +146,9 @@ def untrained(policy):
     return [p for p in policy.parameters() if not p.requires_grad]
 
 
-METHODS = {name: base() for name, base in BASES.items()} | {
+METHODS = {name: base() for name, base in ON_ROLLOUTS.items()} | {
+    "raft": unmask.raft(advantage=unmask.every_sample),  # no reward here is 1
+    "step_merge": unmask.step_merge(segments=2),
     "diffu_grpo+daca": unmask.daca(unmask.diffu_grpo(), strata=3, strength=0.8),
     "coupled_grpo+dps": unmask.dps(unmask.coupled_grpo(kl=0.1), strength=0.8),
 }
@@ -273,6 +274,10 @@ def test_a_setting_that_would_be_ignored_is_refused(name, tmp_path):
 def test_branches_encoders_and_completions_without_a_reward_are_refused(tmp_path):
     with pytest.raises(ValueError, match="branches"):
         trainer_of(tmp_path, small(), unmask.dispo(unmask.diffu_grpo()))
+    with pytest.raises(ValueError, match="completes states again"):
+        trainer_of(tmp_path, small(), unmask.vine())
+    with pytest.raises(ValueError, match="has several terms"):
+        trainer_of(tmp_path, small(), unmask.keep_correct(unmask.diffu_grpo()))
     with pytest.raises(ValueError, match="works with decoders"):
         trainer_of(tmp_path, load_model(bert(tmp_path / "bert")), unmask.wd1())
     trainer = DiffusionGRPOTrainer(
