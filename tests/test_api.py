@@ -113,7 +113,7 @@ def test_show_redraws_one_plot_in_a_notebook(model: str, monkeypatch: pytest.Mon
     assert len(updated) + 1 >= len(run.metrics)
 
 
-def test_every_method_and_advantage_is_a_public_name() -> None:
-    for table in (unmask.BASES, unmask.PLUGINS, unmask.ADVANTAGES):
+def test_every_method_and_formula_is_a_public_name() -> None:
+    for table in (unmask.BASES, unmask.PLUGINS, unmask.ADVANTAGES, unmask.NORMALISERS, unmask.KLS):
         for name, function in table.items():
             assert getattr(unmask, name) is function

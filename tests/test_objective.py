@@ -63,6 +63,8 @@ def scale(name, probes, plain, m):
         return 1 / plain.batch / sum(step != -1 for step in probes.trace.step_BL[plain.trace[m]].tolist())
     if name == "trace_sum":
         return 1 / plain.batch
+    if name == "unit_mean":
+        return 1 / sum(map(bool, plain.tokens)) / len(plain.tokens[m])
     assert name == "step_mean"
     return 1 / plain.batch / sum(bool(plain.tokens[u]) for u in mine) / len(plain.tokens[m])
 
@@ -203,7 +205,7 @@ def test_every_normaliser_is_its_loop_and_zero_off_the_counted(name):
     assert_close(found_ML, expected_ML)
 
 
-@pytest.mark.parametrize("name", ["token_mean", "sequence_mean", "step_mean"])
+@pytest.mark.parametrize("name", ["token_mean", "sequence_mean", "step_mean", "unit_mean"])
 def test_a_mean_weighs_one_in_all(name):
     probes, plain = random_probes(3), Plain(random_probes(3))
     assert {b for m, b in enumerate(plain.trace) if plain.tokens[m]} == set(range(plain.batch))

@@ -39,6 +39,7 @@ from .core.objective import (
     token_divergence as token_divergence,
     token_mean as token_mean,
     trace_sum as trace_sum,
+    unit_mean as unit_mean,
 )
 from .core.order import (
     ORDERS as ORDERS,
