@@ -36,6 +36,7 @@ TaskOption = Annotated[
     typer.Option(metavar="TASK", autocompletion=names_of("task"), help="Default: the run's own task, or sudoku."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FiguresFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")]
 
 
 def of_task(task: str | None, **options: Any) -> list[str]:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli.arguments import AsJson, DataOption, Overrides, TaskOption, check_shared_settings, of_task, settings_of
+from unmask.cli.arguments import (
+    AsJson,
+    DataOption,
+    FiguresFolder,
+    Overrides,
+    TaskOption,
+    check_shared_settings,
+    of_task,
+    settings_of,
+)
 from unmask.cli.progress import show_progress
 from unmask.models.known import check_model_name
 from unmask.util.files import check_folder
@@ -67,9 +76,7 @@ def audit(
     rule: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --credit: your own rule, a file with credit(trace).")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")
-    ] = None,
+    out: FiguresFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare estimators of the log-probability: bias, noise, correlation, and the direction of the gradient.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.arguments import AsJson
+from unmask.cli.arguments import AsJson, FiguresFolder
 from unmask.cli.audit import show_credit
 from unmask.cli.progress import show_progress
 from unmask.util.files import check_folder
@@ -22,9 +22,7 @@ def bench(
     rule: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Your own rule: a Python file with credit(trace).")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")
-    ] = None,
+    out: FiguresFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a frozen benchmark: fixed models, seeds and numbers, so that results can be cited."""

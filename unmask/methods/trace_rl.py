@@ -14,6 +14,7 @@ the mean over its tokens, where the policy gradient has their sum. With one toke
 advantage = group_mean it is (G - 1) / (G T) grad J. Reduces to the fully masked canvas if merge is at least T.
 """
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -22,39 +23,18 @@ import torch
 from unmask.core.advantage import Advantage, z_score
 from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, unit_mean
-from unmask.core.probes import Probes, at_states, every_step
+from unmask.core.probes import Probes, every_step
 from unmask.core.steps import uniform_steps
 from unmask.core.trace import Trace
 
 
 def merged_steps(trace: Trace, rng: torch.Generator, merge: int = 1) -> Probes:
     """Every `merge` steps that wrote something, asked at the state before the first of them; a unit each."""
-    if merge == 1:
-        return every_step(trace, rng)  # which also applies the cuts of top_k and top_p
-    written_BT = uniform_steps(trace) > 0
-    row_BT = (written_BT.long().cumsum(-1) - 1).clamp(min=0) // merge
-    rows = int(row_BT.max()) + 1
-    step_BT = torch.arange(trace.steps, device=row_BT.device).expand_as(row_BT).masked_fill(~written_BT, trace.steps)
-    first_BK = torch.full((len(trace), rows), trace.steps, device=row_BT.device)
-    first_BK = first_BK.scatter_reduce(1, row_BT, step_BT, "amin")
+    row_BT = ((uniform_steps(trace) > 0).long().cumsum(-1) - 1).clamp(min=0) // merge
     row_BL = row_BT.gather(1, torch.where(trace.filled_BL, trace.step_BL, 0))
-    number_N = torch.arange(len(trace) * rows, device=row_BT.device)
-    trace_N, row_N1 = number_N // rows, (number_N % rows)[:, None]
-    asked_NL = (row_BL[trace_N] == row_N1) & trace.filled_BL[trace_N]
-    probes = Probes(
-        trace=trace,
-        states_SL=trace.tokens_BL[trace_N].masked_fill(
-            trace.step_BL[trace_N] >= first_BK.flatten()[:, None], trace.mask_id
-        ),
-        attended_SL=trace.attended_BL[trace_N],
-        state_N=number_N,
-        unit_N=number_N,
-        asked_NL=asked_NL,
-        share_NL=torch.ones_like(asked_NL, dtype=torch.float64),
-        trace_M=trace_N,
-        weight_M=torch.ones(len(trace_N), dtype=torch.float64, device=row_BT.device),
-    )
-    return at_states(probes, asked_NL.any(-1))
+    merged = replace(trace, step_BL=torch.where(trace.filled_BL, row_BL, trace.step_BL), steps=int(row_BT.max()) + 1)
+    # Only a token that is asked at the state at which it was drawn is scored by the recorded cuts of top_k and top_p.
+    return replace(every_step(merged, rng), trace=trace, visited=merge == 1)
 
 
 def trace_rl(
