@@ -1,4 +1,4 @@
-"""A likelihood term on the own correct rollouts, for any base.
+"""A likelihood term on the policy's own correct rollouts, for any base.
 
     loss = L_base + weight * L_raft,     L_raft as in methods/raft.py: SML, correct rollouts only, no ratio
 
@@ -20,7 +20,7 @@ from unmask.methods.raft import raft
 
 
 def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
-    """Add RAFT's loss, a likelihood term on the own correct rollouts."""
+    """Add RAFT's loss, a likelihood term on the policy's own correct rollouts."""
     check_range(0, inf, weight=weight)
     kept = raft(strata, layout)
     term = Term(

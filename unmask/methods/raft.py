@@ -30,7 +30,7 @@ def raft(
     advantage: Advantage = correct_only,
     normaliser: Normaliser = token_mean,
 ) -> Method:
-    """Fine-tuning on the own correct rollouts, scored with most of the sequence as context."""
+    """Fine-tuning on the policy's own correct rollouts, scored with most of the sequence as context."""
     check_range(1, inf, strata=strata)
     check_functions(layout=layout, normaliser=normaliser)
     return Method(
