@@ -71,7 +71,8 @@ QWEN_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_ke
     ],
 )
 def test_the_released_sizes_give_the_released_number_of_parameters(kind, sizes, rest, parameters):
-    from unmask.models.families import ConfigFile, family_of, network_of
+    from unmask.models.config_file import ConfigFile
+    from unmask.models.recognition import family_of, network_of
 
     config = {**QWEN_CONFIG, **kind, **dict(zip(QWEN_SIZES, sizes, strict=False)), **rest}
     stated = ConfigFile(Path("config.json"), config)
@@ -81,7 +82,8 @@ def test_the_released_sizes_give_the_released_number_of_parameters(kind, sizes, 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architectures[0])
 def test_every_family_is_told_by_its_architecture_alone(family):
-    from unmask.models.families import ConfigFile, family_of
+    from unmask.models.config_file import ConfigFile
+    from unmask.models.recognition import family_of
 
     for kind in ({"architectures": [family.architectures[0]]}, {"model_type": family.model_types[0]}):
         assert family_of(ConfigFile(Path("config.json"), kind)) is family

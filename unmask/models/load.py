@@ -20,11 +20,13 @@ from unmask.models.checkpoint import (
     read_json,
     stated_dtype,
 )
+from unmask.models.config_file import ConfigFile
 from unmask.models.decoder import Decoder, Facts
 from unmask.models.encoder import Bert, MaskedLM, ModernBert
-from unmask.models.families import ConfigFile, Family, block_of, facts_of, family_of, length_of, network_of
+from unmask.models.families import Family
 from unmask.models.known import EMBEDDED, KNOWN, check_model_name
 from unmask.models.llama import Llama
+from unmask.models.recognition import block_of, facts_of, family_of, length_of, network_of
 from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny, tiny_network
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 

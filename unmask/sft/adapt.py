@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from unmask.models.checkpoint import Origin, card_metadata, files_beside, load_weights, read_json, save
-from unmask.models.families import ConfigFile, Family, facts_of, family_of, network_of
+from unmask.models.config_file import ConfigFile
+from unmask.models.families import Family
 from unmask.models.known import EMBEDDED
 from unmask.models.load import Released, fetch_snapshot
+from unmask.models.recognition import facts_of, family_of, network_of
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 from unmask.sft.fetch import PACKAGES, fetch_once

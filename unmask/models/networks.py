@@ -1,0 +1,102 @@
+"""The networks of the families: config.json translated to the configuration of a transformers class."""
+
+from collections.abc import Callable
+from typing import Any
+
+from unmask.models.config_file import SIZES, ConfigFile
+
+# Other values of these settings are not supported by the decoder's forward pass.
+PLAIN = {
+    "use_sliding_window": False,
+    "use_mrope": False,
+    "partial_rotary_factor": 1.0,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "quantization_config": None,
+}
+LLADA_PLAIN = {
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "bias_for_layer_norm": False,
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "attention_layer_norm": False,
+    "scale_logits": False,
+    "input_emb_norm": False,
+    "block_group_size": 1,
+    "attention_dropout": 0.0,
+    "residual_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "quantization_config": None,
+}
+
+
+def llada_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
+    for name in ("block_type", "activation_type", "layer_norm_type", "rope"):  # LLaDA's class has other defaults
+        file.need(name)
+    file.only(LLADA_PLAIN)
+    width, heads = file.size("d_model"), file.size("n_heads")
+    config = {
+        "hidden_size": width,
+        "num_hidden_layers": file.size("n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.size("n_kv_heads", 1 if file.get("multi_query_attention") else heads),
+        "intermediate_size": file.size("mlp_hidden_size")
+        if file.get("mlp_hidden_size")
+        else int(file.need("mlp_ratio") * width),
+        "vocab_size": file.size("embedding_size" if file.get("embedding_size") else "vocab_size"),
+        "rms_norm_eps": file.need("rms_norm_eps"),
+        "max_position_embeddings": file.size("max_sequence_length"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.number("rope_theta")},
+        "tie_word_embeddings": file.need("weight_tying"),
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    # Qwen2 is Llama with a bias on queries, keys and values only.
+    return ("Qwen2" if file.get("include_qkv_bias") else "Llama"), config
+
+
+def decoder_network(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+    def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
+        file.only(PLAIN)
+        if set(file.kind("layer_types", list, [])) - {"full_attention"}:
+            raise ValueError(f"{file.path} has layers with a sliding window, which are not supported.")
+        config: dict[str, Any] = {name: file.size(name) for name in SIZES}
+        config["rms_norm_eps"] = file.need("rms_norm_eps")
+        config["num_key_value_heads"] = file.size("num_key_value_heads", config["num_attention_heads"])
+        if file.get("head_dim") is not None:
+            file.size("head_dim")
+        for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
+            if file.get(name) is not None:
+                config[name] = file.get(name)
+        rotary = file.kind("rope_parameters", dict, file.kind("rope_scaling", dict, {}))
+        theta = rotary.get("rope_theta", file.get("rope_theta", 1e4) if kind == "Llama" else None)
+        rest = {name: value for name, value in rotary.items() if name != "type"}
+        config["rope_parameters"] = {
+            **rest,
+            "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
+            "rope_theta": file.number("rope_theta", theta),
+        }
+        if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
+            raise ValueError(f"{file.path} has rotary frequencies that depend on the length: they are not supported.")
+        return kind, {**config, "bos_token_id": None, "eos_token_id": None}
+
+    return network
+
+
+def encoder_network(kind: str, **off: Any) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+    def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
+        file.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
+        for name in SIZES:
+            file.size(name)
+        outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")
+        config = {name: value for name, value in file.fields.items() if name not in outer}
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
+        settings = {"pad_token_id": file.get("pad_token_id"), "attn_implementation": "sdpa"}
+        # Dropout would make two passes over one canvas differ, and so every ratio of their probabilities.
+        return kind, {**config, **tokens, **settings, **off}
+
+    return network
