@@ -40,6 +40,7 @@ from unmask.core.probes import (
 )
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
+from unmask.core.states import semi_autoregressive
 from unmask.core.steps import sampled_steps
 from unmask.core.strata import stratified
 from unmask.core.token_sampling import TokenSampling
@@ -65,6 +66,7 @@ ESTIMATORS = {
     "block_random": block_random,
     "random_ratio": random_ratio,
     "sampled_steps": sampled_steps,
+    "semi_autoregressive": partial(semi_autoregressive, draws=2),
 }
 
 

@@ -54,22 +54,27 @@ class Probes:
         return self.trace_M[self.unit_N]
 
 
-def views(trace: Trace, masked_KBL: Tensor, asked_KBL: Tensor, share_KBL: Tensor | None = None) -> Probes:
-    """K masked canvases a trace, all in one unit. Only what was filled can be asked; empty rows are dropped."""
+def views(
+    trace: Trace, masked_KBL: Tensor, asked_KBL: Tensor, share_KBL: Tensor | None = None, apart: bool = False
+) -> Probes:
+    """K masked canvases a trace, all in one unit, or one unit each if they are `apart`. Only what was filled can be
+    asked; empty rows are dropped."""
     views_K, batch, width = masked_KBL.shape
     asked_KBL = asked_KBL & trace.filled_BL
     share_KBL = torch.ones_like(asked_KBL, dtype=torch.float64) if share_KBL is None else share_KBL
     trace_B = torch.arange(batch, device=asked_KBL.device)
+    number_N = torch.arange(views_K * batch, device=asked_KBL.device)
+    trace_M = trace_B.repeat(views_K) if apart else trace_B
     probes = Probes(
         trace=trace,
         states_SL=trace.tokens_BL.masked_fill(masked_KBL, trace.mask_id).flatten(0, 1),
         attended_SL=trace.attended_BL.repeat(views_K, 1),
-        state_N=torch.arange(views_K * batch, device=asked_KBL.device),
-        unit_N=trace_B.repeat(views_K),
+        state_N=number_N,
+        unit_N=number_N if apart else trace_B.repeat(views_K),
         asked_NL=asked_KBL.flatten(0, 1),
         share_NL=share_KBL.expand(views_K, batch, width).flatten(0, 1),
-        trace_M=trace_B,
-        weight_M=torch.ones(batch, dtype=torch.float64, device=asked_KBL.device),
+        trace_M=trace_M,
+        weight_M=torch.ones(len(trace_M), dtype=torch.float64, device=asked_KBL.device),
     )
     return at_states(probes, probes.asked_NL.any(-1))
 
