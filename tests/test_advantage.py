@@ -22,7 +22,8 @@ from unmask.core.advantage import (
 )
 from unmask.methods.wd1 import preference_weight
 
-COMPARING = {name: f for name, f in ADVANTAGES.items() if name not in ("correct_only", "every_sample")}
+SELECTING = {"correct_only", "best_of_group", "every_sample"}  # tests/test_positive.py
+COMPARING = {name: f for name, f in ADVANTAGES.items() if name not in SELECTING}
 """Advantages that compare a trace with its group."""
 
 
@@ -85,7 +86,7 @@ def test_every_advantage_is_its_loop(advantage, by_loop, case):
 def test_every_advantage_on_the_list_was_tested():
     baselines = {"group_mean", "leave_one_out", "z_score", "batch_z_score", "group_mean_batch_std"}
     assert set(COMPARING) == baselines
-    assert set(ADVANTAGES) - baselines == {"correct_only", "every_sample"}  # tests/test_positive.py
+    assert set(ADVANTAGES) - baselines == SELECTING
 
 
 @given(case=grouped_rewards())

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from unmask.core.probes import Probes, ask, fully_masked, unit_likelihood
+from unmask.core.states import coupled_views, elbo_views
 from unmask.core.strata import strata_views
 from unmask.core.trace import Trace
-from unmask.methods.coupled_grpo import coupled_views
-from unmask.methods.espo import elbo_views
 from world import NetPolicy, World, enumerated, joint_policy, laws, number, traced
 
 LENGTH, WORDS = 4, 2

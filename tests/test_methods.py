@@ -38,12 +38,11 @@ from unmask.core.objective import (
 )
 from unmask.core.probes import ask, fully_masked, unit_likelihood
 from unmask.core.shapes import NEVER
+from unmask.core.states import coupled, coupled_views, elbo, elbo_views
 from unmask.core.steps import sampled_steps
 from unmask.core.strata import strata_views
 from unmask.core.trace import all_tokens, until_eos
-from unmask.methods import BASES, diffu_grpo, gspo, reinforce_pp, unigrpo, wd1
-from unmask.methods.coupled_grpo import coupled, coupled_views
-from unmask.methods.espo import elbo, elbo_views, espo
+from unmask.methods import BASES, diffu_grpo, espo, gspo, reinforce_pp, unigrpo, wd1
 from unmask.methods.unigrpo import masked_at_ratio, random_ratio
 from unmask.methods.wd1 import preference_weight
 from unmask.training.update import term_loss

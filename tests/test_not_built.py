@@ -25,8 +25,8 @@ from unmask.core.objective import (
     trace_sum,
 )
 from unmask.core.probes import Probes, ask, segmented, unit_likelihood
+from unmask.core.states import elbo
 from unmask.core.trace import Trace, all_tokens
-from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random, sandwiched_policy_gradient
 from unmask.methods.step_merge import step_merge
 from unmask.methods.wd1 import group_softmax, preference_weight

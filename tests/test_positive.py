@@ -1,5 +1,9 @@
 """The plug-in `positive`, and the advantages of rejection-sampling fine-tuning, against loops and limits."""
 
+from itertools import product
+from math import prod
+from operator import eq, le
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -7,7 +11,7 @@ from hypothesis import given, strategies as st
 from helpers import ON_ROLLOUTS
 from unmask.config import parse_config
 from unmask.config.checks import unlimited_push
-from unmask.core.advantage import ADVANTAGES, correct_only, every_sample, group_mean
+from unmask.core.advantage import ADVANTAGES, best_of_group, correct_only, every_sample, group_mean
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.positive import positive
 from wording import mentions
@@ -27,6 +31,30 @@ def test_correct_only_shares_the_weight_of_a_group_among_its_solutions(groups: l
     reward_B, group_B = tensors(groups)
     assert correct_only(reward_B, group_B).tolist() == wanted
     assert every_sample(reward_B, group_B).tolist() == [1.0] * len(reward_B)
+
+
+@given(GROUPS)
+def test_best_of_group_is_the_first_of_the_best_unless_all_are_equal_and_wrong(groups: list[list[float]]) -> None:
+    wanted = []
+    for g in groups:
+        best = g.index(max(g)) if max(g) == 1.0 or len(set(g)) > 1 else None
+        wanted += [float(len(g)) if place == best else 0.0 for place in range(len(g))]
+    assert best_of_group(*tensors(groups)).tolist() == wanted
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_best_of_group_trains_on_the_distribution_of_the_best_of_n(size: int) -> None:
+    """P_n(x) = p(x) (F(r)^n - F(below r)^n) / P(r), less the groups in which all have the same reward below 1."""
+    chance, reward = [0.1, 0.2, 0.3, 0.15, 0.25], [1.0, 0.5, 0.0, 1.0, 0.5]
+    found = [0.0] * len(chance)
+    for group in product(range(len(chance)), repeat=size):
+        value_B = best_of_group(*tensors([[reward[x] for x in group]]))
+        for x, value in zip(group, value_B.tolist(), strict=True):
+            found[x] += prod(chance[y] for y in group) * value / size
+    for x, r in enumerate(reward):
+        upto, at = (sum(p for p, s in zip(chance, reward, strict=True) if keep(s, r)) for keep in (le, eq))
+        best = chance[x] * (upto**size - (upto - at) ** size) / at
+        assert found[x] == pytest.approx(best - (r < 1) * chance[x] * at ** (size - 1), abs=1e-12)
 
 
 @given(GROUPS, st.sampled_from(sorted(ADVANTAGES)), st.sampled_from([0.0, 0.1, 1.0]))
@@ -69,11 +97,12 @@ def test_the_positive_part_of_equal_rewards_is_zero() -> None:
 
 
 def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
-    config = {"method": "diffu_grpo", "diffu_grpo": {"advantage": "correct_only"}}
-    assert parse_config({**config, "task": "sudoku"}).build_method().advantage is correct_only
     text = {"task": "countdown_text", "rollout": {"length": 32}}
-    with pytest.raises(ValueError, match=r"diffu_grpo counts .* is 1.5; .* --method diffu_grpo --with daca"):
-        parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
+    for advantage in (correct_only, best_of_group):
+        config = {"method": "diffu_grpo", "diffu_grpo": {"advantage": advantage.__name__}}
+        assert parse_config({**config, "task": "sudoku"}).build_method().advantage is advantage
+        with pytest.raises(ValueError, match=r"diffu_grpo counts .* is 1.5; .* --method diffu_grpo --with daca"):
+            parse_config({**config, **text, "countdown_text": {"weights": {"format": 0.5}}})
     for name in ("sml", "positive", "keep_correct"):
         method = {"method": "agrpo" if name == "keep_correct" else "raft", "with": [name]}
         with pytest.raises(ValueError, match=f"{name} counts a reward of at least 1"):

@@ -40,14 +40,12 @@ from unmask.core.probes import (
 )
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
-from unmask.core.states import semi_autoregressive
+from unmask.core.states import coupled, elbo, semi_autoregressive
 from unmask.core.steps import sampled_steps
 from unmask.core.strata import stratified
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import all_tokens, select_traces, state_before
 from unmask.methods import BASES, diffu_grpo, sml
-from unmask.methods.coupled_grpo import coupled
-from unmask.methods.espo import elbo
 from unmask.methods.spg import block_random
 from unmask.methods.unigrpo import random_ratio
 from unmask.training.update import term_loss

@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers import Net, assert_identical, generator, rolled, slopes
+from helpers import Net, assert_close, assert_identical, generator, rolled, slopes
 from unmask.config import parse_config
 from unmask.core.advantage import correct_only
+from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.strata import stratified
-from unmask.methods import agrpo, diffu_grpo, keep_correct, raft, reinforce_pp, sml
+from unmask.core.states import STATES
+from unmask.core.strata import stratified, strided_strata
+from unmask.core.trace import all_tokens
+from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, espo, keep_correct, raft, reinforce_pp, sml
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import accumulate, term_loss
 
@@ -26,6 +29,47 @@ def test_it_is_diffu_grpo_with_sml_and_correct_answers_only_bit_for_bit():
     batch, none = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace)), torch.zeros(())
     (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (raft(), clipped))
     assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
+
+
+@pytest.mark.parametrize(
+    ("states", "normaliser", "other"),
+    [
+        ("pairs", token_mean, coupled_grpo(kl=0.0, advantage=correct_only)),
+        ("visited", trace_sum, agrpo(advantage=correct_only)),
+        ("fully_masked", token_mean, diffu_grpo(0.0, kl=0.0, advantage=correct_only)),
+    ],
+    ids=str,
+)
+def test_with_other_states_it_is_their_method_on_correct_answers_bit_for_bit(states, normaliser, other):
+    policy, none = Net(1, ends=1.0), torch.zeros(())
+    rollouts = rolled(policy, counted=other.counted)
+    batch, mine = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace)), raft(STATES[states], normaliser=normaliser)
+    (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (mine, other))
+    assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
+
+
+def test_with_masks_of_uniform_size_it_is_espo_on_correct_answers():
+    policy = Net(1, ends=1.0)
+    rollouts = rolled(policy, counted=all_tokens)
+    batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
+    mine, other = raft(STATES["uniform"], normaliser=sequence_mean), espo(1, kl=0.0, advantage=correct_only)
+    (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (mine, other))
+    assert_close(slopes(policy, terms)[1], slopes(policy, others)[1], 1e-12)
+
+
+def test_options_of_strata_are_refused_with_other_states():
+    for options in ({"strata": 4}, {"layout": strided_strata}):
+        assert raft(**options).probe is not None
+        with pytest.raises(ValueError, match="strata and layout have no effect on states other than sml"):
+            raft(STATES["pairs"], **options)
+    config = {"method": "raft", "raft": {"states": "uniform"}}
+    with pytest.raises(ValueError, match=r"raft: strata and layout .* leave them out"):
+        parse_config({**config, "raft": {"states": "uniform", "strata": 4}})
+    with pytest.raises(ValueError, match="raft is defined by the states it asks at, which SML would replace"):
+        parse_config({**config, "with": ["sml"]})
+    with pytest.raises(ValueError, match=r"raft.states: there is no 'elbo'"):
+        parse_config({**config, "raft": {"states": "elbo"}})
+    assert raft(STATES["sml"]).trajectory is False and daca(raft(STATES["uniform"])).name == "raft+daca"
 
 
 def test_the_loss_is_its_loop_over_correct_rollouts():

@@ -7,6 +7,7 @@ from . import (
 from .core.advantage import (
     ADVANTAGES as ADVANTAGES,
     batch_z_score as batch_z_score,
+    best_of_group as best_of_group,
     correct_only as correct_only,
     every_sample as every_sample,
     group_mean as group_mean,
@@ -71,6 +72,13 @@ from .core.specs import (
     RolloutRequest as RolloutRequest,
     StepValues as StepValues,
 )
+from .core.states import (
+    STATES as STATES,
+    coupled as coupled,
+    elbo as elbo,
+    semi_autoregressive as semi_autoregressive,
+    uniform_sizes as uniform_sizes,
+)
 from .core.steps import (
     STEP_DISTRIBUTIONS as STEP_DISTRIBUTIONS,
     entropy_steps as entropy_steps,
@@ -118,9 +126,6 @@ from .methods import (
     vine as vine,
     wd1 as wd1,
 )
-from .methods.coupled_grpo import (
-    coupled as coupled,
-)
 from .methods.daca import (
     SCOPES as SCOPES,
     VARIANTS as VARIANTS,
@@ -132,9 +137,6 @@ from .methods.daca import (
     own_progress as own_progress,
     progress_credit as progress_credit,
     rollout_scope as rollout_scope,
-)
-from .methods.espo import (
-    elbo as elbo,
 )
 from .methods.spg import (
     block_random as block_random,

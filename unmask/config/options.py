@@ -8,6 +8,7 @@ from unmask.config.schema import Config
 from unmask.core.advantage import ADVANTAGES
 from unmask.core.method import Method
 from unmask.core.objective import KLS, NORMALISERS
+from unmask.core.states import STATES
 from unmask.core.steps import STEP_DISTRIBUTIONS
 from unmask.core.strata import LAYOUTS
 from unmask.core.words import section_of
@@ -26,6 +27,7 @@ CHOICES: Choices = {
     "variant": VARIANTS,
     "scope": SCOPES,
     "steps": STEP_DISTRIBUTIONS,
+    "states": STATES,
 }
 
 

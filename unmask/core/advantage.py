@@ -96,6 +96,18 @@ def correct_only(reward_B: Tensor, group_B: Tensor) -> Tensor:
     return _cast(right_B * size_B / group_sum(right_B, group_B).clamp(min=1), reward_B)
 
 
+def best_of_group(reward_B: Tensor, group_B: Tensor) -> Tensor:
+    """A = G for the first rollout with the highest reward of its group, 0 for the others: best-of-n. A group whose
+    rewards are equal and below 1 has no best rollout.
+
+    The rollouts of a group are exchangeable, so the first of the best is a random one of them.
+    """
+    exact_B, size_B = _checked(reward_B, group_B)
+    best_B = (exact_B == group_max(exact_B, group_B)) & (rewards_differ(exact_B, group_B) | (exact_B >= 1))
+    place_B = torch.arange(len(group_B), 0, -1, dtype=torch.float64, device=group_B.device) * best_B
+    return _cast(size_B * (best_B & (place_B == group_max(place_B, group_B))), reward_B)
+
+
 def every_sample(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """A = 1: fine-tuning on the policy's own samples without selection, a control."""
     return _cast(torch.ones_like(_checked(reward_B, group_B)[0]), reward_B)
@@ -108,5 +120,6 @@ ADVANTAGES: dict[str, Advantage] = {
     "batch_z_score": batch_z_score,
     "group_mean_batch_std": group_mean_batch_std,
     "correct_only": correct_only,
+    "best_of_group": best_of_group,
     "every_sample": every_sample,
 }

@@ -143,10 +143,10 @@ class Method(Term):
 
     @property
     def counts_ones(self) -> bool:
-        """A rollout needs a reward of 1 to count in some term, as with `correct_only`."""
-        group_B = torch.zeros(2, dtype=torch.long)
-        wrong_B, right_B = torch.tensor([0.5, 0.0]), torch.tensor([1.0, 0.0])
+        """A reward of 1 means correct to some advantage: a group of such rollouts only carries a signal, and a group
+        with equal smaller rewards does not. True of `correct_only` and `best_of_group`."""
+        group_B, right_B = torch.zeros(2, dtype=torch.long), torch.ones(2)
         return any(
-            bool(term.advantage(right_B, group_B).any()) and not term.advantage(wrong_B, group_B).any()
+            bool(term.advantage(right_B, group_B).any()) and not term.advantage(right_B / 2, group_B).any()
             for term in self.terms
         )

@@ -23,8 +23,8 @@ from torch import Tensor
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, ask, fully_masked, left_to_right_views, rank, unit_likelihood, views
 from unmask.core.shapes import GIVEN
+from unmask.core.states import elbo_views, stratified_sizes
 from unmask.core.trace import Trace
-from unmask.methods.espo import elbo_views, stratified_sizes
 from unmask.rollout.sample import canvas
 
 LONGEST = 10

@@ -15,29 +15,10 @@ to SML with the strata M, M' and anchor 1/2 if t = 1/2 and the factor 2 of 1/t i
 from functools import partial
 from math import inf
 
-import torch
-from torch import Tensor
-
 from unmask.core.advantage import Advantage, leave_one_out
 from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, Normaliser, k3, token_clip, token_divergence, token_mean
-from unmask.core.probes import Probes, uniform, views
-from unmask.core.trace import Trace
-
-
-def coupled_views(trace: Trace, masked_BL: Tensor, ratio_B: Tensor) -> Probes:
-    """The fully masked view, a mask and its complement, with their shares."""
-    first_BL, second_BL = trace.canvas_BL & masked_BL, trace.canvas_BL & ~masked_BL
-    ratio_B1 = ratio_B[:, None].expand_as(masked_BL)
-    masked_KBL = torch.stack([trace.canvas_BL, first_BL, second_BL])
-    share_KBL = torch.stack([torch.full_like(ratio_B1, 0.5), 0.5 / ratio_B1, 0.5 / (1 - ratio_B1)])
-    return views(trace, masked_KBL, masked_KBL, share_KBL)
-
-
-def coupled(trace: Trace, rng: torch.Generator) -> Probes:
-    """A random complementary pair of masks and the fully masked view."""
-    ratio_B = 0.2 + 0.6 * uniform(rng, trace.group_B)
-    return coupled_views(trace, uniform(rng, trace.tokens_BL) < ratio_B[:, None], ratio_B)
+from unmask.core.states import coupled
 
 
 def coupled_grpo(

@@ -19,40 +19,11 @@ times gspo's mean-field likelihood (the other half is empty).
 from functools import partial
 from math import inf
 
-import torch
-from torch import Tensor
-
 from unmask.core.advantage import Advantage, leave_one_out
 from unmask.core.method import Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, k2, sequence_clip, sequence_divergence
-from unmask.core.probes import Probes, random_rank, views
-from unmask.core.trace import Trace, all_tokens
-
-
-def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:
-    """For each draw, the `size` first positions of a random order masked, and then the others."""
-    length_B11 = trace.canvas_BL.sum(-1)[None, :, None]
-    size_KB1, draws = size_KB[..., None], len(size_KB)
-    first_KBL = trace.canvas_BL & (rank_KBL < size_KB1)
-    masked_KBL = torch.cat([first_KBL, trace.canvas_BL & ~first_KBL])
-    count_KB1 = torch.cat([size_KB1, length_B11 - size_KB1]).clamp(min=1)
-    share_KBL = ((length_B11 + 1) / count_KB1.double() / (2 * draws)).expand(masked_KBL.shape)
-    return views(trace, masked_KBL, masked_KBL, share_KBL)
-
-
-def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
-    """The ELBO from `draws` complementary pairs, their sizes stratified for each trace."""
-    check_range(1, inf, draws=draws)
-    noise_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
-    size_KB = stratified_sizes(trace, noise_KB)
-    return elbo_views(trace, torch.stack([random_rank(trace, rng) for _ in range(draws)]), size_KB)
-
-
-def stratified_sizes(trace: Trace, noise_KB: Tensor) -> Tensor:
-    """Numbers of masked positions from uniforms: one of every stratum of {0, ..., L} for each trace."""
-    draws, length_B = len(noise_KB), trace.canvas_BL.sum(-1)
-    level_KB = (torch.arange(draws, dtype=torch.float64)[:, None] + noise_KB.cpu()) / draws
-    return (level_KB.to(length_B.device) * (length_B + 1)).long()
+from unmask.core.states import elbo
+from unmask.core.trace import all_tokens
 
 
 def espo(

@@ -22,7 +22,7 @@ from unmask.methods.raft import raft
 def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
     """Add RAFT's loss, a likelihood term on the policy's own correct rollouts."""
     check_range(0, inf, weight=weight)
-    kept = raft(strata, layout)
+    kept = raft(strata=strata, layout=layout)
     term = Term(
         probe=kept.probe,
         advantage=kept.advantage,

@@ -31,6 +31,7 @@ MEANINGS = {
     "shuffled": "the control: shuffle progress among the steps of a rollout",
     "smallest": "smallest weight of a token",
     "spread": "draw one step from each of `draws` equal parts of the distribution",
+    "states": "masked states at which the tokens of a rollout are scored",
     "steps": "distribution from which steps are drawn",
     "strata": "sets of positions; each is masked once and scored with the others visible",
     "strength": "how much progress changes a token's weight; 0: not at all",

@@ -7,24 +7,32 @@ No ratio, no old policy, no reference, no clip. Every group with a correct rollo
 all are correct counts too. For diffusion language models nobody published it as a baseline; in our comparisons it is
 the line that is hardest to beat (docs/studies/choosing.md), and it is the default of `unmask train`.
 
-    advantage = every_sample    the control without selection: fine-tuning on all own samples
-    strata = 1                  the fully masked likelihood of diffu_grpo, on the whole prompt
+    states = stratified       SML, with `strata` and `layout`
+             coupled          the fully masked canvas, a mask and its complement, as coupled_grpo
+             uniform_sizes    a mask of uniform size and its complement: the ELBO, as espo
+             block_elbo       a partly masked block, clean blocks before it, masked blocks after it (DTM)
+             sampled_steps    visited states, as agrpo
+             fully_masked     the fully masked canvas, as diffu_grpo on the whole prompt
+    advantage = best_of_group    best-of-n: the best rollout of each group only
+    advantage = every_sample     the control without selection: fine-tuning on all own samples
 
 Exact when the tokens are independent given the prompt: then A_g without its group's factor gives the policy gradient.
 Otherwise it adds b E[grad l] to it, a pull towards the policy's own samples, with b the mean reward. Reduces on-policy
-to diffu_grpo with sml and advantage = correct_only, bit for bit.
+to diffu_grpo with sml and advantage = correct_only, bit for bit; with other states to the methods named above, with
+their normaliser, their tokens that count, no KL and advantage = correct_only (espo up to rounding).
 """
 
 from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, correct_only
-from unmask.core.method import Method, check_functions, check_range, each_inner_step
+from unmask.core.method import Estimator, Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import Normaliser, policy_gradient, token_mean
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
 
 
 def raft(
+    states: Estimator = stratified,
     strata: int = STRATA,
     layout: Layout = random_strata,
     advantage: Advantage = correct_only,
@@ -32,12 +40,17 @@ def raft(
 ) -> Method:
     """Fine-tuning on the policy's own correct rollouts, scored with most of the sequence as context."""
     check_range(1, inf, strata=strata)
-    check_functions(layout=layout, normaliser=normaliser)
+    check_functions(states=states, layout=layout, normaliser=normaliser)
+    strata_used = states is stratified
+    if not strata_used and (strata, layout) != (STRATA, random_strata):
+        raise ValueError("strata and layout have no effect on states other than sml: leave them out")
+    estimator = partial(stratified, strata=strata, layout=layout) if strata_used else states
     return Method(
         name="raft",
-        probe=each_inner_step(partial(stratified, strata=strata, layout=layout)),
+        probe=each_inner_step(estimator),
         advantage=advantage,
         objective=partial(policy_gradient, normaliser=normaliser),
         uses_old_logprobs=False,
         skip_zero_advantage=True,
+        trajectory=not strata_used,
     )
