@@ -1,19 +1,20 @@
 """RAFT against a loop, and against diffu_grpo with SML and correct answers only."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from helpers import Net, assert_close, assert_identical, generator, rolled, slopes
 from unmask.config import parse_config
-from unmask.core.advantage import correct_only
+from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
 from unmask.core.states import STATES
 from unmask.core.strata import stratified, strided_strata
 from unmask.core.trace import all_tokens
-from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, espo, keep_correct, raft, reinforce_pp, sml
+from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import accumulate, term_loss
 
@@ -131,6 +132,8 @@ def test_the_log_probability_in_the_metrics_is_that_of_correct_rollouts():
 
 def test_groups_with_equal_rewards_are_not_dropped():
     assert raft().uses_equal_rewards and not diffu_grpo().uses_equal_rewards
-    for choice in ("skip", "resample"):
-        with pytest.raises(ValueError, match="idle_groups: raft learns from groups with equal rewards"):
-            parse_config({"method": "raft", "idle_groups": choice})
+    assert not dispo(diffu_grpo(), advantage=batch_z_score).uses_equal_rewards  # of the branches, which are not dropped
+    for name, choice in product(("raft", "reinforce_pp"), ("skip", "resample")):
+        with pytest.raises(ValueError, match=f"idle_groups: {name} learns from groups with equal rewards"):
+            parse_config({"method": name, "idle_groups": choice})
+    assert parse_config({"method": "reinforce_pp", "reinforce_pp": {"baseline": True}, "idle_groups": "skip"})

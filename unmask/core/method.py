@@ -137,9 +137,10 @@ class Method(Term):
 
     @property
     def uses_equal_rewards(self) -> bool:
-        """A group of correct rollouts only carries a signal: some advantage is not zero there."""
-        reward_B, group_B = torch.ones(2), torch.zeros(2, dtype=torch.long)
-        return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms)
+        """Groups of rollouts with equal rewards carry a signal: some advantage is not zero in a batch with a group of
+        correct and a group of wrong rollouts. (Branches have their own groups.)"""
+        reward_B, group_B = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+        return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms if term.branch is None)
 
     @property
     def counts_ones(self) -> bool:
