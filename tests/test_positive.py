@@ -149,3 +149,22 @@ def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest
     assert code == 0 and err.count("wrong answers") == 1
     code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml")
     assert code == 0 and err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (["--with", "daca"], "daca adds only its weights of tokens, DPS"),
+        (["--with", "sml"], "sml changes nothing"),
+        (["--with", "sml", "sml.anchor=0.5"], ""),
+        (["--with", "daca", "raft.states=pairs"], ""),
+        (["--with", "dps"], ""),
+        (["--method", "diffu_grpo", "--with", "daca"], ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_plug_in_that_repeats_the_likelihood_of_raft_is_noted(unmask, monkeypatch, changes, note) -> None:
+    monkeypatch.setattr("unmask.cli.train._train_with_display", lambda *given: None)
+    code, _, err = unmask("train", *changes)
+    assert code == 0 and bool(err) == bool(note) and note in err
+    assert not note or err.endswith(f"--method diffu_grpo --with {changes[1]}\n")

@@ -45,7 +45,7 @@ def train(
             "--with",
             metavar="PLUGINS",
             autocompletion=names_of("with"),
-            help="Plug-ins on the base: daca, sml, dps, dispo, positive; several as daca,dispo.",
+            help="Plug-ins on the base: daca, sml, dps, dispo, positive, keep_correct; several as daca,dispo.",
         ),
     ] = None,
     data: DataOption = None,
@@ -106,10 +106,11 @@ def train(
     folder = run_folder(_name(config), out)
     _print_start(config, folder)
     check_with_torch(config)
-    from unmask.config.checks import unlimited_push
+    from unmask.config.checks import sml_on_raft, unlimited_push
 
-    if is_first_process() and (warning := unlimited_push(config)):
-        typer.echo(f"unmask: {warning}", err=True)
+    for note in (unlimited_push(config), sml_on_raft(config)):
+        if note and is_first_process():
+            typer.echo(f"unmask: {note}", err=True)
 
     def run_training(hooks: "Hooks") -> "TrainingResult":
         from unmask.training.loop import train
