@@ -127,6 +127,11 @@ QWEN_CONFIG = {
 }
 DREAM = {"architectures": ["DreamModel"], "model_type": "Dream", "use_sliding_window": False, "max_window_layers": 1}
 SDAR = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "num_attention_heads": 4, "head_dim": 16}
+SDAR |= {"block_size": 4}
+ILLADA = {"architectures": ["ILLaDAForCausalLM"], "model_type": "illada", "mask_token_id": "absent", "pad_token_id": 1}
+ILLADA |= {"layer_norm_eps": None, "resid_pdrop": 0.0, "tie_word_embeddings": True}
+FAST = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "model_type": "Fast_dLLM_Qwen", "bd_size": 4}
+FAST |= {"tie_word_embeddings": True}
 A2D = {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3", "num_attention_heads": 4, "head_dim": 16}
 
 
@@ -204,7 +209,8 @@ def llada(folder: Path, shards: int = 1, **changes: Any) -> tuple[Path, dict[str
 def qwen(folder: Path, kind: dict[str, Any], shards: int = 1, head: bool = True, **changes: Any):
     config = {**QWEN_CONFIG, **kind, **changes}
     config = {name: value for name, value in config.items() if value != "absent"}
-    bias, norms = "qwen2" in config["model_type"] or kind is DREAM, "qwen3" in config["model_type"] or kind is SDAR
+    bias = "qwen2" in config["model_type"] or kind in (DREAM, FAST)
+    norms = "qwen3" in config["model_type"] or kind is SDAR
     weights = random_weights(qwen_shapes(config, bias, norms, head))
     return write(folder, config, weights, shards), weights, config
 

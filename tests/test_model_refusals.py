@@ -199,7 +199,7 @@ def test_an_autoregressive_model_is_refused_as_far_as_it_can_be_told(tmp_path):
 
 def test_a_block_length_has_to_be_said_where_the_name_promises_one(tmp_path):
     folder, weights, config = qwen(tmp_path / "Qwen3-0.6B-diffusion-bd3lm-v0.1", A2D)
-    assert mentions(said(folder), "FOLDER/config.json", '"causal_block": 32', "null")
+    assert mentions(said(folder), "FOLDER/config.json", "causal_block=N", '"block_size": N', 32)
     write(folder, {**config, "causal_block": 32}, weights)
     assert loaded(folder).causal_block == 32
     write(folder, {**config, "causal_block": 0}, weights)

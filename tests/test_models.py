@@ -217,7 +217,7 @@ def test_an_encoder_ends_where_padding_begins(tmp_path):
 class Saying(torch.nn.Module):
     """A policy whose logits are the sum of the tokens that a position sees."""
 
-    vocabulary, max_length = 11, 64
+    vocabulary, max_length, mask_id = 11, 64, 3
 
     def __init__(self, seen: Callable[[int, int], bool]) -> None:
         super().__init__()

@@ -118,4 +118,5 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
     from unmask.training.run.folder import checkpoint_of
 
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
-    return config, load_model(checkpoint_of(run_or_model), dtype=dtype, device=device_of(config))
+    block = config.causal_block
+    return config, load_model(checkpoint_of(run_or_model), dtype, device_of(config), causal_block=block)

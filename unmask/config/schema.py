@@ -38,6 +38,8 @@ class TrainingConfig(Strict):
     """tiny-two, tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """The type of the weights; the checkpoint's if not given."""
+    causal_block: int | None = Field(None, ge=1, lt=2**20)
+    """The block length of a block-causal model (SDAR, TraDo) that neither its config.json nor its name states."""
     full: bool | None = None
     """Train all weights instead of a low-rank adapter. Default: true for the embedded model, false for others."""
     lora: LoraOptions = LoraOptions()

@@ -49,6 +49,8 @@ class ModelArgs(Strict):
     """Positions of a semi-autoregressive block. Default: 32, or one block if 32 does not divide the length."""
     seed: int = Field(0, ge=0)
     dtype: Literal["float32", "bfloat16"] | None = None
+    causal_block: int | None = Field(None, ge=1)
+    """The block length of a block-causal model that neither its config.json nor its name states."""
     batch_size: int | Literal["auto"] = 32
     """Of lm_eval; auto: 32, halved when memory runs out."""
     device: str | None = None
@@ -63,7 +65,7 @@ class UnmaskLM(LM):
         if device.startswith("cuda") and not torch.cuda.is_available():  # lm_eval's default is cuda:0
             device = "cpu"
         dtype = None if args.dtype is None else getattr(torch, args.dtype)
-        self.policy = load_model(checkpoint_of(args.pretrained), dtype=dtype, device=device).eval()
+        self.policy = load_model(checkpoint_of(args.pretrained), dtype, device, causal_block=args.causal_block).eval()
         self.args, self._device = args, torch.device(device)
         self.batch_size = 32 if args.batch_size == "auto" else args.batch_size
         self.likelihood = LikelihoodSettings(args.estimator, args.draws, args.seed, self.batch_size)

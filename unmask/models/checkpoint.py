@@ -231,12 +231,25 @@ def _tensor_places(
                     raise ValueError(f"{path}: {own} has the shape {shape}; by config.json it is {shapes[name]}.")
                 if kind not in STORED:
                     raise ValueError(f"{path}: {own} is stored as {kind}; supported: {', '.join(STORED)}.")
+                if name in where:
+                    _check_equal(where[name], (path, own))
                 where[name] = path, own
     missing = [names.own(name) for name in shapes if name not in where and name not in tied]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"{paths[0].parent} has no tensor {missing[0]}{more}.")
     return where
+
+
+def _check_equal(first: tuple[Path, str], second: tuple[Path, str]) -> None:
+    """ValueError for a tensor that is stored twice with different values."""
+    stored = []
+    for path, own in (first, second):
+        with open_safetensors(path) as file:
+            stored.append(file.get_tensor(own))
+    if not torch.equal(*stored):
+        (one, name), (other, again) = first, second
+        raise ValueError(f"{other}: {again} has other values than {name} in {one.name}; download the model again.")
 
 
 def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:

@@ -24,7 +24,11 @@ class Family:
     """Used if config.json has none. None: the tokenizer's mask token."""
     shift: bool = False
     causal_block: int | None = None
+    """Used if config.json has none. None: full attention."""
     block_field: str = "causal_block"
+    """The field of config.json with the block length."""
+    needs_block: bool = False
+    """Block-causal with lengths that differ: config.json, the name (-b16) or the user must state the length."""
     rotary_fp32: bool = False
     max_length: int | None = None
     """The usable length, if config.json has a longer one."""
@@ -62,6 +66,7 @@ FAMILIES = (
         ends=_HEADER,
         tied_field="weight_tying",
     ),
+    Family("iLLaDA", ("ILLaDAForCausalLM",), ("illada",), decoder_network("Llama"), mask_id=5),
     Family(
         "Dream",
         ("DreamModel",),
@@ -78,8 +83,19 @@ FAMILIES = (
         ("sdar",),
         decoder_network("Qwen3"),
         mask_id=151669,
-        causal_block=4,
         block_field="block_size",
+        needs_block=True,
+        ends=_CHAT,
+    ),
+    Family(
+        "Fast-dLLM v2",
+        ("Fast_dLLM_QwenForCausalLM",),
+        ("Fast_dLLM_Qwen",),
+        decoder_network("Qwen2"),
+        mask_id=151665,
+        shift=True,
+        causal_block=32,
+        block_field="bd_size",
         ends=_CHAT,
     ),
     Family(
@@ -132,13 +148,28 @@ FAMILIES = (
     ),
 )
 
-REFUSED = {
-    "LLaDA-MoE": ("LLaDAMoEModelLM", "lladamoe"),
-    "LLaDA2": ("LLaDA2MoeModelLM", "llada2_moe", "llada2_moe_veomni"),
-    "SDAR-MoE": ("SDARMoeForCausalLM", "sdar_moe"),
-    "DiffusionGemma": ("DiffusionGemmaForBlockDiffusion", "diffusion_gemma"),
+_UNIMPLEMENTED = "its network is not implemented"
+_UNTESTED = (
+    "it says {says}, but it is a {network} with blocks of {block}, and no outputs of its code are at hand to test"
+)
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "LLaDA-MoE": (("LLaDAMoEModelLM", "lladamoe"), _UNIMPLEMENTED),
+    "LLaDA2": (("LLaDA2MoeModelLM", "llada2_moe", "llada2_moe_veomni"), _UNIMPLEMENTED),
+    "SDAR-MoE": (("SDARMoeForCausalLM", "sdar_moe"), _UNIMPLEMENTED),
+    "DreamReasoner": (("DreamForCausalLM",), _UNTESTED.format(says="model_type Dream", network="Qwen3", block=32)),
+    "Stable-DiffCoder": (
+        ("StableDiffcoderForCausalLM",),
+        _UNTESTED.format(says="model_type llama", network="Llama", block=4),
+    ),
+    "Nemotron-Labs-Diffusion": (
+        ("NemotronLabsDiffusionModel", "nemotron_labs_diffusion"),
+        "its rotary embedding scales queries by their position (llama_4_scaling_beta), which is not implemented",
+    ),
+    "DiffusionGemma": (("DiffusionGemmaForBlockDiffusion", "diffusion_gemma"), _UNIMPLEMENTED),
 }
+"""Families that are recognised and not supported: how config.json identifies them, and why."""
 SUPPORTED = (
-    "LLaDA, Dream and DiffuCoder, SDAR, A2D, Llama, Qwen2 and Qwen3 made into masked diffusion models, "
-    "BERT and ModernBERT"
+    "LLaDA, iLLaDA, Dream and DiffuCoder, SDAR and TraDo, Fast-dLLM v2, A2D, Llama, Qwen2 and Qwen3 made into masked "
+    "diffusion models, BERT and ModernBERT"
 )

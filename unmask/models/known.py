@@ -45,6 +45,36 @@ def _qwen(kind: str, width: int, layers: int, heads: int, inner: int, **more: An
 
 
 _DREAM = _qwen("DreamModel", 3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064)
+_ILLADA: dict[str, Any] = {
+    "architectures": ["ILLaDAForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 155136,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,  # this and the default rope_theta change no size
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+_FAST = {
+    size: _qwen(
+        "Fast_dLLM_QwenForCausalLM",
+        width,
+        28,
+        heads,
+        inner,
+        num_key_value_heads=keys,
+        vocab_size=rows,
+        tie_word_embeddings=tied,
+        bd_size=32,
+    )
+    for size, (width, heads, keys, inner, rows, tied) in {
+        "1.5B": (1536, 12, 2, 8960, 151936, True),
+        "7B": (3584, 28, 4, 18944, 152064, False),
+    }.items()
+}
 _SDAR = {
     size: _qwen("SDARForCausalLM", width, layers, heads, inner, num_key_value_heads=8, head_dim=128, vocab_size=151936)
     for size, (width, layers, heads, inner) in {
@@ -59,7 +89,11 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{f"GSAI-ML/{name}": _LLADA for name in ("LLaDA-8B-Base", "LLaDA-8B-Instruct", "LLaDA-1.5")},
     **{f"Dream-org/Dream-v0-{name}-7B": _DREAM for name in ("Base", "Instruct")},
     **{f"apple/DiffuCoder-7B-{name}": _DREAM for name in ("Base", "Instruct", "cpGRPO")},
-    **{f"JetLM/SDAR-{size}-Chat": fields for size, fields in _SDAR.items()},
+    **{f"GSAI-ML/iLLaDA-8B-{name}": _ILLADA for name in ("Base", "Instruct")},
+    **{f"JetLM/SDAR-{size}-Chat": {**fields, "block_size": 4} for size, fields in _SDAR.items()},
+    **{f"JetLM/SDAR-{size}-Chat-b{block}": fields for size, fields in _SDAR.items() for block in (8, 16, 32, 64)},
+    **{f"Gen-Verse/TraDo-{size}-Instruct": {**_SDAR[size], "block_size": 4} for size in ("4B", "8B")},
+    **{f"Efficient-Large-Model/Fast_dLLM_v2_{size}": fields for size, fields in _FAST.items()},
 }
 """The sizes in the config.json of well-known models, so that `outline` needs no connection for them."""
 

@@ -26,7 +26,7 @@ from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import Family
 from unmask.models.known import EMBEDDED, KNOWN, check_model_name
 from unmask.models.llama import Llama
-from unmask.models.recognition import block_of, facts_of, family_of, length_of, network_of
+from unmask.models.recognition import block_length, facts_of, family_of, length_of, network_of, with_block
 from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny, tiny_network
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 
@@ -48,12 +48,20 @@ class Released(StoredTensors, Decoder):
 Model = Tiny | Released | MaskedLM
 
 
-def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Model:
+def load_model(
+    name_or_path: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    *,
+    causal_block: int | None = None,
+) -> Model:
     """An embedded model, "tiny" or "tiny-two"; a folder with a checkpoint or an adapter; or a model's id on the hub.
 
-    dtype None: as in the checkpoint's config.json, and fp32 for the tiny model.
+    dtype          None: as in the checkpoint's config.json, and fp32 for the tiny model
+    causal_block   the block length of block-causal attention; None: as the checkpoint states it
     """
     if str(name_or_path) in EMBEDDED:
+        _check_no_block(name_or_path, causal_block)
         embedded = load_tiny(EMBEDDED[str(name_or_path)], dtype=dtype or torch.float32, device=device)
         embedded.home, embedded.card = str(name_or_path), {"license": "apache-2.0"}
         return embedded
@@ -62,12 +70,13 @@ def load_model(name_or_path: str | Path, dtype: torch.dtype | None = None, devic
         hub = str(name_or_path)
         folder = fetch_snapshot(hub)
     if (folder / "adapter_config.json").is_file():
-        from unmask.models.lora import base_of, load_adapter
+        from unmask.models.lora import base_block, base_of, load_adapter
 
-        policy = load_model(base_of(folder), dtype, device)
+        block = base_block(folder) if causal_block is None else causal_block
+        policy = load_model(base_of(folder), dtype, device, causal_block=block)
         load_adapter(policy, folder)
         return policy
-    policy = load_checkpoint(folder, dtype, device, hub=hub)
+    policy = load_checkpoint(folder, dtype, device, hub=hub, causal_block=causal_block)
     policy.home, policy.card = hub or str(folder.resolve()), card_metadata(folder)
     return policy
 
@@ -79,11 +88,13 @@ def load_checkpoint(
     *,
     tokenizer: Tokenizer | None = None,
     hub: str | None = None,
+    causal_block: int | None = None,
 ) -> Model:
     """A checkpoint in a folder. `tokenizer` replaces the folder's own; `hub` is the id it was downloaded from."""
     folder = Path(folder)
     config = read_json(folder / "config.json")
     if is_tiny(config):
+        _check_no_block(folder, causal_block)
         tiny = load_tiny(folder, dtype=dtype or torch.float32, device=device)
         _check(tiny, folder, device)
         return tiny
@@ -92,7 +103,7 @@ def load_checkpoint(
     lm, tied = network_of(family, file)
     rows: int = lm.config.vocab_size
     fast = read_tokenizer(folder) if tokenizer is None else None
-    facts = facts_of(family, file, rows, fast, hub or folder.name)
+    facts = facts_of(family, file, rows, fast, hub or folder.name, causal_block)
     if fast is not None:
         tokenizer = _hub_tokenizer(family, config, facts, fast)
         if tokenizer.size > rows:
@@ -104,7 +115,7 @@ def load_checkpoint(
     lm.config.tie_word_embeddings = tied and not apart
     if any(name.endswith(".weight") for name in apart):
         config[family.tied_field] = False
-    origin = Origin(config, files_beside(folder), family.names)
+    origin = Origin(with_block(family, config, facts.causal_block), files_beside(folder), family.names)
     if hub is not None:
         origin = _from_hub(origin, hub)
     policy: Released | MaskedLM
@@ -114,6 +125,11 @@ def load_checkpoint(
         policy = Released(lm, facts, tokenizer, origin)
     _check(policy.eval(), folder, device)
     return policy
+
+
+def _check_no_block(name: str | Path, causal_block: int | None) -> None:
+    if causal_block is not None:
+        raise ValueError(f"causal_block: {name} is the embedded model, which attends in both directions; leave it out")
 
 
 def _check(policy: Model, folder: Path, device: str | torch.device) -> None:
@@ -129,13 +145,15 @@ def check_attention(
 ) -> None:
     """ValueError unless the logits are finite and attention is bidirectional, or block-causal with this block length.
 
-    Three passes over one short canvas. It checks how the network attends, not how its weights were trained: the tensors
-    of an autoregressive checkpoint do not show that. first: the first position with a prediction.
+    Three passes over one short canvas, on which every second token is MASK. It checks how the network attends, not how
+    its weights were trained: the tensors of an autoregressive checkpoint do not show that. first: the first position
+    with a prediction.
     """
     block = causal_block or min(8, policy.max_length)
     length = min(block if causal_block is None else 2 * block, policy.max_length)
     rows = policy.vocabulary
     tokens_L = torch.arange(length, device=device) % rows
+    tokens_L[1::2] = policy.mask_id
 
     def logits(changed: int | None = None) -> Tensor:
         """The logits at `first`, with another token at the position `changed`."""
@@ -184,14 +202,15 @@ class Outline:
     """The folder of its adapter."""
 
 
-def outline(name_or_path: str | Path) -> Outline:
+def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outline:
     """The same models as `load_model`, from config.json alone: nothing else is downloaded from the hub."""
     folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
     name = folder.name if folder.is_dir() else str(name_or_path)
     if (folder / "adapter_config.json").is_file():
-        from unmask.models.lora import base_of
+        from unmask.models.lora import base_block, base_of
 
-        return replace(outline(base_of(folder)), adapter=folder)
+        block = base_block(folder) if causal_block is None else causal_block
+        return replace(outline(base_of(folder), block), adapter=folder)
     if folder.is_dir():
         file = ConfigFile(folder / "config.json", read_json(folder / "config.json"))
     elif name in KNOWN:
@@ -201,13 +220,15 @@ def outline(name_or_path: str | Path) -> Outline:
         file = ConfigFile(path, read_json(path))
     family = family_of(file)
     tiny = is_tiny(file.fields)
+    if tiny:
+        _check_no_block(name_or_path, causal_block)
     lm, tied = (tiny_network(file), False) if tiny else network_of(family, file)
     tokenizer: Tokenizer | None = None
     if tiny:
         tokenizer = CharacterTokenizer()
     elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
         fast = read_tokenizer(folder)
-        facts = facts_of(family, file, lm.config.vocab_size, fast, name)
+        facts = facts_of(family, file, lm.config.vocab_size, fast, name, causal_block)
         tokenizer = _hub_tokenizer(family, file.fields, facts, fast)
     shared = [lm.get_parameter(name).numel() for name in family.tied if tied or name.endswith(".bias")]
     return Outline(
@@ -216,7 +237,7 @@ def outline(name_or_path: str | Path) -> Outline:
         parameters=sum(weight.numel() for weight in lm.parameters()) - sum(shared),
         dtype=stated_dtype(file.fields, file.path) or torch.float32,
         max_length=length_of(family, file),
-        causal_block=None if family.encoder else block_of(family, file, name),
+        causal_block=None if tiny else block_length(family, file, name, causal_block).value,
         tokenizer=tokenizer,
     )
 

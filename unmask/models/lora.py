@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import Policy
 from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder
+from unmask.models.trial import check_patterns
 from unmask.util.files import save_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's wrapper puts this before a model's own module names
 ADAPTER = "default"  # peft's name for a single adapter
+BLOCK = "causal_block"  # in the metadata of WEIGHTS, because peft refuses unknown keys in CONFIG
 Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
 
 
@@ -166,7 +168,8 @@ def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
         for letter, factor in zip("AB", (layer.lora_A, layer.lora_B), strict=True):
             tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = factor[ADAPTER].weight.detach().cpu().contiguous()
     with replace_folder(folder) as new:
-        save_tensors(tensors, new / WEIGHTS)
+        block = getattr(policy, "causal_block", None)
+        save_tensors(tensors, new / WEIGHTS, {} if block is None else {BLOCK: str(block)})
         (new / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
 
 
@@ -178,6 +181,17 @@ def base_of(folder: str | Path) -> str:
     if (Path(base) / CONFIG).is_file():
         raise ValueError(f"{Path(folder) / CONFIG}: its base model is an adapter; merge that adapter first.")
     return base
+
+
+def base_block(folder: str | Path) -> int | None:
+    """The block length of block-causal attention that an adapter was trained with, if its file states one."""
+    if not (Path(folder) / WEIGHTS).is_file():
+        return None
+    with open_safetensors(Path(folder) / WEIGHTS) as file:
+        stated = (file.metadata() or {}).get(BLOCK, "")
+    if stated and not stated.isdecimal():
+        raise ValueError(f"{Path(folder) / WEIGHTS} sets {BLOCK} to {stated!r}; it must be a number of tokens.")
+    return int(stated) if stated else None
 
 
 def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
@@ -192,6 +206,10 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     path_of = {policy.names.own(path): path for path in linears}
     if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
         path_of = {path: path for path in linears}
+    try:
+        check_patterns(_patterns(settings), list(path_of))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
     config = peft.LoraConfig(**settings.model_dump(exclude=set(settings.model_extra or ())))
     key_of = peft.utils.other.get_pattern_key
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
@@ -299,6 +317,14 @@ class _AdapterConfig(BaseModel):
 # No effect on a trained adapter. Any other key that is set is refused: it may be a variant that is not supported.
 INERT = {"auto_mapping", "revision", "task_type", "inference_mode", "peft_version", "megatron_core"}
 INERT |= {"qalora_group_size", "eva_config", "runtime_config"}
+
+
+def _patterns(settings: _AdapterConfig) -> list[str]:
+    """Every regular expression of an adapter's configuration."""
+    fields = [settings.target_modules, settings.exclude_modules]
+    layers = settings.layers_pattern or []
+    patterns = [field for field in fields if isinstance(field, str)] + [*settings.rank_pattern, *settings.alpha_pattern]
+    return patterns + ([layers] if isinstance(layers, str) else layers)
 
 
 def read_adapter_config(folder: Path) -> _AdapterConfig:

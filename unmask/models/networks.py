@@ -11,8 +11,33 @@ PLAIN = {
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
     "attention_dropout": 0.0,
+    "resid_pdrop": 0.0,
+    "layer_norm_eps": None,  # iLLaDA: a number replaces RMSNorm by LayerNorm
     "clip_qkv": None,
+    "num_experts": None,
     "quantization_config": None,
+}
+# Fields that the networks of transformers honour for some kinds only.
+BIASES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {"attention_bias": True, "mlp_bias": False},
+    "Qwen3": {"mlp_bias": False},
+}
+# The fields of each rotary scaling; another field would change the frequencies in a way that is not implemented.
+ROTARY = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+        "truncate",
+    ),
 }
 LLADA_PLAIN = {
     "block_type": "llama",
@@ -61,7 +86,7 @@ def llada_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
 
 def decoder_network(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
     def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
-        file.only(PLAIN)
+        file.only({**PLAIN, **BIASES[kind]})
         if set(file.kind("layer_types", list, [])) - {"full_attention"}:
             raise ValueError(f"{file.path} has layers with a sliding window, which are not supported.")
         config: dict[str, Any] = {name: file.size(name) for name in SIZES}
@@ -72,19 +97,32 @@ def decoder_network(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, An
         for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
             if file.get(name) is not None:
                 config[name] = file.get(name)
-        rotary = file.kind("rope_parameters", dict, file.kind("rope_scaling", dict, {}))
-        theta = rotary.get("rope_theta", file.get("rope_theta", 1e4) if kind == "Llama" else None)
-        rest = {name: value for name, value in rotary.items() if name != "type"}
-        config["rope_parameters"] = {
-            **rest,
-            "rope_type": rotary.get("rope_type", rotary.get("type", "default")),
-            "rope_theta": file.number("rope_theta", theta),
-        }
-        if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope"):
-            raise ValueError(f"{file.path} has rotary frequencies that depend on the length: they are not supported.")
+        config["rope_parameters"] = _rotary(file, 1e4 if kind == "Llama" else None)
         return kind, {**config, "bos_token_id": None, "eos_token_id": None}
 
     return network
+
+
+def _rotary(file: ConfigFile, theta: float | None) -> dict[str, Any]:
+    """The rotary settings in their new form. theta: the default of the family."""
+    forms = [file.kind(name, dict, {}) for name in ("rope_parameters", "rope_scaling")]
+    if all(forms) and forms[0] != forms[1]:
+        raise ValueError(f"{file.path} has rope_parameters and rope_scaling, and they differ; remove one of them.")
+    rotary = {name: value for name, value in (forms[0] or forms[1]).items() if value is not None}
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROTARY:
+        raise ValueError(f"{file.path} sets rope_type to {kind!r}; supported rotary scalings: {', '.join(ROTARY)}.")
+    base = rotary.get("rope_theta", file.get("rope_theta", theta))
+    if file.get("rope_theta", base) != base:
+        raise ValueError(f"{file.path} sets rope_theta twice, to {file.get('rope_theta')!r} and {base!r}; remove one.")
+    inert = {"rope_theta": base, "rope_type": kind, "type": kind, "partial_rotary_factor": 1.0}
+    if kind == "default":
+        inert["factor"] = 1.0
+    for name, value in rotary.items():
+        if name not in ROTARY[kind] and (name not in inert or value != inert[name]):
+            raise ValueError(f"{file.path} sets {name} of the rotary embedding to {value!r}, which is not supported.")
+    kept = {name: value for name, value in rotary.items() if name in ROTARY[kind]}
+    return {**kept, "rope_type": kind, "rope_theta": file.number("rope_theta", base)}
 
 
 def encoder_network(kind: str, **off: Any) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:

@@ -1,6 +1,11 @@
-"""What config.json says about a checkpoint: its family, its network without weights, and its facts."""
+"""What config.json says about a checkpoint: its family, its network without weights, and its facts.
 
-from typing import TYPE_CHECKING
+Every fact has a source: the user, config.json, the name of the folder, the family, or the tokenizer, in this order. A
+fact without a source is an error, never a guess.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,23 +17,38 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
+class Stated(NamedTuple):
+    value: Any
+    source: str
+
+
 def family_of(file: ConfigFile) -> Family:
-    """By `architectures`, or by `model_type` if that is missing."""
-    kinds = file.get("architectures") or [file.get("model_type")]
-    if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
-        raise ValueError(f"{file.path}: architectures must be a list of names, and model_type must be a name.")
-    kind = kinds[0]
-    if kind == "llada" and "num_experts" in file.fields:  # two families have this model_type
-        kind = "lladamoe"
-    if kind is None:
-        raise ValueError(f"{file.path} has neither architectures nor model_type.")
+    """By `architectures`, or by `model_type` if that is missing, and by the fields that tell relatives apart."""
+    kind = kind_of(file).value
     for family in FAMILIES:
         if kind in (*family.architectures, *family.model_types):
             return family
-    for name, kinds in REFUSED.items():
+    for name, (kinds, reason) in REFUSED.items():
         if kind in kinds:
-            raise ValueError(f"{file.path} is of the {name} family, which is not supported. Supported: {SUPPORTED}.")
+            raise ValueError(
+                f"{file.path} is of the {name} family, which is not supported: {reason}. Supported: {SUPPORTED}."
+            )
     raise ValueError(f"{file.path} is of the kind {kind!r}, which is not supported. Supported: {SUPPORTED}.")
+
+
+def kind_of(file: ConfigFile) -> Stated:
+    """The name that identifies the family."""
+    kinds = file.get("architectures") or [file.get("model_type")]
+    if not isinstance(kinds, list) or not isinstance(kinds[0], str | None):
+        raise ValueError(f"{file.path}: architectures must be a list of names, and model_type must be a name.")
+    kind, source = kinds[0], "architectures" if file.get("architectures") else "model_type"
+    if kind is None:
+        raise ValueError(f"{file.path} has neither architectures nor model_type.")
+    if kind == "llada" and "num_experts" in file.fields:  # two families have this model_type
+        return Stated("lladamoe", "model_type llada with num_experts")
+    if kind in ("Dream", "DreamModel") and "block_size" in file.fields:  # Dream has no blocks
+        return Stated("DreamForCausalLM", f"{source} {kind} with block_size")
+    return Stated(kind, source)
 
 
 def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", bool]:
@@ -51,20 +71,20 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
 # --- the facts ----------------------------------------------------------------------------------------------
 
 
-def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedTokenizerFast | None", name: str) -> Facts:
-    """From config.json, else from the family, else from the tokenizer.
-
-    rows   of the embedding
-    name   the name that the model is loaded by
+def facts_of(
+    family: Family,
+    file: ConfigFile,
+    rows: int,
+    fast: "PreTrainedTokenizerFast | None",
+    name: str,
+    causal_block: int | None = None,
+) -> Facts:
     """
-    mask = file.get("mask_token_id", family.mask_id)
-    if mask is None and fast is not None:
-        mask = fast.mask_token_id if fast.mask_token_id is not None else fast.get_vocab().get("<|mask|>")
-    if mask is None:
-        raise ValueError(
-            f"{file.path.parent} has no mask token, neither mask_token_id in config.json nor in its tokenizer. "
-            "An autoregressive model must be adapted first: unmask adapt."
-        )
+    rows           of the embedding
+    name           the name that the model is loaded by
+    causal_block   the block length that the user gives
+    """
+    mask = mask_token(family, file, fast).value
     if family.autoregressive and file.fields.get("is_causal") is not False:
         raise ValueError(
             f"{file.path} does not say that this {family.name} attends in both directions. If it was trained that way, "
@@ -82,17 +102,36 @@ def facts_of(family: Family, file: ConfigFile, rows: int, fast: "PreTrainedToken
     if end is None:
         raise ValueError(f"{file.path} has no eos_token_id, and the tokenizer has no EOS token.")
     pad = end if pad is None else pad
-    for token, role in ((mask, "mask"), (end, "end"), (pad, "padding"), *((token, "end") for token in listed)):
+    others = [(end, "end"), (pad, "padding"), *((token, "end") for token in listed)]
+    for token, role in ((mask, "mask"), *others):
         if type(token) is not int or not 0 <= token < rows:
             raise ValueError(f"{file.path}: the {role} token {token} is outside the vocabulary of {rows}.")
+    for token, role in others:
+        if token == mask:
+            raise ValueError(f"{file.path}: token {mask} is both the mask token and the {role} token; correct the ids.")
     return Facts(
         mask_id=mask,
         eos_id=end,
         pad_id=pad,
         max_length=length_of(family, file),
         shift=family.shift,
-        causal_block=None if family.encoder else block_of(family, file, name),
+        causal_block=block_length(family, file, name, causal_block).value,
         rotary_fp32=family.rotary_fp32 and file.get("rope_full_precision", True),
+    )
+
+
+def mask_token(family: Family, file: ConfigFile, fast: "PreTrainedTokenizerFast | None") -> Stated:
+    if file.get("mask_token_id") is not None:
+        return Stated(file.get("mask_token_id"), "mask_token_id in config.json")
+    if family.mask_id is not None:
+        return Stated(family.mask_id, f"the {family.name} family; config.json has no mask_token_id")
+    vocabulary = {} if fast is None else fast.get_vocab()
+    for token, source in ((fast and fast.mask_token, "the tokenizer's mask token"), ("<|mask|>", "the tokenizer")):
+        if token in vocabulary and vocabulary[token] != getattr(fast, "unk_token_id", None):
+            return Stated(vocabulary[token], f"{source}, {token}")
+    raise ValueError(
+        f"{file.path.parent} has no mask token, neither mask_token_id in config.json nor in its tokenizer. "
+        "An autoregressive model must be adapted first: unmask adapt."
     )
 
 
@@ -101,16 +140,36 @@ def length_of(family: Family, file: ConfigFile) -> int:
     return length if family.max_length is None else min(length, family.max_length)
 
 
-def block_of(family: Family, file: ConfigFile, name: str) -> int | None:
-    declared = [key for key in ("causal_block", family.block_field) if key in file.fields]
-    if not declared:
-        if family.name == "A2D" and "bd3lm" in name.lower():
-            raise ValueError(
-                f'{file.path} does not have the block length of this block-causal model: add "causal_block": 32 '
-                "(or the length it was trained with; null for full attention) to a copy of the folder."
-            )
-        return family.causal_block
-    block = file.fields[declared[0]]
+def block_length(family: Family, file: ConfigFile, name: str, causal_block: int | None = None) -> Stated:
+    """The block length of block-causal attention; None for full attention."""
+    if causal_block is not None:
+        if family.encoder:
+            raise ValueError(f"causal_block: {file.path} is a {family.name}, which has no block-causal attention")
+        return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, as given")
+    for key in ("causal_block", family.block_field):
+        if key in file.fields and not (file.fields[key] is None and key == family.block_field and family.needs_block):
+            return Stated(_checked_block(file.fields[key], f"{file.path} sets {key} to"), f"{key} in config.json")
+    suffix = re.search(r"-b(\d+)$", name) if family.needs_block else None
+    if suffix is not None:
+        return Stated(_checked_block(int(suffix[1]), f"the name {name} sets the block length to"), f"the name {name}")
+    if family.needs_block or (family.name == "A2D" and "bd3lm" in name.lower()):
+        raise ValueError(
+            f"{file.path} does not have the block length of this block-causal model, and another one than it was "
+            f'trained with gives wrong answers: set causal_block=N, or add "{family.block_field}": N to a copy of the '
+            "folder. Models without a length in their name usually have 4 (SDAR, TraDo) or 32 (A2D)."
+        )
+    return Stated(family.causal_block, f"the {family.name} family")
+
+
+def _checked_block(block: Any, what: str) -> int | None:
     if block is not None and (type(block) is not int or block < 1):
-        raise ValueError(f"{file.path} sets {declared[0]} to {block!r}; it must be a number of tokens, or null.")
+        raise ValueError(f"{what} {block!r}; it must be a number of tokens, or null.")
     return block
+
+
+def with_block(family: Family, config: dict[str, Any], block: int | None) -> dict[str, Any]:
+    """config.json with the block length in it, so that a copy does not need its name or the user."""
+    stated = next((config[key] for key in ("causal_block", family.block_field) if key in config), family.causal_block)
+    if block is None or block == stated:
+        return config
+    return {**config, "causal_block" if "causal_block" in config else family.block_field: block}

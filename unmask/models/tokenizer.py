@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unmask.models.trial import check_template
 from unmask.util.turns import Turns, plain_text
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class HubTokenizer:
         self.mask_id, self.end_ids, self.template = mask_id, end_ids, dict(template)
         self.size: int = max(fast.get_vocab().values()) + 1
         self.anchor = self.encode("a")
+        if fast.chat_template:
+            check_template(fast.get_chat_template(), {**fast.special_tokens_map, **self.template})
         self.prompt("a")  # a chat template with an error fails here
 
     def encode(self, text: str) -> list[int]:

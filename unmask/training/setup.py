@@ -71,7 +71,7 @@ def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
 def trainable_policy(config: TrainingConfig, device: str) -> Model:
     """The model on its device. Trainable are all its weights, or its adapter; a model without one gets a new one."""
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
-    policy = load_model(checkpoint_of(config.model), dtype=dtype, device=device)
+    policy = load_model(checkpoint_of(config.model), dtype, device, causal_block=config.causal_block)
     policy.fingerprint = fingerprint_of(policy)
     full = config.full if config.full is not None else isinstance(policy, Tiny) and not has_adapter(policy)
     if config.lora != LoraOptions() and (full or has_adapter(policy)):

@@ -43,7 +43,7 @@ def write_whole(path: Path, text: str) -> None:
     fsync(path.parent)
 
 
-def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: "Mapping[str, str] | None" = None) -> None:
     """Write a safetensors file and sync it; OSError if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -51,7 +51,7 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode  # of the umask; safetensors replaces the file by one that only its owner can read
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata={"format": "pt", **(metadata or {})})
         path.chmod(mode)
     except SafetensorError as error:
         raise OSError(f"{path} could not be written: {error}") from None

@@ -178,7 +178,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     if hardware is not None:
         check_hardware(hardware)
     check_trainable(config)
-    model, task, method = outline(checkpoint_of(config.model)), config.build_task(), config.build_method()
+    model, task = outline(checkpoint_of(config.model), config.causal_block), config.build_task()
+    method = config.build_method()
     for key in ("gradient_checkpointing", "compile"):
         if getattr(config, key) and model.family.encoder:
             decoder_of(None, key)

@@ -1,0 +1,250 @@
+"""Facts that a checkpoint does not state: where they come from, and what is refused instead of guessed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from checkpoints import (
+    A2D,
+    DREAM,
+    FAST,
+    ILLADA,
+    QWEN_CONFIG,
+    QWEN_SPECIALS,
+    QWEN_TEXT,
+    SDAR,
+    TOKENS,
+    llada,
+    loaded,
+    logits,
+    qwen,
+    said,
+    with_tokenizer,
+    write,
+)
+from unmask.core.options import LoraOptions
+from unmask.models import load_checkpoint, load_model, save, trial
+from unmask.models.config_file import ConfigFile
+from unmask.models.families import SUPPORTED
+from unmask.models.load import outline
+from unmask.models.lora import CONFIG, add_adapter, save_adapter
+from unmask.models.recognition import block_length, family_of, mask_token
+from unmask.models.tiny import CharacterTokenizer
+from wording import mentions, naming
+
+# --- the block length of SDAR -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "name", "given", "block", "source"),
+    [
+        (8, "SDAR-4B-Chat-b16", None, 8, "block_size in config.json"),
+        ("absent", "SDAR-4B-Chat-b16", None, 16, "SDAR-4B-Chat-b16"),
+        (None, "SDAR-4B-Chat-b64", None, 64, "SDAR-4B-Chat-b64"),
+        ("absent", "SDAR-4B-Chat", 8, 8, "as given"),
+        (4, "SDAR-4B-Chat-b16", 32, 32, "as given"),
+    ],
+)
+def test_sdars_block_length_is_the_users_the_files_or_the_names(tmp_path, stated, name, given, block, source):
+    folder, _, config = qwen(tmp_path / name, SDAR, block_size=stated)
+    file = ConfigFile(folder / "config.json", config)
+    found = block_length(family_of(file), file, name, given)
+    assert found.value == block and source in found.source
+    policy = load_checkpoint(folder, tokenizer=CharacterTokenizer(), causal_block=given)
+    assert policy.causal_block == block == outline(folder, given).causal_block
+    save(policy, tmp_path / "copy")  # without its name, and without the user
+    assert json.loads((tmp_path / "copy" / "config.json").read_text())["block_size"] == block
+    assert torch.equal(logits(loaded(tmp_path / "copy"), TOKENS), logits(policy, TOKENS))
+
+
+def test_without_a_source_the_block_length_is_asked_for(tmp_path):
+    folder, _, _ = qwen(tmp_path / "SDAR-4B-Chat", SDAR, block_size="absent")
+    assert mentions(said(folder), "FOLDER/config.json", "block length", "causal_block=N", '"block_size": N')
+    with pytest.raises(ValueError, match=naming("causal_block=N")):
+        outline(folder)
+    with pytest.raises(ValueError, match=naming("causal_block", 0)):
+        outline(folder, 0)
+    folder, _, _ = qwen(tmp_path / "SDAR-4B-Chat-b0", SDAR, block_size="absent")
+    assert mentions(said(folder), "SDAR-4B-Chat-b0", 0)
+
+
+def test_the_block_length_travels_with_an_adapter(tmp_path):
+    folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent", **QWEN_TEXT)
+    policy = load_model(with_tokenizer(folder, QWEN_SPECIALS), causal_block=8)
+    add_adapter(policy, LoraOptions(rank=2), seed=0)
+    save_adapter(policy, tmp_path / "adapter", str(folder))
+    assert load_model(tmp_path / "adapter").causal_block == outline(tmp_path / "adapter").causal_block == 8
+
+
+def test_the_block_length_is_a_key_of_every_command(unmask, tmp_path):
+    folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent", **QWEN_TEXT)
+    with_tokenizer(folder, QWEN_SPECIALS)
+    tiny = ["--task", "arithmetic", "rollout.steps=1"]
+    train = ["updates=1", "prompts=1", "group=2", "save_every=0", "eval.every=0", "eval.prompts=1"]
+    for command, rest in {
+        "sample": [str(folder), "1+1="],
+        "eval": [str(folder), "--problems", "1", "--samples", "1"],
+        "train": [f"model={folder}", "--out", str(tmp_path / "run"), *train],
+    }.items():
+        code, _, err = unmask(command, *rest, *tiny)
+        assert code and mentions(err, "causal_block=N"), (command, err)
+        code, _, err = unmask(command, *rest, *tiny, "causal_block=8")
+        assert code == 0, err
+    assert load_model(tmp_path / "run" / "checkpoint").causal_block == 8
+    code, _, err = unmask("merge", str(tmp_path / "run"), "--out", str(tmp_path / "merged"))
+    assert code == 0 and json.loads((tmp_path / "merged" / "config.json").read_text())["block_size"] == 8, err
+
+
+def test_full_attention_can_be_replaced_by_blocks_but_not_in_every_network(tmp_path):
+    folder, _, _ = qwen(tmp_path / "a2d", A2D)
+    assert outline(folder).causal_block is None and outline(folder, 4).causal_block == 4
+    with pytest.raises(ValueError, match=naming("causal_block", "tiny")):
+        load_model("tiny", causal_block=4)
+
+
+# --- mask ids -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "mask"), [(ILLADA, 5), (FAST, 151665), (SDAR, 151669), (DREAM, 151666)])
+def test_a_mask_id_that_no_config_states_is_the_familys(kind, mask):
+    config = {name: value for name, value in {**QWEN_CONFIG, **kind}.items() if name != "mask_token_id"}
+    file = ConfigFile(Path("config.json"), config)
+    found = mask_token(family_of(file), file, None)
+    assert found.value == mask and mentions(found.source, family_of(file).name, "mask_token_id")
+
+
+def test_the_tokenizer_does_not_change_the_familys_mask_id(tmp_path):
+    folder, _, _ = qwen(tmp_path, ILLADA, head=False, **{**QWEN_TEXT, "mask_token_id": "absent", "pad_token_id": 1})
+    with_tokenizer(folder, QWEN_SPECIALS, mask_token="<|mask|>", unk_token="<|endoftext|>")
+    assert load_model(folder).mask_id == 5
+
+
+@pytest.mark.parametrize("mask", ["<|mask|>", "<|endoftext|>"])
+def test_the_unknown_token_is_never_the_mask(tmp_path, mask):
+    folder, _, _ = qwen(tmp_path, A2D, **{**QWEN_TEXT, "mask_token_id": "absent"})
+    with_tokenizer(folder, QWEN_SPECIALS[:4], mask_token=mask, unk_token="<|endoftext|>")
+    if mask == "<|mask|>":  # added by the tokenizer as a new token
+        assert load_model(folder).mask_id == 260
+    else:
+        assert mentions(said(folder, load_model), "FOLDER", "mask token", "mask_token_id")
+
+
+@pytest.mark.parametrize("changes", [{"eos_token_id": 126}, {"eos_token_id": [2, 126]}, {"pad_token_id": 126}])
+def test_a_mask_that_is_also_an_end_or_padding_is_refused(tmp_path, changes):
+    folder, _, _ = qwen(tmp_path, DREAM, **changes)
+    assert mentions(
+        said(folder), "FOLDER/config.json", 126, "mask token", "padding" if "pad_token_id" in changes else "end"
+    )
+
+
+# --- relatives ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "name", "reason"),
+    [
+        ({"architectures": ["DreamForCausalLM"], "model_type": "Dream", "block_size": 32}, "DreamReasoner", "Qwen3"),
+        ({"model_type": "Dream", "block_size": 32}, "DreamReasoner", "Qwen3"),
+        ({"architectures": ["DreamModel"], "block_size": 32}, "DreamReasoner", "Qwen3"),
+        ({"architectures": ["StableDiffcoderForCausalLM"], "model_type": "llama"}, "Stable-DiffCoder", "llama"),
+        ({"architectures": ["NemotronLabsDiffusionModel"]}, "Nemotron-Labs-Diffusion", "llama_4_scaling_beta"),
+    ],
+)
+def test_relatives_with_a_borrowed_name_are_refused_by_their_own(tmp_path, stated, name, reason):
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN_CONFIG, **stated}))
+    assert mentions(said(tmp_path), "FOLDER/config.json", name, reason, SUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        (ILLADA, {"layer_norm_eps": 1e-5}, ("layer_norm_eps", 1e-5)),
+        (ILLADA, {"resid_pdrop": 0.1}, ("resid_pdrop", 0.1)),
+        (ILLADA, {"rope_scaling": {"type": "default", "factor": 2.0}}, ("factor", 2.0)),
+        (FAST, {"attention_bias": False}, ("attention_bias", False)),
+        (FAST, {"mlp_bias": True}, ("mlp_bias", True)),
+        (SDAR, {"num_experts": 128}, ("num_experts", 128)),
+        (SDAR, {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta": 0.1}}, ("beta", 0.1)),
+        (SDAR, {"rope_parameters": {"partial_rotary_factor": 0.5}}, ("partial_rotary_factor", 0.5)),
+        (SDAR, {"rope_parameters": {"rope_theta": 5e5}}, ("rope_theta", 5e5, 1e6)),
+        (SDAR, {"rope_scaling": {"rope_type": "longrope"}}, ("rope_type", "longrope")),
+        (
+            SDAR,
+            {"rope_scaling": {"factor": 2.0}, "rope_parameters": {"factor": 1.0}},
+            ("rope_scaling", "rope_parameters"),
+        ),
+    ],
+)
+def test_values_that_the_network_does_not_honour_are_refused_by_name(tmp_path, kind, changes, named):
+    folder, _, _ = qwen(tmp_path, kind, **changes)
+    assert mentions(said(folder), "FOLDER/config.json", *named)
+
+
+# --- damage, and programs that do not end -------------------------------------------------------------------
+
+
+def test_a_load_looks_at_a_canvas_with_mask(tmp_path):
+    folder, weights, config = qwen(tmp_path, SDAR)
+    weights["model.embed_tokens.weight"][126] = torch.nan
+    write(folder, config, weights)
+    assert mentions(said(folder), "FOLDER", "logits", "finite")
+
+
+def test_a_tensor_in_two_shards_must_have_one_value(tmp_path):
+    folder, weights, _ = llada(tmp_path, shards=2)
+    name, path = "model.transformer.ln_f.weight", folder / "model-00001-of-00002.safetensors"
+    stored = {key: weights[key] for number, key in enumerate(weights) if number % 2 == 0}
+    save_file({**stored, name: weights[name]}, path)
+    assert loaded(folder).mask_id == 125
+    save_file({**stored, name: weights[name] + 1}, path)
+    assert mentions(said(folder), name, path.name, "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10000000000 }}",
+        "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "{% generation %}{{ 'a' * 200000 }}{% endgeneration %}",
+    ],
+)
+def test_a_chat_template_that_makes_a_huge_text_is_refused(tmp_path, template):
+    folder, _, _ = qwen(tmp_path, SDAR, **QWEN_TEXT)
+    with_tokenizer(folder, QWEN_SPECIALS, chat_template=template)
+    assert mentions(said(folder, load_model), "chat template", "chat_template")
+
+
+def test_a_chat_template_that_does_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr(trial, "SECONDS", 0.1)
+    twice = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ValueError, match=naming("chat template", "0.1 s")):
+        trial.check_template(twice, {})
+
+
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "rank_pattern"])
+def test_an_adapter_pattern_that_backtracks_for_ever_is_refused(tmp_path, monkeypatch, key):
+    monkeypatch.setattr(trial, "SECONDS", 0.1)
+    folder, _, _ = qwen(tmp_path / "base", SDAR, **QWEN_TEXT)
+    policy = load_model(with_tokenizer(folder, QWEN_SPECIALS))
+    add_adapter(policy, LoraOptions(rank=2), seed=0)
+    save_adapter(policy, tmp_path / "adapter", str(folder))
+    path = tmp_path / "adapter" / CONFIG
+    pattern = "([a-z._0-9]+)+!"
+    changed = {**json.loads(path.read_text()), key: {pattern: 2} if key == "rank_pattern" else pattern}
+    path.write_text(json.dumps(changed))
+    assert mentions(said(tmp_path / "adapter", load_model), f"FOLDER/{CONFIG}", repr(pattern))
+
+
+def test_patterns_in_use_are_accepted():
+    names = [f"model.layers.{i}.self_attn.q_proj" for i in range(40)]
+    usual = [
+        r".*\.(q_proj|k_proj)",
+        r"(?:.*?(?:self_attn|mlp).*?(?:q_proj|v_proj).*?)",
+        r"model\.layers\.\d+\.mlp\.up_proj",
+    ]
+    trial.check_patterns(usual, names)
+    with pytest.raises(ValueError, match=naming("regular expression", "(")):
+        trial.check_patterns(["(q_proj"], names)

@@ -1,0 +1,65 @@
+"""Trials of what a checkpoint brings along and that may not end, in a process with bounds (trial_worker.py)."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from unmask.util.processes import start_process
+
+WORKER = Path(__file__).with_name("trial_worker.py")
+SECONDS = 2.0
+LONGEST = 100_000
+"""Characters that a chat template may make of a prompt of one letter."""
+
+
+def check_template(template: str, values: Mapping[str, Any]) -> None:
+    """ValueError for a chat template that makes a huge text, or takes for ever, of a prompt of one letter.
+
+    values   the special tokens and settings that the template reads
+    """
+    length = _rendered_length(template, json.dumps(values, sort_keys=True, default=str))
+    if length > LONGEST:
+        what = f"makes {length} characters" if length < sys.maxsize else f"takes more than {SECONDS:g} s or 512 MB"
+        raise ValueError(f"The chat template of this tokenizer {what} for a prompt of one letter; fix chat_template.")
+
+
+@lru_cache(maxsize=64)
+def _rendered_length(template: str, values: str) -> int:
+    """0 if the template fails: the tokenizer says why."""
+    turns = [{"role": "user", "content": "a"}]
+    known = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
+    reply = _reply({"template": template, "values": {**known, **json.loads(values)}})
+    return sys.maxsize if reply is None else reply.get("length", 0)
+
+
+def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """ValueError for a regular expression that is invalid or takes for ever on one of these names."""
+    # \\d+ between dots and escaped characters cannot backtrack, and nothing else repeats.
+    risky = [pattern for pattern in patterns if re.search(r"[*+?{]", re.sub(r"\\d\+\\.|\\[^dwsDWS]", "", pattern))]
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}.") from None
+    for pattern in risky:
+        if _reply({"patterns": [pattern], "names": list(names)}) is None:
+            raise ValueError(f"the pattern {pattern!r} takes more than {SECONDS:g} s on this model; simplify it.")
+
+
+def _reply(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The worker's answer; None if it needed more than its time or memory."""
+    process = start_process(
+        [sys.executable, "-I", str(WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        line, _ = process.communicate(json.dumps({**request, "seconds": SECONDS}) + "\n")
+    return json.loads(line) if line.strip() else None

@@ -1,0 +1,64 @@
+"""A process that runs what a checkpoint brings along and that may not end: a chat template, or patterns of an adapter.
+
+It runs as a file, so it imports neither unmask nor torch, and it bounds its memory and its CPU time. One line of JSON
+in: {"seconds": ..., "template": text, "values": {...}} or {"seconds": ..., "patterns": [...], "names": [...]}. One line
+out: an object with `length`, that of the text that the template makes, or with `error`. A process that needs more
+memory or CPU time ends without a line.
+"""
+
+import json
+import re
+import resource
+import signal
+import sys
+from typing import Any
+
+MEMORY = 2**29
+# Every form in which peft uses a pattern: target and exclude, rank and alpha, layers.
+FORMS = ("{}", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
+
+
+def rendered_length(template: str, values: dict[str, Any]) -> int:
+    """The length of one rendering, in the environment that transformers gives to a template."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=lambda form: form)
+    template = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag, which renders nothing
+    return len(environment.from_string(template).render(**values))
+
+
+def match_all(patterns: list[str], names: list[str]) -> None:
+    for pattern in patterns:
+        for name in names:
+            re.fullmatch(pattern, name)
+            for form in FORMS:
+                re.match(form.format(pattern), name)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    request = json.loads(sys.stdin.readline())
+    reply: dict[str, Any] = {}
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # without a handler, its signal ends the process
+    try:
+        if "template" in request:
+            reply["length"] = rendered_length(request["template"], request["values"])
+        else:
+            match_all(request["patterns"], request["names"])
+    except MemoryError:
+        return
+    except Exception as error:
+        reply["error"] = str(error)
+    print(json.dumps(reply))
+
+
+if __name__ == "__main__":
+    main()
