@@ -227,6 +227,21 @@ def test_idle_groups_are_kept_left_out_or_replaced(model: str, monkeypatch: pyte
     assert len(sources.unique()) == len(replaced.branches) // 2  # numbered apart over the batches
 
 
+def test_equal_completions_of_the_states_of_a_prompt_are_scored_once(model: str, monkeypatch) -> None:
+    scored = list[tuple[int, str]]()
+    task = toy_task().variant(reward=lambda row, text: scored.append((row["i"], text)) or _value(text))
+    monkeypatch.setitem(TASKS, "toy", lambda: task)
+    sharp = load_model(model)
+    for weight in sharp.parameters():
+        weight.data *= 3  # few different completions
+    batch = collect(_source(config_for(model, method="vine"), sharp), 1)
+    rollouts, completed = scored[:12], scored[12:]
+    assert [text for _, text in rollouts] == batch.texts
+    assert 0 < len(completed) == len(set(completed)) < 96  # four completions of both states of every rollout
+    value_BT = batch.trace.seen["state_value"]
+    assert set((4 * 4 * value_BT[value_BT.isfinite()]).tolist()) <= set(map(float, range(17)))
+
+
 def test_a_batch_without_any_signal_changes_nothing(model: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(TASKS, "toy", lambda: toy_task(dull=99))
     folder = run(config_for(model, method="agrpo", idle_groups="resample"), tmp_path / "run")

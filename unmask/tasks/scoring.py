@@ -56,13 +56,20 @@ def score(
     how: RewardConfig | None = None,
     ranks: Ranks = ALONE,
     device: torch.device | str = "cpu",
+    once: bool = False,
 ) -> Scores:
-    """Rewards of the completions of all processes; `rows` and `texts` are this process's.
+    """Rewards of the completions of all processes; `rows` and `texts` are this process's. With `once` equal completions
+    of a row are scored once.
 
     If one process has a failure that stops the run, all raise RewardError, so they stop together.
     """
     how = how or RewardConfig()
-    outcomes, failures = _outcomes(task, rows, texts, how)
+    pairs = list(zip(rows, texts, strict=True))
+    keys = [(id(row), text if once else number) for number, (row, text) in enumerate(pairs)]
+    distinct = dict(zip(keys, pairs, strict=True))
+    scored, failures = _outcomes(task, [*distinct.values()], how)
+    outcome_of = dict(zip(distinct, scored, strict=True))
+    outcomes = [outcome_of[key] for key in keys]
     failures = _all_failures(failures, ranks, device)
     if failures and how.on_error == "stop":
         raise RewardError(failures)
@@ -103,12 +110,12 @@ def failure_summary(failures: Sequence[RewardFailure]) -> str:
 
 
 def _outcomes(
-    task: Task, rows: Sequence[Row], texts: Sequence[str], how: RewardConfig
+    task: Task, pairs: Sequence[tuple[Row, str]], how: RewardConfig
 ) -> tuple[list[Outcome], list[RewardFailure]]:
     """The outcome of each completion, 0 if its reward failed. After a failure that stops the run, none is called."""
     outcomes, failures = list[Outcome](), list[RewardFailure]()
-    task.prepare(rows, texts)
-    for row, text in zip(rows, texts, strict=True):
+    task.prepare([row for row, _ in pairs], [text for _, text in pairs])
+    for row, text in pairs:
         outcome = Outcome(0.0, False, dict.fromkeys(task.weights, 0.0))
         if not failures or how.on_error == "zero":
             try:

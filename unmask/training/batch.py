@@ -169,7 +169,7 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     if (values := experiment.method.values) is not None:
         own_seed_B = row_seeds(-1 - number, len(rows))[mine.start : mine.stop].to(device)
         trace, continued = continue_steps(policy, trace, own_seed_B, values, experiment.decoding, setup.rollout_batch)
-        continued, value_scores = _score_more(experiment, continued, rows, mine.start, width)
+        continued, value_scores = _score_more(experiment, continued, rows, mine.start, width, once=True)
         failures = failures + value_scores.failures
     trace = ranks.gather_trace(trace, width)
     if continued is not None:
@@ -194,13 +194,15 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
     )
 
 
-def _score_more(experiment: Experiment, traces: Trace, rows: list[Row], start: int, width: int) -> tuple[Trace, Scores]:
+def _score_more(
+    experiment: Experiment, traces: Trace, rows: list[Row], start: int, width: int, once: bool = False
+) -> tuple[Trace, Scores]:
     """Score traces that began in the rollouts of this process, the first of which is rollout `start` of the batch; the
-    traces and scores of all processes, with the rollout of the batch as group."""
+    traces and scores of all processes, with the rollout of the batch as group. `once` as in `score`."""
     setup, config, group_B = experiment.setup, experiment.config, traces.group_B + start
     texts = completions(setup.policy, traces, experiment.decoding.length)
     sources = [rows[i] for i in group_B.tolist()]
-    scores = score(experiment.task, sources, texts, config.reward, setup.ranks, setup.device)
+    scores = score(experiment.task, sources, texts, config.reward, setup.ranks, setup.device, once)
     return setup.ranks.gather_trace(replace(traces, group_B=group_B), width), scores
 
 

@@ -97,14 +97,8 @@ def task_score(policy: Policy, task: Task, rows: Sequence[Row], length: int, how
     """Scores completions of rollouts of these rows; equal completions of a row are scored once."""
 
     def score_completions(trace: Trace, source_B: Tensor) -> Scores:
-        texts, sources = completions(policy, trace, length), source_B.tolist()
-        keys = [(id(rows[source]), text) for source, text in zip(sources, texts, strict=True)]
-        first = {key: number for number, key in reversed([*enumerate(keys)])}
-        distinct = {key: place for place, key in enumerate(first)}
-        scores = score(task, [rows[sources[n]] for n in first.values()], [texts[n] for n in first.values()], how)
-        index_B = torch.tensor([distinct[key] for key in keys])
-        behaviours = {name: shown_B[index_B] for name, shown_B in scores.behaviours.items()}
-        return Scores(scores.reward_B[index_B], scores.solved_B[index_B], {}, scores.failures, behaviours)
+        sources = [rows[source] for source in source_B.tolist()]
+        return score(task, sources, completions(policy, trace, length), how, once=True)
 
     return score_completions
 
