@@ -35,6 +35,13 @@ from unmask.models.recognition import block_length, family_of, mask_token
 from unmask.models.tiny import CharacterTokenizer
 from wording import mentions, naming
 
+
+def save_adapter_of(folder: Path, out: Path, **settings: int) -> None:
+    policy = load_model(folder, **settings)
+    add_adapter(policy, LoraOptions(rank=2), seed=0)
+    save_adapter(policy, out, str(folder))
+
+
 # --- the block length of SDAR -------------------------------------------------------------------------------
 
 
@@ -44,8 +51,8 @@ from wording import mentions, naming
         (8, "SDAR-4B-Chat-b16", None, 8, "block_size in config.json"),
         ("absent", "SDAR-4B-Chat-b16", None, 16, "SDAR-4B-Chat-b16"),
         (None, "SDAR-4B-Chat-b64", None, 64, "SDAR-4B-Chat-b64"),
-        ("absent", "SDAR-4B-Chat", 8, 8, "as given"),
-        (4, "SDAR-4B-Chat-b16", 32, 32, "as given"),
+        ("absent", "SDAR-4B-Chat", 8, 8, "by you"),
+        (4, "SDAR-4B-Chat-b16", 32, 32, "by you"),
     ],
 )
 def test_sdars_block_length_is_the_users_the_files_or_the_names(tmp_path, stated, name, given, block, source):
@@ -73,9 +80,7 @@ def test_without_a_source_the_block_length_is_asked_for(tmp_path):
 
 def test_the_block_length_travels_with_an_adapter(tmp_path):
     folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent", **QWEN_TEXT)
-    policy = load_model(with_tokenizer(folder, QWEN_SPECIALS), causal_block=8)
-    add_adapter(policy, LoraOptions(rank=2), seed=0)
-    save_adapter(policy, tmp_path / "adapter", str(folder))
+    save_adapter_of(with_tokenizer(folder, QWEN_SPECIALS), tmp_path / "adapter", causal_block=8)
     assert load_model(tmp_path / "adapter").causal_block == outline(tmp_path / "adapter").causal_block == 8
 
 
@@ -183,6 +188,48 @@ def test_values_that_the_network_does_not_honour_are_refused_by_name(tmp_path, k
     assert mentions(said(folder), "FOLDER/config.json", *named)
 
 
+# --- unmask doctor MODEL ------------------------------------------------------------------------------------
+
+
+def facts(unmask, model: object) -> dict[str, tuple[str, str]]:
+    code, out, err = unmask("doctor", str(model), "--json")
+    assert code == 0, err
+    return {fact["what"]: (fact["value"], fact["source"]) for fact in json.loads(out)}
+
+
+def test_doctor_prints_every_fact_with_its_source(unmask, tmp_path):
+    folder, _, _ = qwen(tmp_path / "SDAR-b8", SDAR, block_size="absent", **QWEN_TEXT)
+    found = facts(unmask, with_tokenizer(folder, QWEN_SPECIALS))
+    assert found["family"] == ("SDAR", "architectures in config.json: SDARForCausalLM")
+    assert found["mask token"] == ("260", "mask_token_id in config.json")
+    assert found["end, padding"] == ("256, 256", "config.json")
+    assert found["attention"] == ("block-causal, blocks of 8", "the name SDAR-b8")
+    assert found["rotary"][0] == "theta 1e+06, default, in the dtype of the activations"
+    assert found["head"] == ("its own matrix", "tie_word_embeddings in config.json")
+    save_adapter_of(folder, tmp_path / "adapter")
+    assert facts(unmask, tmp_path / "adapter")["adapter"][0] == f"rank 2 on {folder}"
+    code, out, _ = unmask("doctor", str(tmp_path / "adapter"))
+    assert code == 0 and "block-causal, blocks of 8  (causal_block, stated by you or an adapter)" in out
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_doctor_says_why_illada_has_its_mask_and_its_head(unmask, tmp_path, head):
+    folder, _, _ = qwen(tmp_path, ILLADA, head=head)
+    found = facts(unmask, folder)
+    assert found["mask token"] == ("5", "the iLLaDA family; config.json has no mask_token_id")
+    assert found["attention"] == ("full", "the iLLaDA family") and ("stored" in found["head"][0]) == head
+
+
+def test_doctor_knows_released_models_without_a_connection_and_names_what_it_refuses(unmask, tmp_path):
+    found = facts(unmask, "Efficient-Large-Model/Fast_dLLM_v2_1.5B")
+    assert found["config.json"][0] == "not read; built-in sizes" and "1,543,714,304" in found["network"][0]
+    assert found["shift"][0] == "token i is predicted at i - 1" and found["mask token"][0] == "151665"
+    assert facts(unmask, "tiny")["family"][0] == "the embedded model"
+    folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent")
+    code, out, err = unmask("doctor", str(folder))
+    assert code == 2 and not out and mentions(err, "causal_block=N")
+
+
 # --- damage, and programs that do not end -------------------------------------------------------------------
 
 
@@ -228,9 +275,7 @@ def test_a_chat_template_that_does_not_end_is_refused(monkeypatch):
 def test_an_adapter_pattern_that_backtracks_for_ever_is_refused(tmp_path, monkeypatch, key):
     monkeypatch.setattr(trial, "SECONDS", 0.1)
     folder, _, _ = qwen(tmp_path / "base", SDAR, **QWEN_TEXT)
-    policy = load_model(with_tokenizer(folder, QWEN_SPECIALS))
-    add_adapter(policy, LoraOptions(rank=2), seed=0)
-    save_adapter(policy, tmp_path / "adapter", str(folder))
+    save_adapter_of(with_tokenizer(folder, QWEN_SPECIALS), tmp_path / "adapter")
     path = tmp_path / "adapter" / CONFIG
     pattern = "([a-z._0-9]+)+!"
     changed = {**json.loads(path.read_text()), key: {pattern: 2} if key == "rank_pattern" else pattern}

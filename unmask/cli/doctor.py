@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Annotated
 
 import typer
 
@@ -111,8 +112,16 @@ def examine() -> list[Finding]:
     return findings
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: what is installed, and what is missing for which feature."""
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="Print what is recognised in this model, and why.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: what is installed, and what is missing for which feature. Or check a model."""
+    if model is not None:
+        _describe(model, as_json)
+        return
     findings = examine()
     if as_json:
         typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
@@ -124,3 +133,19 @@ def doctor(as_json: AsJson = False) -> None:
                 typer.echo(f"  {state:8}{finding.what:16} {finding.detail}")
     if any(finding.needed and not finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+def _describe(model: str, as_json: bool) -> None:
+    """Each fact of a model with its source; an error says why the model is refused."""
+    from unmask.models.known import check_model_name
+
+    check_model_name(model)
+    from unmask.models.describe import describe_model
+    from unmask.training.run.folder import checkpoint_of
+
+    facts = describe_model(checkpoint_of(model))
+    if as_json:
+        typer.echo(json.dumps([fact._asdict() for fact in facts], indent=2))
+        return
+    for fact in facts:
+        typer.echo(f"{fact.what:14}{fact.value}  ({fact.source})")

@@ -28,7 +28,7 @@ from unmask.models.known import EMBEDDED, KNOWN, check_model_name
 from unmask.models.llama import Llama
 from unmask.models.recognition import block_length, facts_of, family_of, length_of, network_of, with_block
 from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny, tiny_network
-from unmask.models.tokenizer import HubTokenizer, read_tokenizer
+from unmask.models.tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -198,6 +198,8 @@ class Outline:
     causal_block: int | None
     tokenizer: Tokenizer | None
     """None if there are no tokenizer files."""
+    tied: bool = False
+    """config.json says that head and embedding share one matrix."""
     adapter: Path | None = None
     """The folder of its adapter."""
 
@@ -205,19 +207,12 @@ class Outline:
 def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outline:
     """The same models as `load_model`, from config.json alone: nothing else is downloaded from the hub."""
     folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
-    name = folder.name if folder.is_dir() else str(name_or_path)
     if (folder / "adapter_config.json").is_file():
         from unmask.models.lora import base_block, base_of
 
         block = base_block(folder) if causal_block is None else causal_block
         return replace(outline(base_of(folder), block), adapter=folder)
-    if folder.is_dir():
-        file = ConfigFile(folder / "config.json", read_json(folder / "config.json"))
-    elif name in KNOWN:
-        file = ConfigFile(folder / "config.json", KNOWN[name])
-    else:
-        path = fetch_snapshot(name, only="config.json")
-        file = ConfigFile(path, read_json(path))
+    folder, name, file = located_config(name_or_path)
     family = family_of(file)
     tiny = is_tiny(file.fields)
     if tiny:
@@ -226,7 +221,7 @@ def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outlin
     tokenizer: Tokenizer | None = None
     if tiny:
         tokenizer = CharacterTokenizer()
-    elif any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt")):
+    elif has_tokenizer(folder):
         fast = read_tokenizer(folder)
         facts = facts_of(family, file, lm.config.vocab_size, fast, name, causal_block)
         tokenizer = _hub_tokenizer(family, file.fields, facts, fast)
@@ -239,7 +234,20 @@ def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outlin
         max_length=length_of(family, file),
         causal_block=None if tiny else block_length(family, file, name, causal_block).value,
         tokenizer=tokenizer,
+        tied=tied,
     )
+
+
+def located_config(name_or_path: str | Path) -> tuple[Path, str, ConfigFile]:
+    """The folder of a model, the name it is loaded by, and its config.json, which may come from the hub or be KNOWN."""
+    folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
+    if folder.is_dir():
+        return folder, folder.name, ConfigFile(folder / "config.json", read_json(folder / "config.json"))
+    name = str(name_or_path)
+    if name in KNOWN:
+        return folder, name, ConfigFile(folder / "config.json", KNOWN[name])
+    path = fetch_snapshot(name, only="config.json")
+    return folder, name, ConfigFile(path, read_json(path))
 
 
 # --- the hub ------------------------------------------------------------------------------------------------

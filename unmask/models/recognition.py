@@ -145,7 +145,7 @@ def block_length(family: Family, file: ConfigFile, name: str, causal_block: int 
     if causal_block is not None:
         if family.encoder:
             raise ValueError(f"causal_block: {file.path} is a {family.name}, which has no block-causal attention")
-        return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, as given")
+        return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, stated by you or an adapter")
     for key in ("causal_block", family.block_field):
         if key in file.fields and not (file.fields[key] is None and key == family.block_field and family.needs_block):
             return Stated(_checked_block(file.fields[key], f"{file.path} sets {key} to"), f"{key} in config.json")

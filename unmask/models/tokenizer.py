@@ -15,6 +15,10 @@ SHOWN_MASK, SHOWN_END, SHOWN_LINE = "\u00b7", "\u00b6", "\u21b5"
 ANSWERED = "[/Answer]"  # BERT-Chat ends an answer with this plain text
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json", "vocab.txt"))
+
+
 def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """The class is chosen by the files, not by tokenizer_config.json, which may name remote code."""
     import transformers

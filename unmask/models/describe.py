@@ -1,0 +1,89 @@
+"""What is recognised in a checkpoint, and why: each fact with its source. No weights are loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from unmask.models.checkpoint import INDEX, WEIGHTS, open_safetensors, weight_files
+from unmask.models.config_file import ConfigFile
+from unmask.models.load import Outline, located_config, outline
+from unmask.models.recognition import block_length, facts_of, kind_of, mask_token
+from unmask.models.tiny import is_tiny
+from unmask.models.tokenizer import has_tokenizer, read_tokenizer
+
+
+class DescribedFact(NamedTuple):
+    what: str
+    value: str
+    source: str
+
+
+def describe_model(name_or_path: str | Path, causal_block: int | None = None) -> list[DescribedFact]:
+    """The facts of a model that `load_model` loads; ValueError with the reason if it refuses the model."""
+    model = outline(name_or_path, causal_block)
+    if model.adapter is not None:
+        from unmask.models.lora import base_of, read_adapter_config
+
+        base, rank = base_of(model.adapter), read_adapter_config(model.adapter).r
+        adapter = DescribedFact("adapter", f"rank {rank} on {base}", "adapter_config.json")
+        return [adapter, *describe_model(base, model.causal_block)]
+    folder, name, file = located_config(name_or_path)
+    kind, config = kind_of(file), model.lm.config
+    family = "the embedded model" if is_tiny(file.fields) else model.family.name
+    sizes = f"{config.num_hidden_layers} layers of {config.hidden_size}, {model.parameters:,} weights"
+    facts = [
+        DescribedFact("family", family, f"{kind.source} in config.json: {kind.value}"),
+        DescribedFact("network", f"{type(model.lm).__name__}, {sizes}", "config.json"),
+    ]
+    if is_tiny(file.fields):
+        return facts
+    if not file.path.is_file():
+        facts.insert(0, DescribedFact("config.json", "not read; built-in sizes", "the name of a well-known model"))
+    facts += _tokens(model, folder, file)
+    if not model.family.encoder:
+        block, source = block_length(model.family, file, name, causal_block)
+        facts.append(
+            DescribedFact("attention", "full" if block is None else f"block-causal, blocks of {block}", source)
+        )
+        shift = "i - 1" if model.family.shift else "i"
+        facts.append(DescribedFact("shift", f"token i is predicted at {shift}", f"the {model.family.name} family"))
+        facts += [_rotary(model, file), _head(model, folder)]
+    limit = "the family; config.json has more" if model.max_length == model.family.max_length else "config.json"
+    return [*facts, DescribedFact("length", f"{model.max_length} tokens", limit)]
+
+
+def _tokens(model: Outline, folder: Path, file: ConfigFile) -> Iterator[DescribedFact]:
+    fast = read_tokenizer(folder) if has_tokenizer(folder) else None
+    if fast is None and model.family.mask_id is None and file.get("mask_token_id") is None:
+        yield DescribedFact("mask token", "the tokenizer's", "config.json has no mask_token_id; no tokenizer is here")
+        return
+    mask = mask_token(model.family, file, fast)
+    yield DescribedFact("mask token", str(mask.value), mask.source)
+    stated = file.get("eos_token_id") is not None and not model.family.encoder
+    if stated or fast is not None:
+        facts = facts_of(model.family, file, model.lm.config.vocab_size, fast, "", model.causal_block)
+        source = "config.json" if stated else "the tokenizer"
+        yield DescribedFact("end, padding", f"{facts.eos_id}, {facts.pad_id}", source)
+
+
+def _rotary(model: Outline, file: ConfigFile) -> DescribedFact:
+    settings = dict(model.lm.config.rope_parameters)
+    base, kind = settings.pop("rope_theta"), settings.pop("rope_type")
+    wide = model.family.rotary_fp32 and file.get("rope_full_precision", True)
+    more = "".join(f", {name} {value}" for name, value in settings.items() if value is not None)
+    precision = "in fp32" if wide else "in the dtype of the activations"
+    return DescribedFact("rotary", f"theta {base:g}, {kind}{more}, {precision}", "config.json; precision: the family")
+
+
+def _head(model: Outline, folder: Path) -> DescribedFact:
+    source = f"{model.family.tied_field} in config.json"
+    if not model.tied:
+        return DescribedFact("head", "its own matrix", source)
+    value = "shares the matrix of the embedding"
+    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        own = model.family.names.own("lm_head.weight")
+        for path in weight_files(folder):
+            with open_safetensors(path) as weights:
+                if own in weights.keys():  # noqa: SIM118 (no mapping)
+                    value = f"shares the matrix of the embedding if the stored {own} is equal to it"
+    return DescribedFact("head", value, source)
