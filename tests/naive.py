@@ -83,12 +83,16 @@ def by_hand(
     schedule: Any = even,
     threshold: float | None = None,
 ) -> Row:
-    block, mask, first = block or length, policy.mask_id, len(prompt)
+    block, mask, first = block or getattr(policy, "causal_block", None) or length, policy.mask_id, len(prompt)
     canvas, when, logps, forwards, step = [*prompt] + [mask] * length, [NEVER] * length, [0.0] * length, 0, 0
     sizes = [[1] * block] * (length // block) if threshold else schedule(length, steps or length, block)
+    ahead = 0  # tokens of the prompt in the first block, which count from position 0 of a block-causal model
+    if getattr(policy, "causal_block", None):
+        sizes, ahead = [*sizes, sizes[0]], first % block
     for number, turns in enumerate(sizes):
         for size in turns:
-            inside = range(first + number * block, first + (number + 1) * block)
+            edge = first - ahead + number * block
+            inside = range(max(first, edge), min(first + length, edge + block))
             masked = [i for i in inside if canvas[i] == mask]
             if size and masked and not ended(canvas[first:], policy):
                 forwards += 1

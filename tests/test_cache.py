@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers import Net, assert_close, generator, sample
-from naive import MASK, assert_same, decoder
+from naive import MASK, assert_by_hand, assert_same, by_hand, decoder
 from unmask.core.order import ORDERS, left_to_right, low_confidence, random
 from unmask.core.policy import Memory
 from unmask.core.shapes import NEVER
@@ -17,7 +17,7 @@ from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, select_traces
 from unmask.models.decoder import Decoder
 from unmask.rollout.cache import Cache, cache_of
-from unmask.rollout.engine import Engine, aligned
+from unmask.rollout.engine import Engine
 from unmask.rollout.sample import row_seeds
 from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs, truncated_weights
 from unmask.util.micro_batch import MicroBatch
@@ -41,9 +41,14 @@ class Counting(Decoder):
         self.passes.append(("all", len(tokens_SL)))
         return super().hidden(tokens_SL, attended_SL, at_Q)
 
-    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
-        self.passes.append(("remembered", len(tokens_SL)))
-        return super().remember(tokens_SL, attended_SL, at_Q)
+    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last=None) -> tuple[Tensor, Memory]:
+        self.passes.append(("remembered", len(tokens_SL) if last is None else last))
+        return super().remember(tokens_SL, attended_SL, at_Q, last)
+
+    def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
+        self.passes.append(("blocks", column_SW[:, 0].tolist(), reach, column_SW.shape[1]))
+        assert len(memory.keys[0]) == len(tokens_SL)
+        return super().hidden_blocks(memory, tokens_SL, column_SW, reach, at_Q)
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         self.passes.append((first, last))
@@ -65,7 +70,7 @@ def rolled(policy: Decoder, prompts: list[list[int]], cached: Cache | None, seed
 # Block-causal: exact
 
 ENDS = {"llama": 20, "qwen3": 22}
-LENGTHS = {4: 12, 8: 16, 2: 8, 6: 12}  # by block
+LENGTHS = {4: 12, 8: 16, 2: 8}  # by block; of the model: 4
 CAUSAL = {"sampling": TokenSampling(0.9, top_k=8), "record": Record(3, True)}
 
 
@@ -76,12 +81,34 @@ def test_a_block_causal_model_is_rolled_out_with_a_cache_as_without_one(kind, pr
     policy, settings = policy_of(kind, causal_block=4, eos_id=ENDS[kind]), CAUSAL | {"block": block}
     settings |= {"length": LENGTHS[block], "steps": LENGTHS[block] // 2}
     plain = rolled(policy, PROMPTS[prompts], None, **settings)
+    assert plain.trace.causal_block == max(4, block)
     for cached in (Cache(True, 1), Cache(False, 3)):
         policy.passes.clear()
         assert_same(rolled(policy, PROMPTS[prompts], cached, **settings), plain, 1e-5)
         assert policy.passes[0][0] == "remembered"
-        assert all(isinstance(first, int) for first, _ in policy.passes[1:])
-        assert len(policy.passes) == settings["steps"]
+        assert all(name == "blocks" for name, *_ in policy.passes[1:])
+        assert len(policy.passes) <= plain.trace.steps
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("block", [None, 8, 2])
+@pytest.mark.parametrize("threshold", [None, 0.3])
+def test_its_blocks_count_from_the_first_token_of_each_prompt(block, shift, threshold):
+    """A prompt that ends inside a block is followed by the rest of it: by loops, one row alone."""
+    policy = policy_of("qwen3", dtype=torch.float64, causal_block=4, eos_id=ENDS["qwen3"], shift=shift)
+    prompts, order = PROMPTS["misaligned"], "low_confidence" if threshold else "random"
+    seed_B, law = row_seeds(5, len(prompts)), TokenSampling(0.9, top_k=8)
+    shape = {"length": 16, "steps": None if threshold else 8, "block": block, "sampling": law, "threshold": threshold}
+    rows = [
+        by_hand(policy, prompt, int(seed), order=order, **shape) for prompt, seed in zip(prompts, seed_B, strict=True)
+    ]
+    for cached in (None, Cache()):
+        trace = rolled(policy, prompts, cached, order=ORDERS[order], **shape).trace
+        assert_by_hand(trace, rows, 1e-10)
+    width, size = trace.tokens_BL.shape[1], block or 4
+    for b, prompt in enumerate(prompts):
+        own = [(len(prompt) + i) // size - len(prompt) // size for i in range(16)]
+        assert trace.block_BL[b].tolist() == [-1] * (width - 16) + own
 
 
 @pytest.mark.parametrize("prompts", ["aligned", "misaligned"])
@@ -110,21 +137,40 @@ def test_in_those_rollouts_rows_retire_while_others_go_on():
         assert 5 in last and len(last) > 2
 
 
-def test_of_a_block_causal_model_a_window_of_one_block_is_computed_and_at_its_start_the_one_before():
+def test_finished_blocks_of_a_block_causal_model_are_not_computed_again():
+    """A first pass up to the first block; then one block, and when it begins also the one before it, now finished."""
     policy = policy_of("llama", causal_block=4, eos_id=-1)
+    shape = {"length": 12, "steps": 6, "order": left_to_right}
     for cached in (Cache(True), Cache(False), Cache(False, 2)):
         policy.passes.clear()
-        rolled(policy, PROMPTS["one length"], cached, length=12, block=4, steps=6)
-        assert policy.passes == [("remembered", 3), (4, 8), (4, 12), (8, 12), (8, 16), (12, 16)]
+        rolled(policy, PROMPTS["one length"], cached, **shape)
+        blocks = [("blocks", [4, 4, 4], 8, 4), ("blocks", [4, 4, 4], 12, 8), ("blocks", [8] * 3, 12, 4)]
+        blocks += [("blocks", [8, 8, 8], 16, 8), ("blocks", [12, 12, 12], 16, 4)]
+        assert policy.passes == [("remembered", 8), *blocks]
     policy.passes.clear()
-    rolled(policy, PROMPTS["one length, misaligned"], Cache(), length=8, block=4, steps=4)  # completion: 3 .. 10
-    assert policy.passes == [("remembered", 3), (0, 10), (0, 11), (4, 11)]
+    rolled(policy, [[3, 4, 5], [5] * 5], Cache(), **shape)  # completions begin in column 5, blocks in columns 2 and 4
+    assert policy.passes == [
+        ("remembered", 9),
+        ("blocks", [2, 4], 9, 4),  # columns 2 to 5 and 4 to 7
+        ("blocks", [2, 4], 13, 8),
+        ("blocks", [6, 8], 13, 4),
+        ("blocks", [6, 8], 17, 8),
+        ("blocks", [10, 12], 17, 4),
+        ("blocks", [10, 12], 17, 8),  # the last blocks, of three positions and of one
+        ("blocks", [14], 17, 4),
+    ]
+    policy.passes.clear()
+    rolled(policy, [[3, 4, 5, 6]], Cache(), length=8, block=2, order=left_to_right)  # two parts of every block
+    windows = [("blocks", [4], 8, 4), ("blocks", [0], 10, 8), ("blocks", [4], 10, 4), ("blocks", [4], 12, 8)]
+    assert policy.passes[:5] == [("remembered", 8), *windows]
 
 
-def test_whether_the_samplers_blocks_are_made_of_the_models():
-    causal, free = policy_of("llama", causal_block=4), policy_of("llama")
-    assert aligned(causal, [4, 8], 8) and aligned(free, [1, 2], 3) and aligned(Net(), [1], 1)
-    assert not aligned(causal, [4, 5], 4) and not aligned(causal, [4, 8], 6)
+def test_blocks_that_do_not_fit_a_block_causal_model_are_refused():
+    policy = policy_of("llama", causal_block=4)
+    for settings, words in (({"block": 6}, ("block=6", "4")), ({"steps": 5}, ("steps=5", "12", "4"))):
+        with pytest.raises(ValueError) as refused:
+            rolled(policy, [[3]], None, length=12, **settings)
+        assert all(word in str(refused.value) for word in words)
 
 
 # Bidirectional: what is computed
@@ -153,7 +199,7 @@ def test_which_columns_are_computed(kind, refresh, guidance):
 
 # By threshold
 
-FACTS = [{}, {"shift": True}, {"causal_block": 4}, {"causal_block": 3}]
+FACTS = [{}, {"shift": True}, {"causal_block": 4}, {"causal_block": 2, "shift": True}]
 CACHES = [None, Cache(True), Cache(False), Cache(True, 2), Cache(False, 2), Cache(True, 3)]
 CASES = [(cached, facts, 0.0) for cached in CACHES for facts in FACTS] + [(Cache(True, 2), {}, 0.5)]
 

@@ -107,8 +107,25 @@ class CachingPolicy(Policy, Protocol):
     def rollout(self) -> AbstractContextManager[None]:
         """Inside it, passes without gradient may use faster kernels that round differently."""
 
-    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
-        """`hidden`, and the memory of the pass."""
+    def remember(
+        self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last: int | None = None
+    ) -> tuple[Tensor, Memory]:
+        """`hidden`, and the memory of the pass. `last`: columns from it on are not computed (block-causal)."""
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         """`hidden` at positions in columns first..last - 1; only these are computed, and written to the memory."""
+
+    def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
+        """The same for a block-causal model, each row with its own consecutive columns. Columns outside the canvas are
+        allowed; no row attends to columns from `reach` on."""
+
+
+@runtime_checkable
+class BlockCausalPolicy(Policy, Protocol):
+    """A policy with block-causal attention: it can see a masked block and the finished text before it in one pass."""
+
+    def hidden_two_streams(
+        self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
+    ) -> Tensor:
+        """`hidden` of states in which a token sees its own block of `block` positions as in `states_SL`, and earlier
+        blocks as in `clean_SL`. Blocks count from the first real token; `block` is a multiple of the model's own."""

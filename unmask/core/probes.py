@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from unmask.core.causal import finished_text, share_states
 from unmask.core.order import low_confidence, score_threshold
-from unmask.core.policy import PIECE, Policy
+from unmask.core.policy import PIECE, BlockCausalPolicy, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempered_logprobs, token_logprobs
 from unmask.core.trace import Trace, state_before
@@ -48,6 +49,8 @@ class Probes:
     """The states are those the tokens were drawn at: the truncation applies as it did then."""
     passed_NL: Tensor | None = None
     """Positions a low-confidence step looked at and did not keep; asked for log F (`ask`), share 1."""
+    clean_SL: Tensor | None = None
+    """Of a block-causal model: the text before a token's own block, as the sampler saw it; None: as in the state."""
 
     @property
     def trace_N(self) -> Tensor:
@@ -65,6 +68,7 @@ def views(
     trace_B = torch.arange(batch, device=asked_KBL.device)
     number_N = torch.arange(views_K * batch, device=asked_KBL.device)
     trace_M = trace_B.repeat(views_K) if apart else trace_B
+    clean_KBL = finished_text(trace, masked_KBL, asked_KBL)
     probes = Probes(
         trace=trace,
         states_SL=trace.tokens_BL.masked_fill(masked_KBL, trace.mask_id).flatten(0, 1),
@@ -75,6 +79,7 @@ def views(
         share_NL=share_KBL.expand(views_K, batch, width).flatten(0, 1),
         trace_M=trace_M,
         weight_M=torch.ones(len(trace_M), dtype=torch.float64, device=asked_KBL.device),
+        clean_SL=None if clean_KBL is None else clean_KBL.flatten(0, 1),
     )
     return at_states(probes, probes.asked_NL.any(-1))
 
@@ -86,7 +91,13 @@ def at_states(probes: Probes, state_index: Tensor) -> Probes:
     number_S = picked_S.long().cumsum(0) - 1
     row_N = picked_S[probes.state_N]
     rows = {name: value[row_N] for name, value in _rows(probes).items()} | {"state_N": number_S[probes.state_N][row_N]}
-    return replace(probes, states_SL=probes.states_SL[picked_S], attended_SL=probes.attended_SL[picked_S], **rows)
+    return replace(probes, **_states(probes, picked_S), **rows)
+
+
+def _states(probes: Probes, index: Tensor | slice) -> dict[str, Any]:
+    """The tensors with one row for each state, at some of the states, by name."""
+    states = {"states_SL": probes.states_SL, "attended_SL": probes.attended_SL, "clean_SL": probes.clean_SL}
+    return {name: value[index] for name, value in states.items() if value is not None}
 
 
 def _rows(probes: Probes) -> dict[str, Any]:
@@ -139,7 +150,7 @@ def microbatches(
 def empty(probes: Probes) -> Probes:
     """One state and no questions: a pass without effect, for a process that has nothing to ask while others do."""
     nothing = {name: value[:0] for name, value in _rows(probes).items()}
-    return replace(probes, states_SL=probes.states_SL[:1], attended_SL=probes.attended_SL[:1], **nothing)
+    return replace(probes, **_states(probes, slice(1)), **nothing)
 
 
 def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tensor:
@@ -178,7 +189,14 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     row, column = asked_Q if passed_Q is None else map(torch.cat, zip(asked_Q, passed_Q, strict=True))
     at_Q = probes.state_N[row] * probes.asked_NL.shape[1] + column
     attended_SL = None if probes.attended_SL.all() else probes.attended_SL
-    hidden_QD = policy.hidden(probes.states_SL, attended_SL, at_Q)
+    if probes.clean_SL is None:
+        hidden_QD = policy.hidden(probes.states_SL, attended_SL, at_Q)
+    else:
+        if not isinstance(policy, BlockCausalPolicy):
+            raise ValueError("this block-causal policy cannot be asked: it needs the method hidden_two_streams")
+        block = probes.trace.causal_block
+        assert block is not None
+        hidden_QD = policy.hidden_two_streams(probes.states_SL, probes.clean_SL, attended_SL, at_Q, block)
 
     count, source = len(asked_Q[0]), probes.trace_N[asked_Q[0]]
     token_Q = probes.trace.tokens_BL[source, asked_Q[1]]
@@ -335,7 +353,7 @@ def visited(trace: Trace, step_BK: Tensor, weight_BK: Tensor, choice: bool = Fal
         visited=True,
         passed_NL=passed_NL,
     )
-    return at_states(probes, asked_NL.any(-1))
+    return share_states(at_states(probes, asked_NL.any(-1)))
 
 
 def every_step(trace: Trace, rng: torch.Generator, choice: bool = False) -> Probes:

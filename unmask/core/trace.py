@@ -26,7 +26,7 @@ class Trace:
     step_BL: Tensor
     """The step that filled each position; GIVEN where never masked, NEVER where never filled."""
     block_BL: Tensor
-    """The semi-autoregressive block of each position; GIVEN before the completion."""
+    """The semi-autoregressive block of each position, counted from the row's first; GIVEN before the completion."""
     attended_BL: Tensor
     """False on padding."""
     counted_BL: Tensor
@@ -44,6 +44,9 @@ class Trace:
     """The order in which the sampler committed positions: a name of ORDERS, or custom; empty if it is not known."""
     threshold: float | None = None
     """The threshold that decided how many positions a step committed; None: a schedule did."""
+    causal_block: int | None = None
+    """Of a block-causal model: the length of the blocks, counted from a row's first real token, that are finished
+    before the next begins. None: attention is full."""
     seen: dict[str, Tensor] = field(default_factory=dict)
     """What was recorded (specs.Record), over the completion's columns only. If a name starts with `step_`, the first
     dimension is the step and the second the trace."""

@@ -22,8 +22,8 @@ def shard(policy: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> Ranks
         fully_shard(layer, mesh=mesh, mp_policy=precise)
     # Embedding, norm and head stay gathered from the forward pass to the end of the backward pass.
     fully_shard(policy, mesh=mesh, reshard_after_forward=False, mp_policy=precise)
-    for method in ("hidden", "remember", "hidden_window"):  # the first one called has to pass the root module
-        register_fsdp_forward_method(policy, method)
+    for method in ("hidden", "remember", "hidden_window", "hidden_blocks", "hidden_two_streams"):
+        register_fsdp_forward_method(policy, method)  # the first one called has to pass the root module
     return replace(ranks, sharded=True)
 
 

@@ -52,6 +52,7 @@ def given_trace(policy: Policy, pairs: Sequence[Pair], device: torch.device | st
         mask_id=policy.mask_id,
         eos_id=policy.eos_id,
         steps=1,
+        causal_block=getattr(policy, "causal_block", None),
     )
 
 

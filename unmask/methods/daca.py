@@ -72,8 +72,10 @@ class Beliefs(NamedTuple):
     """The largest probability."""
     masked_TBW: Tensor
     """Positions still masked, in rows still live, that were filled in the end."""
-    column_TW: Tensor
-    """The column of each position, counted over the canvas."""
+    first_BK: Tensor
+    """The column at which each of K blocks was recorded."""
+    block_T: Tensor
+    """The block of each step."""
 
 
 def beliefs(trace: Trace) -> Beliefs:
@@ -83,11 +85,14 @@ def beliefs(trace: Trace) -> Beliefs:
     id_TBWK, logp_TBWK = trace.seen["step_top_id"], trace.seen["step_top_logp"]
     width = id_TBWK.shape[2]
     length = int((trace.block_BL[0] != GIVEN).sum())
-    block_T = torch.arange(trace.steps, device=id_TBWK.device) * (length // width) // trace.steps
-    column_TW = trace.tokens_BL.shape[1] - length + block_T[:, None] * width
-    column_TW = column_TW + torch.arange(width, device=id_TBWK.device)
-    token_TBW = trace.tokens_BL[:, column_TW].transpose(0, 1)
-    filled_TBW = trace.filled_BL[:, column_TW].transpose(0, 1)
+    # A block-causal model has one block more: a prompt can end inside a block.
+    blocks = length // width if trace.causal_block is None else (length + width - 2) // width + 1
+    block_T = torch.arange(trace.steps, device=id_TBWK.device) * blocks // trace.steps
+    block_BCK = trace.block_BL[:, -length:, None] < torch.arange(blocks, device=block_T.device)
+    first_BK = trace.tokens_BL.shape[1] - length + block_BCK.sum(1).clamp(max=length - width)
+    column_TBW = first_BK.T[block_T][..., None] + torch.arange(width, device=id_TBWK.device)
+    row_B1 = torch.arange(len(trace), device=id_TBWK.device)[:, None]
+    token_TBW, filled_TBW = trace.tokens_BL[row_B1, column_TBW], trace.filled_BL[row_B1, column_TBW]
     written_TBWK = id_TBWK == token_TBW[..., None]
     logp_TBW = logp_TBWK.masked_fill(~written_TBWK, -torch.inf).max(-1).values
     return Beliefs(
@@ -95,7 +100,8 @@ def beliefs(trace: Trace) -> Beliefs:
         agreed_TBW=written_TBWK[..., 0].to(logp_TBWK.dtype),
         top_TBW=logp_TBWK[..., 0].exp(),
         masked_TBW=(id_TBWK[..., 0] >= 0) & filled_TBW,
-        column_TW=column_TW,
+        first_BK=first_BK,
+        block_T=block_T,
     )
 
 
@@ -111,8 +117,8 @@ Variant = Callable[[Trace], StepProgress]
 
 def _step_progress(trace: Trace, belief_TBW: Tensor, seen: Beliefs) -> StepProgress:
     """delta_t of the step that filled each position."""
-    same_T1 = (seen.column_TW[1:, :1] == seen.column_TW[:-1, :1])[:, None]
-    rest_TBW = seen.masked_TBW[1:] & seen.masked_TBW[:-1] & same_T1
+    same_T = seen.block_T[1:] == seen.block_T[:-1]
+    rest_TBW = seen.masked_TBW[1:] & seen.masked_TBW[:-1] & same_T[:, None, None]
     count_TB = rest_TBW.sum(-1)
     gain_TBW = (belief_TBW[1:] - belief_TBW[:-1]).masked_fill(~rest_TBW, 0.0)
     delta_TB = gain_TBW.sum(-1) / count_TB.clamp(min=1)
@@ -145,9 +151,10 @@ def own_progress(trace: Trace) -> StepProgress:
     """How much likelier a token was when written than at the first step of its block."""
     seen = beliefs(trace)
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    first_BL = torch.where(trace.filled_BL, trace.block_BL, 0) * (trace.steps // (int(trace.block_BL.max()) + 1))
-    place_L = torch.arange(step_BL.shape[1], device=step_BL.device) - seen.column_TW[0, 0]
-    place_BL = (place_L % seen.column_TW.shape[1]).expand_as(step_BL)
+    block_BL = torch.where(trace.filled_BL, trace.block_BL, 0)
+    first_BL = block_BL * (trace.steps // seen.first_BK.shape[1])
+    place_L = torch.arange(step_BL.shape[1], device=step_BL.device)
+    place_BL = torch.where(trace.filled_BL, place_L - seen.first_BK.gather(1, block_BL), 0)
     row_B1 = torch.arange(len(trace), device=step_BL.device)[:, None]
     score_BL = seen.final_TBW[step_BL, row_B1, place_BL] - seen.final_TBW[first_BL, row_B1, place_BL]
     return StepProgress(score_BL.masked_fill(~trace.filled_BL, 0.0), trace.filled_BL)

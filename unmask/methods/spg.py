@@ -39,8 +39,8 @@ def block_random(trace: Trace, rng: torch.Generator, draws: int = 2, hidden: flo
 
 
 def _block_masking(trace: Trace, rng: torch.Generator, hidden: float) -> Tensor:
-    blocks = int(trace.block_BL.max()) + 1
-    at_B1 = (uniform(rng, trace.group_B) * blocks).long()[:, None]
+    blocks_B = trace.block_BL.max(-1).values + 1
+    at_B1 = (uniform(rng, trace.group_B) * blocks_B).long()[:, None]
     here_BL = (trace.block_BL == at_B1) & trace.canvas_BL
     size_B = here_BL.sum(-1)
     masked_B1 = 1 + (uniform(rng, trace.group_B) * size_B).long()[:, None]  # 1..size

@@ -45,7 +45,25 @@ class Window(NamedTuple):
 
     key_SHLD: Tensor
     value_SHLD: Tensor
-    column_W: Tensor
+    column: Tensor
+    """(W,), or (S, W) if every row has its own."""
+    reach: int
+    """Columns of the cache that can be attended to."""
+
+    def updated(self, key_SHWD: Tensor, value_SHWD: Tensor) -> tuple[Tensor, Tensor]:
+        """The cached keys and values, with new ones at the columns of the window."""
+        if self.column.dim() == 1:
+            key, value = (
+                old.index_copy_(2, self.column, new)
+                for old, new in ((self.key_SHLD, key_SHWD), (self.value_SHLD, value_SHWD))
+            )
+        else:
+            index_SHWD = self.column[:, None, :, None].expand_as(key_SHWD)
+            key, value = (
+                old.scatter_(2, index_SHWD, new)
+                for old, new in ((self.key_SHLD, key_SHWD), (self.value_SHLD, value_SHWD))
+            )
+        return key[:, :, : self.reach], value[:, :, : self.reach]
 
 
 class TransformersPolicy(PassCounterMixin, nn.Module):
@@ -109,46 +127,118 @@ class Decoder(TransformersPolicy):
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self._trunk(tokens_SL, attended_SL, 0, tokens_SL.shape[1], at_Q, None)
 
-    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
+    def remember(
+        self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last: int | None = None
+    ) -> tuple[Tensor, Memory]:
         config, weight = self.lm.config, self.lm.model.embed_tokens.weight
         channels = self.lm.model.layers[0].self_attn.head_dim
         shape = (len(tokens_SL), config.num_key_value_heads, tokens_SL.shape[1], channels)
+        last = tokens_SL.shape[1] if last is None else min(last, tokens_SL.shape[1])
+        blank = torch.empty if last == tokens_SL.shape[1] else torch.zeros
         keys, values = (
-            [torch.empty(shape, dtype=weight.dtype, device=tokens_SL.device) for _ in self.layers] for _ in range(2)
+            [blank(shape, dtype=weight.dtype, device=tokens_SL.device) for _ in self.layers] for _ in range(2)
         )
         memory = Memory(keys, values, attended_SL)
-        return self._trunk(tokens_SL, attended_SL, 0, tokens_SL.shape[1], at_Q, memory), memory
+        return self._trunk(tokens_SL, attended_SL, 0, last, at_Q, memory, last), memory
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         first = max(0, first - int(self.facts.shift))
         return self._trunk(tokens_SL, memory.attended_SL, first, last, at_Q, memory)
 
-    def _trunk(
-        self, tokens_SL: Tensor, attended_SL: Tensor | None, first: int, last: int, at_Q: Tensor, memory: Memory | None
+    def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
+        width = tokens_SL.shape[1]
+        first_S, attended_SL = column_SW[:, 0] - int(self.facts.shift), memory.attended_SL
+        if self.facts.shift:
+            column_SW = torch.cat([first_S[:, None], column_SW], 1)
+        column_SW = column_SW.clamp(0, width - 1)  # columns that do not exist repeat the first or the last one
+        self.record_pass(tokens_SL, column_SW.shape[1])
+        attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool) if attended_SL is None else attended_SL
+        place_SL = _positions(attended_SL)
+        place_SW, real_SW = place_SL.gather(1, column_SW), attended_SL.gather(1, column_SW)
+        mask = self._seen_blocks(place_SW, real_SW, place_SL[:, :reach], attended_SL[:, :reach])
+        x_SWD = self.lm.model.embed_tokens(tokens_SL.gather(1, column_SW))
+        x_SWD = self._layers_pass(x_SWD, place_SW, mask, memory, column_SW, reach)
+        row_Q, column_Q = at_Q // width, at_Q % width - int(self.facts.shift)
+        # Positions outside the window may be asked about where the answer is not used.
+        return self._normed(x_SWD, row_Q, (column_Q - first_S[row_Q]).clamp(0, column_SW.shape[1] - 1))
+
+    def hidden_two_streams(
+        self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
     ) -> Tensor:
-        """The final hidden states at `at_Q`; only columns first..last - 1 are computed."""
+        assert self.causal_block is not None
+        attended_SL = torch.ones_like(states_SL, dtype=torch.bool) if attended_SL is None else attended_SL
+        width = states_SL.shape[1]
+        row_Q, column_Q = at_Q // width, at_Q % width
+        first = max(0, int(column_Q.min()) - block + 1) if len(at_Q) else width - 1
+        self.record_pass(states_SL, 2 * width - first)
+        place_SL = _positions(attended_SL)
+        both_SW = torch.cat([clean_SL, states_SL[:, first:]], 1)
+        place_SW, real_SW = (torch.cat([each, each[:, first:]], 1) for each in (place_SL, attended_SL))
+        noisy_W = torch.arange(both_SW.shape[1], device=both_SW.device) >= width
+        mask = self._seen_blocks(place_SW, real_SW, place_SW, real_SW)
+        part_SW = place_SW // block
+        # A noisy token sees the noisy tokens of its own block and the clean ones of earlier blocks.
+        earlier_S1WW = (part_SW[:, None, None, :] < part_SW[:, None, :, None]) & ~noisy_W
+        own_S1WW = (part_SW[:, None, None, :] == part_SW[:, None, :, None]) & noisy_W
+        mask = mask & torch.where(noisy_W[:, None], earlier_S1WW | own_S1WW, ~noisy_W) | ~real_SW[:, None, :, None]
+        x_SWD = self._layers_pass(self.lm.model.embed_tokens(both_SW), place_SW, mask)
+        local_Q = column_Q + width - first
+        if self.facts.shift:  # the first token of a block is predicted by the finished block before it
+            before_Q = (column_Q - 1).clamp(min=0)
+            inside_Q = part_SW[row_Q, before_Q] == part_SW[row_Q, column_Q]
+            local_Q = torch.where(inside_Q, local_Q - 1, before_Q)
+        return self._normed(x_SWD, row_Q, local_Q)
+
+    def _trunk(
+        self,
+        tokens_SL: Tensor,
+        attended_SL: Tensor | None,
+        first: int,
+        last: int,
+        at_Q: Tensor,
+        memory: Memory | None,
+        reach: int | None = None,
+    ) -> Tensor:
+        """The final hidden states at `at_Q`; only columns first..last - 1 are computed, against those up to `reach`."""
         width = tokens_SL.shape[1]
         self.record_pass(tokens_SL, last - first)
         x_SWD = self.lm.model.embed_tokens(tokens_SL[:, first:last])
+        reach = width if reach is None else reach
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
-        cos_SWD, sin_SWD = self._rotation(position_SL[:, first:last], x_SWD.dtype)
+        mask = None if mask is None else mask[..., :reach]
         column_W = torch.arange(first, last, device=tokens_SL.device) if memory is not None else None
+        x_SWD = self._layers_pass(x_SWD, position_SL[:, first:last], mask, memory, column_W, reach)
+        row_Q, column_Q = at_Q // width, at_Q % width
+        if self.facts.shift:
+            column_Q = (column_Q - 1).clamp(min=0)  # the first token is always given, never predicted
+        return self._normed(x_SWD, row_Q, column_Q - first)
+
+    def _layers_pass(
+        self,
+        x_SWD: Tensor,
+        position_SW: Tensor,
+        mask: Tensor | None,
+        memory: Memory | None = None,
+        column: Tensor | None = None,
+        reach: int = 0,
+    ) -> Tensor:
+        """All layers over some columns; with a memory, against its first `reach` columns."""
+        cos_SWD, sin_SWD = self._rotation(position_SW, x_SWD.dtype)
         # A compiled layer rounds differently with and without gradient: a pass that may enter a ratio runs with it.
         with_gradient = self.compiled and not self.rolling and memory is None
         with torch.set_grad_enabled(torch.is_grad_enabled() or with_gradient):
             for number, layer in enumerate(self.layers):
                 window = None
-                if memory is not None and column_W is not None:
-                    window = Window(memory.keys[number], memory.values[number], column_W)
+                if memory is not None and column is not None:
+                    window = Window(memory.keys[number], memory.values[number], column, reach)
                 if self.gradient_checkpointing and torch.is_grad_enabled():
                     x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, use_reentrant=False)
                 else:
                     x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window)
-        row_Q, column_Q = at_Q // width, at_Q % width
-        if self.facts.shift:
-            column_Q = (column_Q - 1).clamp(min=0)  # the first token is always given, never predicted
-        picked_QD = x_SWD.flatten(0, 1)[row_Q * (last - first) + column_Q - first]
-        return self.lm.model.norm(picked_QD)
+        return x_SWD
+
+    def _normed(self, x_SWD: Tensor, row_Q: Tensor, column_Q: Tensor) -> Tensor:
+        return self.lm.model.norm(x_SWD.flatten(0, 1)[row_Q * x_SWD.shape[1] + column_Q])
 
     def _place(
         self, tokens_SL: Tensor, attended_SL: Tensor | None, first: int, last: int
@@ -159,14 +249,19 @@ class Decoder(TransformersPolicy):
             if self.causal_block is None:
                 return torch.arange(tokens_SL.shape[1], device=tokens_SL.device)[None], None
             attended_SL = torch.ones_like(tokens_SL, dtype=torch.bool)
-        position_SL = (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
-        seen_S1WL = attended_SL[:, None, None, :].expand(-1, 1, last - first, -1)
-        if self.causal_block is not None:
-            block_SL = position_SL // self.causal_block
-            seen_S1WL = seen_S1WL & (block_SL[:, None, None, :] <= block_SL[:, None, first:last, None])
-            # A padded query attends to all: a row that attends to nothing gives NaN on some devices.
-            seen_S1WL = seen_S1WL | ~attended_SL[:, None, first:last, None]
-        return position_SL, seen_S1WL
+        position_SL = _positions(attended_SL)
+        if self.causal_block is None:
+            return position_SL, attended_SL[:, None, None, :].expand(-1, 1, last - first, -1)
+        place_SW, real_SW = position_SL[:, first:last], attended_SL[:, first:last]
+        return position_SL, self._seen_blocks(place_SW, real_SW, position_SL, attended_SL)
+
+    def _seen_blocks(self, place_SW: Tensor, real_SW: Tensor, key_place_SL: Tensor, key_real_SL: Tensor) -> Tensor:
+        """(S, 1, W, L): the keys that each query attends to by blocks."""
+        assert self.causal_block is not None
+        block_SW, block_SL = place_SW // self.causal_block, key_place_SL // self.causal_block
+        seen_S1WL = key_real_SL[:, None, None, :] & (block_SL[:, None, None, :] <= block_SW[:, None, :, None])
+        # A padded query attends to all: a row that attends to nothing gives NaN on some devices.
+        return seen_S1WL | ~real_SW[:, None, :, None]
 
     def _rotation(self, position_SW: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of every position's angles, (S, 1, W, channels)."""
@@ -176,6 +271,11 @@ class Decoder(TransformersPolicy):
         scaling = self.lm.model.rotary_emb.attention_scaling
         cos, sin = angle_SWD.cos() * scaling, angle_SWD.sin() * scaling
         return (cos, sin) if self.facts.rotary_fp32 else (cos.to(dtype), sin.to(dtype))
+
+
+def _positions(attended_SL: Tensor) -> Tensor:
+    """Positions, counted over attended tokens."""
+    return (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def _layer(
@@ -190,8 +290,7 @@ def _layer(
     v = attention.v_proj(y_SWD).view(heads).transpose(1, 2)
     q, k = (rotary(part.transpose(1, 2), cos, sin) for part in (q, k))
     if window is not None:
-        k = window.key_SHLD.index_copy_(2, window.column_W, k)
-        v = window.value_SHLD.index_copy_(2, window.column_W, v)
+        k, v = window.updated(k, v)
     seen = scaled_attention(q, k, v, mask, attention.num_key_value_groups)
     x_SWD = x_SWD + attention.o_proj(seen.transpose(1, 2).flatten(2))
     return x_SWD + layer.mlp(layer.post_attention_layernorm(x_SWD))

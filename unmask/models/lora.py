@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from unmask.core.options import LoraOptions, Targets
-from unmask.core.policy import Policy
+from unmask.core.policy import BlockCausalPolicy, Policy
 from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder
 from unmask.models.trial import check_patterns
 from unmask.util.files import save_tensors
@@ -129,6 +129,13 @@ class ReferencePolicy:
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         with torch.no_grad(), self._as_it_was():
             return self.policy.hidden(tokens_SL, attended_SL, at_Q)
+
+    def hidden_two_streams(
+        self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
+    ) -> Tensor:
+        assert isinstance(self.policy, BlockCausalPolicy)
+        with torch.no_grad(), self._as_it_was():
+            return self.policy.hidden_two_streams(states_SL, clean_SL, attended_SL, at_Q, block)
 
     def head(self, hidden_QD: Tensor) -> Tensor:
         with torch.no_grad(), self._as_it_was():

@@ -41,6 +41,7 @@ def continue_from(
     """
     if not len(trace):
         return replace(trace, seen={})
+    decoding = decoding.for_policy(policy)
     check_uncached(decoding)
     _check_decoding(trace, decoding)
     for name, value in (("steps", step_B), ("seeds", seed_B)):
@@ -74,7 +75,7 @@ def _check_decoding(trace: Trace, decoding: Decoding) -> None:
     sampled = {
         "length": (int((trace.block_BL[0] != GIVEN).sum()), decoding.length),
         "steps": (trace.steps, sum(map(len, decoding.commit_counts()))),
-        "blocks": (int(trace.block_BL.max()) + 1, decoding.length // decoding.block),
+        "blocks": (int(trace.block_BL[0].max()) + 1, _blocks(trace, decoding)),
         "sampling": (trace.sampling, decoding.sampling),
         "order": (trace.order or order_name(decoding.order), order_name(decoding.order)),
         "threshold": (trace.threshold, decoding.threshold),
@@ -87,6 +88,12 @@ def _check_decoding(trace: Trace, decoding: Decoding) -> None:
             )
 
 
+def _blocks(trace: Trace, decoding: Decoding) -> int:
+    """The blocks of the first row."""
+    given = 0 if decoding.causal_block is None else int(trace.attended_BL[0].sum()) - decoding.length
+    return -(-(given % decoding.block + decoding.length) // decoding.block)
+
+
 def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, decoding: Decoding) -> Trace:
     later_BL = trace.step_BL >= step_B[:, None]
     trace = replace(
@@ -97,7 +104,15 @@ def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, deco
     )
     commits, sure_score = decoding.commit_counts(), decoding.sure_score()
     start = trace.tokens_BL.shape[1] - decoding.length
-    engine = Engine(policy, trace, start, decoding.block, padded=not bool(trace.attended_BL.all()), merges=True)
+    engine = Engine(
+        policy=policy,
+        trace=trace,
+        start=start,
+        block=decoding.block,
+        causal=decoding.causal_block,
+        padded=not bool(trace.attended_BL.all()),
+        merges=True,
+    )
     recorder = RolloutRecorder(
         Record(), commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
     )

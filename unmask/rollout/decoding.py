@@ -21,7 +21,7 @@ class Decoding:
     steps: int = -1
     """Denoising steps; -1: one for each position."""
     block: int = -1
-    """Positions of a semi-autoregressive block; -1: one block."""
+    """Positions of a semi-autoregressive block; -1: one block, or for a block-causal model its own blocks."""
     sampling: TokenSampling = TokenSampling()
     order: Order = low_confidence
     schedule: Schedule = even
@@ -31,6 +31,8 @@ class Decoding:
     """The model attends to padding, so a row depends on its batch: for d1's evaluation, not for training."""
     stops: bool = True
     """An end token with nothing masked before it ends a row. False, as in d1's evaluation: every position is filled."""
+    causal_block: int | None = None
+    """The block of a block-causal model; `for_policy` sets it."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "block"):
@@ -40,10 +42,35 @@ class Decoding:
     def greedy(self) -> "Decoding":
         return replace(self, sampling=replace(self.sampling, temperature=0.0))
 
+    def for_policy(self, policy: object) -> "Decoding":
+        """These settings for a model. The blocks of a block-causal model count from the first token of the prompt."""
+        causal = getattr(policy, "causal_block", None)
+        if causal is None:
+            return replace(self, causal_block=None)
+        block = causal if self.block == self.length else self.block
+        if block % causal and causal % block:
+            raise ValueError(
+                f"block={block} must be a multiple or a divisor of {causal}, the block of this block-causal model"
+            )
+        return replace(self, block=block, causal_block=causal)
+
     def commit_counts(self) -> CommitCounts:
-        """How many positions each step of each block commits, at least."""
+        """How many positions each step of each block commits, at least.
+
+        Under block-causal attention a prompt can end inside a block. Its row then begins with the rest of that block
+        and needs one block more, so there is always one more, in which other rows have nothing to do.
+        """
         schedule = self.schedule if self.threshold is None else one_by_one
-        return schedule(self.length, self.steps, self.block)
+        if self.causal_block is None:
+            return schedule(self.length, self.steps, self.block)
+        steps, rest = divmod(self.steps * self.block, self.length)
+        if rest and self.threshold is None:
+            raise ValueError(
+                f"steps={self.steps} for a length of {self.length} is not a whole number of steps for each block of "
+                f"{self.block}"
+            )
+        blocks = (self.length + self.block - 2) // self.block + 1
+        return schedule(self.block, steps, self.block) * blocks
 
     def sure_score(self) -> float | None:
         """The score of the order from which on a position is committed at once; None without a threshold."""

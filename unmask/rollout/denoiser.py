@@ -101,7 +101,7 @@ class Denoiser:
         """
         if not len(self.live_R):
             return 0
-        left_R = self._masked(self._block_columns(self.block)).sum(1)
+        left_R = self._masked(self.engine.block_columns(self.live_R, self.block)).sum(1)
         left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
         if 0 in left:
             done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
@@ -120,11 +120,11 @@ class Denoiser:
     def step(self, number: int, step: int, size: int, left: int) -> None:
         """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
         trace, live_R = self.trace, self.live_R
-        column_W = self._block_columns(number)
-        masked_RW = self._masked(column_W)
+        column_RW = self.engine.block_columns(live_R, number)
+        masked_RW = self._masked(column_RW)
         place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
         valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
-        column_RM = column_W[place_RM]
+        column_RM = column_RW.gather(1, place_RM)
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
         hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.last_block == number)
         self.last_block = number
@@ -133,7 +133,7 @@ class Denoiser:
         chosen_RM = self._chosen(score_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
         positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
-        self.recorder.record_step(drawn, positions, self.engine.block)
+        self.recorder.record_step(drawn, positions, column_RW.shape[1])
         for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", step)):
             written = getattr(trace, name)
             value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
@@ -141,12 +141,11 @@ class Denoiser:
             written[cell] = torch.where(chosen_RM, value_RM, written[cell])
         self.ended_B[live_R] |= ended(trace.tokens_BL[live_R, self.engine.start :], trace)
 
-    def _block_columns(self, number: int) -> Tensor:
-        first = self.engine.start + number * self.engine.block
-        return torch.arange(first, first + self.engine.block, device=self.seed_B.device)
-
-    def _masked(self, column_W: Tensor) -> Tensor:
-        return self.trace.tokens_BL[self.live_R[:, None], column_W] == self.trace.mask_id
+    def _masked(self, column_RW: Tensor) -> Tensor:
+        """Which of these columns are masked positions of the block."""
+        cell = (self.live_R[:, None], column_RW)
+        masked_RW = self.trace.tokens_BL[cell] == self.trace.mask_id
+        return masked_RW if self.engine.causal is None else masked_RW & (self.trace.block_BL[cell] == self.block)
 
     def _chosen(self, score_RM: Tensor, size: int) -> Tensor:
         """The `size` positions of largest score, ties to the left; and all that are sure enough."""

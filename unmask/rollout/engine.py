@@ -14,12 +14,6 @@ from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
 
 
-def aligned(policy: Policy, prompt_lengths: list[int], block: int) -> bool:
-    """Whether the sampler's blocks consist of whole blocks of a block-causal model, in every row."""
-    size = getattr(policy, "causal_block", None)
-    return size is None or (block % size == 0 and all(length % size == 0 for length in prompt_lengths))
-
-
 @dataclass
 class Engine:
     """Hidden states for live rows of a trace, by full passes or with a memory; two streams if guided."""
@@ -30,7 +24,9 @@ class Engine:
     """The first column of the completion."""
     block: int
     cache: Cache | None = None
-    aligned: bool = True
+    causal: int | None = None
+    """The block of a block-causal model. Blocks then count from the first real token, so they begin in another column
+    in rows whose prompts have another length."""
     padded: bool = True
     """Some row of the trace is padded."""
     merges: bool = False
@@ -43,13 +39,23 @@ class Engine:
     def __post_init__(self) -> None:
         if self.cache is not None and not isinstance(self.policy, CachingPolicy):
             raise ValueError("this model cannot be rolled out with a cache: choose cache none")
+        self.given_B = self.trace.attended_BL[:, : self.start].sum(1)
+        """Tokens of each prompt."""
 
     def begin(self, number: int) -> None:
         """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
-        if self.cache is not None and number % self.cache.refresh == 0:
-            assert isinstance(self.policy, CachingPolicy)
-            if self.policy.causal_block is None:
-                self.memories, self.waiting = {}, []
+        if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
+            self.memories, self.waiting = {}, []
+
+    def block_columns(self, row_R: Tensor, number: int) -> Tensor:
+        """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too."""
+        width, size = self.trace.tokens_BL.shape[1], self.block
+        first = self.start + number * size
+        if self.causal is None:
+            return torch.arange(first, first + size, device=row_R.device).expand(len(row_R), -1)
+        size = min(size, width - self.start)
+        first_R1 = (first - self.given_B[row_R, None] % self.block).clamp(self.start, width - size)
+        return first_R1 + torch.arange(size, device=row_R.device)
 
     def keep(self, index_R: Tensor) -> None:
         """Drop the memory of rows that are not in `index_R`."""
@@ -112,8 +118,12 @@ class Engine:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, CachingPolicy)
         if unprompted not in self.memories:
-            hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q)
+            more = {} if self.causal is None else {"last": self.start + max(self.block, self.causal)}
+            hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
             return hidden_QD
+        if self.causal is not None:
+            column_RW, reach = self._block_window(live_R, number, started)
+            return self.policy.hidden_blocks(self.memories[unprompted], tokens_RL, column_RW, reach, at_Q)
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
@@ -131,13 +141,22 @@ class Engine:
 
     def _window(self, number: int, started: bool) -> tuple[int, int]:
         """The columns to recompute: the block, and at its first step also the block before it, which was finished."""
-        assert self.cache is not None and isinstance(self.policy, CachingPolicy)
-        width, causal = self.trace.tokens_BL.shape[1], self.policy.causal_block
+        assert self.cache is not None
         first, last = self.start + number * self.block, self.start + (number + 1) * self.block
         if not started:
             first -= self.block
-        if causal is not None and not self.aligned:  # the model's blocks cross the edges of the sampler's
-            first, last = first - causal + 1, last + causal - 1
-        elif causal is None and not self.cache.suffix:
-            last = width
-        return max(0, first), min(width, last)
+        return max(0, first), last if self.cache.suffix else self.trace.tokens_BL.shape[1]
+
+    def _block_window(self, row_R: Tensor, number: int, started: bool) -> tuple[Tensor, int]:
+        """The same for a block-causal model: whole blocks of the model, (R, W), and the end of the last of them.
+
+        Earlier blocks are finished: what is remembered of them is exact.
+        """
+        assert self.causal is not None
+        size, given_R1 = max(self.block, self.causal), self.given_B[row_R, None]
+        place_R1 = (given_R1 // self.block + number) * self.block
+        first_R1 = self.start - given_R1 + place_R1 // self.causal * self.causal
+        reach = self.start + (number + 1) * self.block + size - self.block
+        before = 0 if started else size
+        column_RW = first_R1 + torch.arange(-before, size, device=row_R.device)
+        return column_RW, min(reach, self.trace.tokens_BL.shape[1])

@@ -21,7 +21,7 @@ from unmask.core.trace import Trace, concat_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.denoiser import Denoiser, denoise
-from unmask.rollout.engine import Engine, aligned
+from unmask.rollout.engine import Engine
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
@@ -72,6 +72,7 @@ def sample(
     A row retires once it has an end token with nothing masked before it; what it never filled stays MASK. `request` is
     what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group.
     """
+    decoding = decoding.for_policy(policy)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need {len(prompts)} row seeds, got {len(seed_B)}")
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
@@ -134,7 +135,7 @@ def _sample_batch(
         start=trace.tokens_BL.shape[1] - decoding.length,
         block=block,
         cache=decoding.cache,
-        aligned=aligned(policy, [len(prompt) for prompt in prompts], block),
+        causal=decoding.causal_block,
         padded=not decoding.attend_padding and len({len(prompt) for prompt in prompts}) > 1,
     )
     recorder = RolloutRecorder(
@@ -163,12 +164,18 @@ def _blank(
 ) -> Trace:
     """A trace with nothing filled yet; `sample` writes into its tensors."""
     tokens_BL, attended_BL = canvas(prompts, decoding.length, policy, device)
-    column_L = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length)
+    attended_BL = torch.ones_like(attended_BL) if decoding.attend_padding else attended_BL
+    column_L, causal = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length), None
+    place_BL = column_L.repeat(len(prompts), 1)
+    if decoding.causal_block is not None:
+        causal = max(decoding.block, decoding.causal_block)
+        given_B1 = attended_BL.sum(1, keepdim=True) - decoding.length
+        place_BL = place_BL + given_B1 % decoding.block
     return Trace(
         tokens_BL=tokens_BL,
         step_BL=torch.where(column_L < 0, GIVEN, NEVER).repeat(len(prompts), 1),
-        block_BL=torch.where(column_L < 0, GIVEN, column_L // decoding.block).repeat(len(prompts), 1),
-        attended_BL=torch.ones_like(attended_BL) if decoding.attend_padding else attended_BL,
+        block_BL=torch.where(column_L < 0, GIVEN, place_BL // decoding.block),
+        attended_BL=attended_BL,
         counted_BL=torch.zeros_like(attended_BL),
         logp_BL=torch.zeros(tokens_BL.shape, dtype=torch.float64, device=device),
         group_B=group_B,
@@ -178,4 +185,5 @@ def _blank(
         sampling=decoding.sampling,
         order=order_name(decoding.order),
         threshold=decoding.threshold,
+        causal_block=causal,
     )

@@ -67,7 +67,8 @@ def _train(
     with set_up(config, method.needs_reference) as setup:
         if interrupted is not None:
             check_start(interrupted, setup.policy)
-        meter, experiment = Meter(), Experiment(setup, task, method, config, decoding)
+        meter = Meter()
+        experiment = Experiment(setup, task, method, config, decoding.for_policy(setup.policy))
         settings, resumed = experiment.settings(), isinstance(start, State)
         make = make_folder if resumed else with_config(make_folder, settings)
         with (

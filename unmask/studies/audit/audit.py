@@ -72,7 +72,8 @@ def scores_choice(decoding: Decoding) -> bool:
 
 def exact_values(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues:
     """log pi(o | q) if that takes at most `states` passes; otherwise the log-probability of each trajectory."""
-    if can_sum_orders(settings.decoding) and (sums := _sums_over_orders(policy, trace, settings)) is not None:
+    can_sum = can_sum_orders(settings.decoding.for_policy(policy))
+    if can_sum and (sums := _sums_over_orders(policy, trace, settings)) is not None:
         return sums
     choice = scores_choice(settings.decoding)
     probes = every_step(trace, torch.Generator(), choice)

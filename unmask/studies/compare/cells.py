@@ -103,7 +103,7 @@ class CellCost:
 def cost_of(config: Config) -> CellCost:
     """The cost of a configuration, counted without its weights (cost/counting.py)."""
     model, task = outline(checkpoint_of(config.model), config.causal_block), config.build_task()
-    decoding, (prompt, _) = decoding_of(config, task), prompt_tokens(config, task, model)
+    decoding, (prompt, _) = decoding_of(config, task).for_policy(model), prompt_tokens(config, task, model)
     passes = planned_passes(config, decoding, model, prompt)
     width = prompt + decoding.length
     forwards = {

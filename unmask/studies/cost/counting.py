@@ -100,14 +100,28 @@ class StandIn(nn.Module):
 
 
 class CachingStandIn(StandIn):
-    def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> tuple[Tensor, Memory]:
-        return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
+    def remember(
+        self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last: int | None = None
+    ) -> tuple[Tensor, Memory]:
+        if last is None:
+            return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
+        return self.count("window", len(tokens_SL), last, at_Q), Memory([], [], attended_SL)
 
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         return self.count("window", len(tokens_SL), last - max(0, first - int(self.shift)), at_Q)
+
+    def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
+        return self.count("window", len(tokens_SL), column_SW.shape[1] + int(self.shift), at_Q)
+
+    def hidden_two_streams(
+        self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
+    ) -> Tensor:
+        width = states_SL.shape[1]
+        first = max(0, int((at_Q % width).min()) - block + 1) if len(at_Q) else width
+        return self.count("whole", len(states_SL), 2 * width - first, at_Q)
 
 
 def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: int) -> dict[str, Tally]:

@@ -183,7 +183,7 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     for key in ("gradient_checkpointing", "compile"):
         if getattr(config, key) and model.family.encoder:
             decoder_of(None, key)
-    network, decoding = network_of(config, model), decoding_of(config, task)
+    network, decoding = network_of(config, model), decoding_of(config, task).for_policy(model)
     if config.lora != LoraOptions() and (model.adapter is not None or not network.adapter):
         raise ValueError("lora: has options, but no new adapter is trained; leave them out")
     notes = list(_notes(config))
