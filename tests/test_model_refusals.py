@@ -39,10 +39,7 @@ def test_a_config_has_to_be_there_and_be_one(tmp_path):
 @pytest.mark.parametrize(
     ("stated", "called"),
     [
-        ({"architectures": ["LLaDAMoEModelLM"], "model_type": "llada"}, "LLaDA-MoE"),
-        ({"model_type": "llada", "num_experts": 64}, "LLaDA-MoE"),
-        ({"architectures": ["LLaDA2MoeModelLM"]}, "LLaDA2"),
-        ({"model_type": "sdar_moe"}, "SDAR-MoE"),
+        ({"model_type": "llada2_moe_veomni"}, "LLaDA2 with merged experts"),
         ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "DiffusionGemma"),
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
         ({"architectures": ["LlamaForMultipleChoice"], "model_type": "llama"}, "LlamaForMultipleChoice"),

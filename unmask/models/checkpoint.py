@@ -6,6 +6,7 @@ Pickles and code are never read.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ BESIDE = (
 STORED = ("F64", "F32", "F16", "BF16")  # other types are quantised and need a scale
 HASHED = 2**16
 """Values of a tensor that enter `fingerprint_of` one by one."""
+_EXPERT = re.compile(r"(?<=\.experts)\.\d+(?=\.)")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -171,13 +173,19 @@ def load_weights(
     files: dict[Path, list[tuple[str, str]]] = {}
     for name, (path, own) in where.items():
         files.setdefault(path, []).append((name, own))
+    places: dict[str, Tensor] = {}
+    shapes = {name: weight.shape for name, weight in lm.state_dict().items()}
     for path, wanted in files.items():
         with open_safetensors(path) as file:
-            for name, own in wanted:
+            for part, own in wanted:
                 stored = file.get_tensor(own)
+                if part not in places:
+                    name = _EXPERT.sub("", part)
+                    weight = torch.empty(shapes[name], dtype=dtype or stored.dtype, device=device)
+                    places |= stored_parts(name, weight)
+                    _set(lm, name, weight)
                 # A copy: memory that is mapped to the file changes with the file.
-                weight = torch.empty(stored.shape, dtype=dtype or stored.dtype, device=device)
-                _set(lm, name, nn.Parameter(weight.copy_(stored)))
+                places.pop(part).copy_(stored)
     apart = {
         name
         for name, base in tied.items()
@@ -189,6 +197,20 @@ def load_weights(
     return apart
 
 
+def stored_tensors(lm: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network that belong into a checkpoint, a shared one once."""
+    stored = lm.state_dict().keys()
+    return {**dict(lm.named_parameters()), **{name: buffer for name, buffer in lm.named_buffers() if name in stored}}
+
+
+def stored_parts(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """A tensor of a network as files store it: a stack of experts' matrices matrix by matrix."""
+    if weight.ndim < 3:
+        return {name: weight}
+    before, _, after = name.rpartition(".experts.")
+    return {f"{before}.experts.{number}.{after}": matrix for number, matrix in enumerate(weight)}
+
+
 @torch.no_grad()
 def fingerprint_of(policy: StoredTensors) -> str:
     """A SHA-256 of the names, shapes, types and values of all weights.
@@ -198,7 +220,7 @@ def fingerprint_of(policy: StoredTensors) -> str:
     1.5 s on a CPU.
     """
     total = hashlib.sha256()
-    for name, weight in policy.lm.named_parameters():  # a shared tensor once
+    for name, weight in stored_tensors(policy.lm).items():
         total.update(f"{policy.names.own(name)} {list(weight.shape)} {weight.dtype}\n".encode())
         flat = weight.detach().flatten()
         if flat.numel() > HASHED:
@@ -206,7 +228,7 @@ def fingerprint_of(policy: StoredTensors) -> str:
             whole = flat.numel() - flat.numel() % (8 // flat.element_size())
             total.update(f"{int(flat[:whole].view(torch.int64).sum())}\n".encode())
             flat = torch.cat([flat[:: -(-flat.numel() // HASHED)], flat[whole:]])
-        total.update(flat.cpu().contiguous().view(torch.uint8).numpy())
+        total.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
@@ -214,7 +236,8 @@ def _tensor_places(
     lm: "PreTrainedModel", paths: list[Path], names: Names, tied: Mapping[str, str], unused: tuple[str, ...]
 ) -> dict[str, tuple[Path, str]]:
     """For every tensor of the network, its file and its name there. Reads headers only."""
-    shapes = {name: list(weight.shape) for name, weight in lm.state_dict().items()}
+    tensors = lm.state_dict().items()
+    shapes = {part: list(each.shape) for name, weight in tensors for part, each in stored_parts(name, weight).items()}
     where: dict[str, tuple[Path, str]] = {}
     for path in paths:
         with open_safetensors(path) as file:
@@ -252,9 +275,11 @@ def _check_equal(first: tuple[Path, str], second: tuple[Path, str]) -> None:
         raise ValueError(f"{other}: {again} has other values than {name} in {one.name}; download the model again.")
 
 
-def _set(lm: nn.Module, name: str, value: nn.Parameter) -> None:
-    module, _, leaf = name.rpartition(".")
-    setattr(lm.get_submodule(module), leaf, value)
+def _set(lm: nn.Module, name: str, value: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    module = lm.get_submodule(path)
+    plain = isinstance(value, nn.Parameter) or leaf in dict(module.named_buffers(recurse=False))
+    setattr(module, leaf, value if plain else nn.Parameter(value))
 
 
 def _restore_buffers(lm: "PreTrainedModel", device: str | torch.device) -> None:
@@ -280,13 +305,14 @@ def save(policy: StoredTensors, folder: str | Path, max_shard_bytes: int = 5_000
     if "peft_config" in vars(policy.lm):
         raise ValueError("This model has an adapter: merge it first, or save the adapter alone with save_adapter.")
     with replace_folder(folder, _holds_weights) as new:
-        weights = dict(policy.lm.named_parameters())  # a shared tensor once
+        weights = stored_tensors(policy.lm)
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        parts = {part: each for name, weight in weights.items() for part, each in stored_parts(name, weight).items()}
         types = {key: dtype for key in ("dtype", "torch_dtype") if key in policy.origin.config}
         (new / "config.json").write_text(json.dumps({**policy.origin.config, **types}, indent=2) + "\n")
         for name, content in policy.origin.files.items():
             (new / name).write_bytes(content)
-        _write_weights(new, {policy.names.own(name): weight for name, weight in weights.items()}, max_shard_bytes)
+        _write_weights(new, {policy.names.own(part): weight for part, weight in parts.items()}, max_shard_bytes)
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes: int) -> None:
@@ -301,7 +327,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], max_shard_bytes:
     place: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_tensors({name: weights[name].detach().cpu().contiguous() for name in shard}, folder / file)
+        save_tensors({name: weights[name].detach().cpu().clone() for name in shard}, folder / file)
         place.update(dict.fromkeys(shard, file))
     if len(shards) > 1:
         total = {"total_size": sum(weight.nbytes for weight in weights.values())}

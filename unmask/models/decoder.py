@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind (Llama, Qwen2, Qwen3) as masked diffusion models: LLaDA, Dream, SDAR, A2D, ours.
+"""Decoders of the Llama kind as masked diffusion models: LLaDA, Dream, SDAR, A2D, their mixtures of experts, ours.
 
 Weights and modules are transformers' own classes, so they load, save, shard and take adapters as usual. The forward
 pass is written here, because it does what theirs cannot: attend in both directions or by blocks, rotate in the
@@ -104,7 +104,7 @@ class Decoder(TransformersPolicy):
         self.rolling = False
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
-            if lm.config.model_type != "qwen3":  # only Qwen3 has norms on its queries and keys
+            if not hasattr(layer.self_attn, "q_norm"):
                 layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()
 
     @contextmanager
@@ -285,10 +285,13 @@ def _layer(
     attention = layer.self_attn
     y_SWD = layer.input_layernorm(x_SWD)
     heads = (*y_SWD.shape[:2], -1, attention.head_dim)
-    q = attention.q_norm(attention.q_proj(y_SWD).view(heads))
-    k = attention.k_norm(attention.k_proj(y_SWD).view(heads))
-    v = attention.v_proj(y_SWD).view(heads).transpose(1, 2)
-    q, k = (rotary(part.transpose(1, 2), cos, sin) for part in (q, k))
+    if hasattr(attention, "query_key_value"):
+        together, shared = attention.query_key_value(y_SWD).view(heads), attention.config.num_key_value_heads
+        q, k, v = together.split([attention.config.num_attention_heads, shared, shared], dim=2)
+    else:
+        q, k, v = (part(y_SWD).view(heads) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k = (rotary(part.transpose(1, 2), cos, sin) for part in (attention.q_norm(q), attention.k_norm(k)))
+    v = v.transpose(1, 2)
     if window is not None:
         k, v = window.updated(k, v)
     seen = scaled_attention(q, k, v, mask, attention.num_key_value_groups)
@@ -297,10 +300,15 @@ def _layer(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, the first half of the channels against the second, in the dtype of cos and sin."""
+    """Rotary embedding, the first half of the channels against the second, in the dtype of cos and sin.
+
+    Channels beyond those of cos and sin are not rotated (LLaDA2).
+    """
+    x, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    x = (wide * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return torch.cat([x, rest], dim=-1) if rest.shape[-1] else x
 
 
 def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, groups: int) -> Tensor:

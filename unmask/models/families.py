@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unmask.models.config_file import ConfigFile
-from unmask.models.names import LLADA, SAME, Names
+from unmask.models.mixtures import (
+    llada2_layers,
+    llada2_network,
+    llada_moe_layers,
+    llada_moe_network,
+    sdar_moe_layers,
+    sdar_moe_network,
+)
+from unmask.models.names import LLADA, LLADA2, LLADA_MOE, SAME, Names
 from unmask.models.networks import decoder_network, encoder_network, llada_network
 
 
@@ -19,6 +27,8 @@ class Family:
     model_types: tuple[str, ...]
     network: Callable[[ConfigFile], tuple[str, dict[str, Any]]]
     """The prefix of the transformers class that runs it, and the configuration of that class."""
+    layers: Callable[[Any, ConfigFile], None] | None = None
+    """Changes to the layers of that class: mixtures of experts."""
     names: Names = SAME
     mask_id: int | None = None
     """Used if config.json has none. None: the tokenizer's mask token."""
@@ -46,6 +56,7 @@ class Family:
 
 _CHAT = ("<|im_end|>", "<|endoftext|>")
 _HEADER = ("<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
+_ROLE = ("<|role_end|>", "<|endoftext|>")
 _QUIET = {"enable_thinking": False}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _NO_DROPOUT_MODERN = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0}
@@ -97,6 +108,38 @@ FAMILIES = (
         causal_block=32,
         block_field="bd_size",
         ends=_CHAT,
+    ),
+    Family(
+        "SDAR-MoE",
+        ("SDARMoeForCausalLM",),
+        ("sdar_moe",),
+        sdar_moe_network,
+        layers=sdar_moe_layers,
+        mask_id=151669,
+        block_field="block_size",
+        needs_block=True,
+        ends=_CHAT,
+    ),
+    Family(
+        "LLaDA-MoE",
+        ("LLaDAMoEModelLM",),
+        ("lladamoe",),
+        llada_moe_network,
+        layers=llada_moe_layers,
+        names=LLADA_MOE,
+        mask_id=156895,
+        ends=_ROLE,
+    ),
+    Family(
+        "LLaDA2",
+        ("LLaDA2MoeModelLM",),
+        ("llada2_moe",),
+        llada2_network,
+        layers=llada2_layers,
+        names=LLADA2,
+        mask_id=156895,
+        causal_block=32,
+        ends=_ROLE,
     ),
     Family(
         "A2D",
@@ -154,9 +197,7 @@ _UNTESTED = (
 )
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "LLaDA-MoE": (("LLaDAMoEModelLM", "lladamoe"), _UNIMPLEMENTED),
-    "LLaDA2": (("LLaDA2MoeModelLM", "llada2_moe", "llada2_moe_veomni"), _UNIMPLEMENTED),
-    "SDAR-MoE": (("SDARMoeForCausalLM", "sdar_moe"), _UNIMPLEMENTED),
+    "LLaDA2 with merged experts": (("llada2_moe_veomni",), _UNIMPLEMENTED),
     "DreamReasoner": (("DreamForCausalLM",), _UNTESTED.format(says="model_type Dream", network="Qwen3", block=32)),
     "Stable-DiffCoder": (
         ("StableDiffcoderForCausalLM",),
@@ -170,6 +211,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Families that are recognised and not supported: how config.json identifies them, and why."""
 SUPPORTED = (
-    "LLaDA, iLLaDA, Dream and DiffuCoder, SDAR and TraDo, Fast-dLLM v2, A2D, Llama, Qwen2 and Qwen3 made into masked "
-    "diffusion models, BERT and ModernBERT"
+    "LLaDA, iLLaDA, LLaDA-MoE, LLaDA2, Dream and DiffuCoder, SDAR and TraDo, SDAR-MoE, Fast-dLLM v2, A2D, Llama, Qwen2 "
+    "and Qwen3 made into masked diffusion models, BERT and ModernBERT"
 )

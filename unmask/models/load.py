@@ -165,12 +165,15 @@ def check_attention(
     before_V = logits()
     if not before_V.isfinite().all():
         raise ValueError("The logits of this model are not finite: its weights are damaged.")
-    if first < block - 1 < length and torch.equal(before_V, logits(block - 1)):
+    near_V = logits(block - 1)
+    if first < block - 1 < length and torch.equal(before_V, near_V):
         raise ValueError(
             "Changing a later token does not change the logits at an earlier position: "
             "the model is causal, or its weights are damaged."
         )
-    if length > block and not torch.equal(before_V, logits(length - 1)):
+    # Tokens that share an expert are multiplied together, so the other tokens of a mixture change the rounding.
+    rounding = (near_V - before_V).abs().max() / 10
+    if length > block and (logits(length - 1) - before_V).abs().max() > rounding:
         raise ValueError("Changing a later block changes the logits of an earlier one: the model is not block-causal.")
 
 

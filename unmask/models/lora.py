@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import BlockCausalPolicy, Policy
-from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder
+from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder, stored_parts
+from unmask.models.experts import Experts, grouped_linear
 from unmask.models.trial import check_patterns
 from unmask.util.files import save_tensors
 
@@ -51,14 +52,46 @@ class Factor(nn.Module):
         return F.linear(x, self.weight.to(x.dtype))
 
 
+class ExpertFactor(nn.Module):
+    """A or B of every expert, a stack."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x_RD: Tensor, end_E: Tensor) -> Tensor:
+        return grouped_linear(x_RD, self.weight.to(x_RD.dtype), end_E)
+
+
+class AdaptedExperts(nn.Module):
+    """A stack of experts with an adapter for each, in the form of peft's layers.
+
+    peft itself adapts a stack by adding all products B A to it in every pass, and under other names than the released
+    modules of single experts have.
+    """
+
+    def __init__(self, base: Experts, scaling: float, dropout: float) -> None:
+        super().__init__()
+        self.base_layer, self.dropout, self.scaling = base, dropout, {ADAPTER: scaling}
+        self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
+        self._disable_adapters = False
+
+    def forward(self, x_RD: Tensor, end_E: Tensor) -> Tensor:
+        y_RD = self.base_layer(x_RD, end_E)
+        if self._disable_adapters:
+            return y_RD
+        low_RD = self.lora_A[ADAPTER](F.dropout(x_RD, self.dropout, self.training), end_E)
+        return y_RD + self.lora_B[ADAPTER](low_RD, end_E) * self.scaling[ADAPTER]
+
+
 def add_adapter(policy: Adaptable, options: LoraOptions, seed: int) -> None:
     """Freeze the policy and add a trainable adapter. It has no effect yet: B is zero, A is drawn from the seed."""
     rng = torch.Generator().manual_seed(seed)  # on the CPU: the same weights on every device
     linears, factors = linear_layers(policy), {}
     for path in target_paths(policy, options.targets):
-        wide, deep = linears[path].weight.shape
-        a = torch.empty(options.rank, deep).uniform_(-(deep**-0.5), deep**-0.5, generator=rng)  # peft's default
-        factors[path] = a, torch.zeros(wide, options.rank)
+        *stack, wide, deep = linears[path].weight.shape
+        a = torch.empty(*stack, options.rank, deep).uniform_(-(deep**-0.5), deep**-0.5, generator=rng)  # peft's default
+        factors[path] = a, torch.zeros(*stack, wide, options.rank)
     _inject(policy, factors, dict.fromkeys(factors, options.alpha), dropout=0.0, rslora=False)
 
 
@@ -160,20 +193,23 @@ def merge(policy: Adaptable) -> None:
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
     """Write the adapter in PEFT's format. `base` is the name or path of its base model."""
-    layers = {policy.names.own(path): layer for path, layer in _adapter_layers(policy).items()}
-    others = {policy.names.own(path) for path in linear_layers(policy)} - layers.keys()
+    linears, layers = linear_layers(policy), _adapter_layers(policy)
+    names = {path: _file_names(policy.names.own(path), linear) for path, linear in linears.items()}
     config = policy.lm.peft_config[ADAPTER]
     # Few keys: older versions of peft, which released models need, refuse keys that they do not know.
     keys = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
     settings = {"peft_type": "LORA", "base_model_name_or_path": base, "inference_mode": True}
     settings |= {key: getattr(config, key) for key in keys}
     for key in ("rank_pattern", "alpha_pattern"):
-        settings[key] = {policy.names.own(path): value for path, value in getattr(config, key).items()}
-    settings["target_modules"] = _pattern(layers, others)
+        settings[key] = {name: value for path, value in getattr(config, key).items() for name in names[path]}
+    others = [name for path in linears.keys() - layers.keys() for name in names[path]]
+    settings["target_modules"] = _pattern([name for path in layers for name in names[path]], others)
     tensors = {}
-    for name, layer in layers.items():
+    for path, layer in layers.items():
         for letter, factor in zip("AB", (layer.lora_A, layer.lora_B), strict=True):
-            tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = factor[ADAPTER].weight.detach().cpu().contiguous()
+            weight = factor[ADAPTER].weight.detach().cpu()
+            for name, part in zip(names[path], weight if weight.ndim > 2 else [weight], strict=True):
+                tensors[f"{PREFIX}{name}.lora_{letter}.weight"] = part.clone()
     with replace_folder(folder) as new:
         block = getattr(policy, "causal_block", None)
         save_tensors(tensors, new / WEIGHTS, {} if block is None else {BLOCK: str(block)})
@@ -210,9 +246,10 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     check_sums(folder)
     with open_safetensors(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    path_of = {policy.names.own(path): path for path in linears}
+    own = policy.names.own
+    path_of = {name: path for path, linear in linears.items() for name in _file_names(own(path), linear)}
     if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
-        path_of = {path: path for path in linears}
+        path_of = {name: path for path, linear in linears.items() for name in _file_names(path, linear)}
     try:
         check_patterns(_patterns(settings), list(path_of))
     except ValueError as error:
@@ -222,7 +259,8 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
     if not names:
         raise ValueError(f"{folder / CONFIG}: {settings.target_modules!r} matches no linear layer of this model.")
-    factors, alphas = {}, {}
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    alphas: dict[str, float] = {}
     for name in names:
         linear = linears[path_of[name]]
         rank = settings.rank_pattern.get(key_of(settings.rank_pattern, name), settings.r)
@@ -233,9 +271,16 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
             if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
                 what = "missing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model need floats {shape}.")
-        factors[path_of[name]] = tensors.pop(keys[0]), tensors.pop(keys[1])
+        pairs.setdefault(path_of[name], []).append((tensors.pop(keys[0]), tensors.pop(keys[1])))
     for key in tensors:
         raise ValueError(f"{folder / WEIGHTS}: {key} does not belong to a linear layer that {CONFIG} adapts.")
+    factors = {}
+    for path, found in pairs.items():
+        factors[path] = found[0]
+        if isinstance(linears[path], Experts):
+            if len(found) < len(linears[path].weight) or len({len(a) for a, _ in found}) > 1:
+                raise ValueError(f"{folder / CONFIG}: all experts of {path} must be adapted with the same rank.")
+            factors[path] = torch.stack([a for a, _ in found]), torch.stack([b for _, b in found])
     _inject(policy, factors, alphas, settings.lora_dropout, settings.use_rslora)
     if not trainable:
         policy.requires_grad_(False)
@@ -247,47 +292,71 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
     if has_adapter(policy):
         raise ValueError("This policy already has an adapter: merge it, or load the base model again.")
     policy.requires_grad_(False)
-    rank, rank_pattern = _common({path: len(a) for path, (a, _) in factors.items()})
+    rank, rank_pattern = _common({path: a.shape[-2] for path, (a, _) in factors.items()})
     alpha, alpha_pattern = _common(alphas)
     shape = {"r": rank, "rank_pattern": rank_pattern, "lora_alpha": alpha, "alpha_pattern": alpha_pattern}
-    target = "|".join(map(re.escape, factors))
+    linears = linear_layers(policy)
+    stacks = [path for path in factors if isinstance(linears[path], Experts)]
+    target = "|".join(re.escape(path) for path in factors if path not in stacks)
     config = peft.LoraConfig(**shape, target_modules=target, lora_dropout=dropout, use_rslora=rslora)
-    # low_cpu_mem_usage (the meta device): peft's own weights would take memory and draw from the global random state.
-    peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
+    if target:
+        # low_cpu_mem_usage (meta device): peft's own weights would take memory and draw from the global random state.
+        peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
+    else:
+        policy.lm.peft_config = {ADAPTER: config}
+    for path in stacks:
+        own_rank = factors[path][0].shape[-2]
+        scaling = alphas[path] / (own_rank**0.5 if rslora else own_rank)
+        policy.lm.set_submodule(path, AdaptedExperts(linears[path], scaling, dropout))
     for path, layer in _adapter_layers(policy).items():
         weight = layer.base_layer.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
+        kind = ExpertFactor if path in stacks else Factor
         for module, factor in zip((layer.lora_A, layer.lora_B), factors[path], strict=True):
-            module[ADAPTER] = Factor(factor.to(weight.device, dtype, copy=True))
+            module[ADAPTER] = kind(factor.to(weight.device, dtype, copy=True))
         layer.cast_input_dtype_enabled = False  # a Factor casts its weight to the input's dtype
         layer.train(layer.base_layer.training)  # a new module starts in training mode
 
 
-def linear_layers(policy: Adaptable) -> dict[str, nn.Linear]:
-    """Every linear layer by its path, adapted or not, except a head that shares its matrix with the embedding."""
-    shared, modules = policy.lm.get_input_embeddings().weight, policy.lm.named_modules()
-    linears = {path.removesuffix(".base_layer"): module for path, module in modules if isinstance(module, nn.Linear)}
+def linear_layers(policy: Adaptable) -> dict[str, Any]:
+    """Every nn.Linear and every Experts by its path, adapted or not, except a head that shares its matrix with the
+    embedding."""
+    shared, modules, kinds = policy.lm.get_input_embeddings().weight, policy.lm.named_modules(), nn.Linear | Experts
+    linears = {path.removesuffix(".base_layer"): module for path, module in modules if isinstance(module, kinds)}
     return {path: linear for path, linear in linears.items() if linear.weight is not shared}
+
+
+def _file_names(name: str, linear: nn.Module) -> list[str]:
+    """The names of a module in files: a stack of experts has one for each expert."""
+    if not isinstance(linear, Experts):
+        return [name]
+    return [part.removesuffix(".weight") for part in stored_parts(f"{name}.weight", linear.weight)]
 
 
 def _adapter_layers(policy: Adaptable) -> dict[str, Any]:
     """peft's layers by their path."""
-    kind = _peft().tuners.lora.LoraLayer
-    layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kind)}
+    kinds = _peft().tuners.lora.LoraLayer, AdaptedExperts
+    layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kinds)}
     if not layers:
         raise ValueError("This policy has no adapter: add one with add_adapter or load_adapter.")
     return layers
 
 
 def target_paths(policy: Adaptable, targets: Targets) -> list[str]:
-    """Paths of the linear layers in numbered blocks whose last name, native or own, is one of the targets."""
-    blocks = [path for path in linear_layers(policy) if re.search(r"\.\d+\.", path)]
+    """Paths of the linear layers in numbered blocks whose last name, native or own, is one of the targets.
+
+    Routed experts have the name `experts` only, and do not belong to "all".
+    """
+    linears = linear_layers(policy)
+    blocks = [path for path in linears if re.search(r"\.\d+\.", path)]
     last = {path: {name.rpartition(".")[2] for name in (path, policy.names.own(path))} for path in blocks}
+    last |= {path: {"experts"} for path in blocks if isinstance(linears[path], Experts)}
     there = dict.fromkeys(name for path in blocks for name in sorted(last[path]))
     for target in targets if targets != "all" else ():
         if target not in there:
             raise ValueError(f"targets: {target!r} is not a linear layer of this model's blocks: {', '.join(there)}")
-    return [path for path in blocks if targets == "all" or last[path] & set(targets)]
+    chosen = set(there) - {"experts"} if targets == "all" else set(targets)
+    return [path for path in blocks if last[path] & chosen]
 
 
 def _common(values: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -65,3 +65,15 @@ LLADA = Names(
     },
     layers=("model.layers", "model.transformer.blocks"),
 )
+
+LLADA_MOE = Names(layer={"mlp.gate.expert_bias": "mlp.expert_bias", "mlp.shared_experts": "shared_expert"})
+
+LLADA2 = Names(
+    whole={"model.embed_tokens": "model.word_embeddings"},
+    layer={
+        "self_attn.query_key_value": "attention.query_key_value",
+        "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm",
+    },
+)

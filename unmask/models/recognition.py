@@ -63,7 +63,10 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
         config.is_causal = False
         model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
         with torch.device("meta"):
-            return model(config).eval(), tied
+            lm = model(config).eval()
+            if family.layers is not None:
+                family.layers(lm, file)
+            return lm, tied
     except Exception as error:  # transformers raises many kinds for settings that do not fit together
         raise file.unbuilt(error) from error
 

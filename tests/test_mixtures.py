@@ -1,0 +1,152 @@
+"""The families with mixtures of experts: against a straight-line pass, loaded, saved, adapted and trained."""
+
+import json
+
+import pytest
+import torch
+from mixtures import CONFIGS, mixture, mixture_folder, naive_logits
+from safetensors.torch import load_file
+
+from unmask.core.options import LoraOptions
+from unmask.models import load_checkpoint, save
+from unmask.models.checkpoint import fingerprint_of
+from unmask.models.lora import add_adapter, disable_adapter, load_adapter, merge, save_adapter, trainable_parameters
+from unmask.models.tiny import CharacterTokenizer
+from wording import mentions
+
+BLOCKS = {"LLaDA-MoE": 0, "LLaDA2": 32, "SDAR-MoE": 4}
+TOKENS = [5, 9, 1, 30, 1, 1, 44, 2, 60, 17]
+families = pytest.mark.parametrize("family", CONFIGS)
+
+
+def logits(policy, tokens: list[int] = TOKENS):
+    return policy(torch.tensor([tokens]), None, torch.arange(len(tokens)))
+
+
+@families
+def test_logits_are_those_of_a_pass_token_by_token(family, tmp_path):
+    policy = mixture(tmp_path, family, torch.float64)
+    weights = load_file(tmp_path / "model.safetensors")
+    theirs_LV = naive_logits(weights, CONFIGS[family], TOKENS, BLOCKS[family])
+    with torch.no_grad():
+        torch.testing.assert_close(logits(policy), theirs_LV, rtol=0, atol=1e-5)  # norms are in fp32
+    assert policy.causal_block == (BLOCKS[family] or None)
+
+
+def test_one_chosen_expert_of_llada2_keeps_its_own_weight(tmp_path):
+    """The original divides by the sum of the chosen weights only if there are several."""
+    policy = mixture(tmp_path, "LLaDA2", torch.float64, num_experts_per_tok=1)
+    gate = policy.lm.model.layers[1].mlp.gate
+    x_TD = torch.randn(5, 16, dtype=torch.float64)
+    weight_TK, expert_TK = gate(x_TD)
+    torch.testing.assert_close(weight_TK, 2.5 * (x_TD @ gate.weight.T).sigmoid().gather(1, expert_TK))
+
+
+@families
+def test_a_checkpoint_is_written_back_as_it_was(family, tmp_path):
+    policy = mixture(tmp_path / "first", family)
+    save(policy, tmp_path / "again", max_shard_bytes=20_000)
+    before = load_file(tmp_path / "first/model.safetensors")
+    after = {}
+    for shard in (tmp_path / "again").glob("*.safetensors"):
+        after |= load_file(shard)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((tmp_path / "again/config.json").read_text()) == CONFIGS[family]
+    again = load_checkpoint(tmp_path / "again", tokenizer=CharacterTokenizer())
+    assert fingerprint_of(again) == fingerprint_of(policy)
+
+
+def test_the_expert_bias_is_no_parameter_is_rounded_like_the_weights_and_counts_in_the_fingerprint(tmp_path):
+    policy = mixture(tmp_path, "LLaDA2", torch.bfloat16)
+    gate = policy.lm.model.layers[1].mlp.gate
+    stored = load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.gate.expert_bias"]
+    assert torch.equal(gate.expert_bias, stored.bfloat16())
+    assert not any("expert_bias" in name for name, _ in policy.named_parameters())
+    before = fingerprint_of(policy)
+    gate.expert_bias[0] += 1
+    assert fingerprint_of(policy) != before
+
+
+@families
+def test_an_adapter_on_experts_moves_is_saved_under_the_released_names_and_merges(family, tmp_path):
+    policy = mixture(tmp_path / "model", family, torch.float64)
+    base_LV = logits(policy).detach()
+    targets = ("query_key_value" if family == "LLaDA2" else "q_proj", "experts")
+    add_adapter(policy, LoraOptions(rank=2, alpha=4.0, targets=targets), seed=0)
+    assert torch.equal(logits(policy), base_LV)
+    with torch.no_grad():
+        for weight in trainable_parameters(policy):
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    moved_LV = logits(policy).detach()
+    assert (moved_LV - base_LV).abs().max() > 0.1
+    with disable_adapter(policy):
+        assert torch.equal(logits(policy), base_LV)
+    save_adapter(policy, tmp_path / "adapter", base=str(tmp_path / "model"))
+    tensors = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert tensors["base_model.model.model.layers.1.mlp.experts.7.down_proj.lora_A.weight"].shape == (2, 8)
+    again = load_checkpoint(tmp_path / "model", torch.float64, tokenizer=CharacterTokenizer())
+    load_adapter(again, tmp_path / "adapter")
+    assert torch.equal(logits(again), moved_LV)
+    merge(policy)
+    torch.testing.assert_close(logits(policy), moved_LV, rtol=0, atol=1e-9)
+    save(policy, tmp_path / "merged")
+    merged = load_checkpoint(tmp_path / "merged", torch.float64, tokenizer=CharacterTokenizer())
+    assert torch.equal(logits(merged), logits(policy))
+
+
+def test_all_linear_layers_are_those_outside_the_routed_experts(tmp_path):
+    policy = mixture(tmp_path, "LLaDA-MoE")
+    add_adapter(policy, LoraOptions(rank=2), seed=0)
+    names = {name.partition(".lora_")[0] for name, weight in policy.lm.named_parameters() if weight.requires_grad}
+    assert any("shared_experts" in name for name in names) and not any(".experts." in name for name in names)
+
+
+def test_an_adapter_of_some_experts_is_refused(tmp_path):
+    policy = mixture(tmp_path / "model", "SDAR-MoE")
+    add_adapter(policy, LoraOptions(rank=2, targets=("experts",)), seed=0)
+    save_adapter(policy, tmp_path / "adapter", base="x")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    config["exclude_modules"] = r".*experts\.3\..*"
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    again = load_checkpoint(tmp_path / "model", tokenizer=CharacterTokenizer())
+    with pytest.raises(ValueError, match="does not belong"):
+        load_adapter(again, tmp_path / "adapter")
+
+
+@families
+def test_every_trained_weight_gets_a_gradient(family, tmp_path):
+    """The router too; and recomputed layers choose the same experts."""
+    policy = mixture(tmp_path, family, torch.float64)
+    tokens = [n % 96 for n in range(64)]
+    plain = torch.autograd.grad(logits(policy, tokens).logsumexp(-1).sum(), list(policy.parameters()))
+    assert all(slope.any() for slope in plain)
+    policy.gradient_checkpointing = True
+    again = torch.autograd.grad(logits(policy, tokens).logsumexp(-1).sum(), list(policy.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("LLaDA-MoE", {"norm_topk_prob": True}),
+        ("LLaDA-MoE", {"routed_scaling_factor": 2.0}),
+        ("LLaDA-MoE", {"moe_router_score_function": "sigmoid"}),
+        ("LLaDA-MoE", {"partial_rotary_factor": 0.5}),
+        ("LLaDA-MoE", {"moe_layer_freq": [1]}),
+        ("LLaDA-MoE", {"num_experts_per_tok": 9}),
+        ("LLaDA2", {"score_function": "softmax"}),
+        ("LLaDA2", {"use_qk_norm": False}),
+        ("LLaDA2", {"editing_threshold": 0.9}),
+        ("LLaDA2", {"n_group": 3}),
+        ("LLaDA2", {"rotary_dim": 8}),
+        ("SDAR-MoE", {"hidden_act": "gelu"}),
+    ],
+)
+def test_what_the_network_does_not_honour_is_refused_by_name(family, changed, tmp_path):
+    folder = mixture_folder(tmp_path, family)
+    config = {**CONFIGS[family], **changed}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=next(iter(changed))) as error:
+        load_checkpoint(folder, tokenizer=CharacterTokenizer())
+    assert mentions(str(error.value), "config.json")
