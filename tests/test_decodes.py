@@ -31,7 +31,7 @@ from wording import naming
 
 PARITY = Path(__file__).parents[2] / "shared/data/parity"
 LLADAS = ["llada/released_shape", "llada/gqa", "llada/padded_vocab"]
-DECODES = dict.fromkeys(LLADAS, 4) | {"dream/released_shape": 14, "dream/mha": 14}
+DECODES = dict.fromkeys([*LLADAS, "lladamoe-1", "lladamoe-2"], 4) | {"dream/released_shape": 14, "dream/mha": 14}
 CASES = [(model, number) for model, count in DECODES.items() for number in range(count)]
 DREAMS = {"entropy": "negative_entropy", "maskgit_plus": "drawn_confidence", "topk_margin": "margin"}
 MASK_MATTERS = {("dream/released_shape", 8), ("dream/released_shape", 9)}
@@ -84,7 +84,7 @@ def test_all_the_decodes_are_looked_at():
         _, files, noted = reference(model)
         assert len(noted) == count and f"samplers/{count}/prompt" not in files
         padded = [not files.get(f"samplers/{n}/attention_mask", torch.ones(1)).bool().all() for n in range(count)]
-        assert sum(padded) == (4 if model.startswith("llada") else 3)
+        assert sum(padded) == (4 if model.startswith("llada/") else 1 if model.startswith("lladamoe") else 3)
 
 
 @stored

@@ -83,6 +83,62 @@ _SDAR = {
         "8B": (4096, 36, 32, 12288),
     }.items()
 }
+_SDAR_MOE = _qwen(
+    "SDARMoeForCausalLM",
+    2048,
+    48,
+    32,
+    6144,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=151936,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+_LLADA_MOE: dict[str, Any] = {
+    "architectures": ["LLaDAMoEModelLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "dense_intermediate_size": 8192,
+    "expert_intermediate_size": 1024,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "partial_rotary_factor": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "vocab_size": 157184,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_LLADA2_MINI: dict[str, Any] = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 5120,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 600000.0,
+    "vocab_size": 157184,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 EMBEDDED = {name: Path(__file__).parent / "assets" / name for name in ("tiny", "tiny-two")}
 """The embedded models by name: `tiny` was taught noisy solutions, `tiny-two` two behaviours (docs/model.md)."""
 KNOWN: dict[str, dict[str, Any]] = {
@@ -94,6 +150,9 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{f"JetLM/SDAR-{size}-Chat-b{block}": fields for size, fields in _SDAR.items() for block in (8, 16, 32, 64)},
     **{f"Gen-Verse/TraDo-{size}-Instruct": {**_SDAR[size], "block_size": 4} for size in ("4B", "8B")},
     **{f"Efficient-Large-Model/Fast_dLLM_v2_{size}": fields for size, fields in _FAST.items()},
+    "JetLM/SDAR-30B-A3B-Chat": {**_SDAR_MOE, "block_size": 4},
+    **{f"inclusionAI/LLaDA-MoE-7B-A1B-{name}": _LLADA_MOE for name in ("Base", "Instruct")},
+    **{f"inclusionAI/LLaDA2.{version}-mini": _LLADA2_MINI for version in (0, 1)},
 }
 """The sizes in the config.json of well-known models, so that `outline` needs no connection for them."""
 

@@ -194,7 +194,7 @@ def merge(policy: Adaptable) -> None:
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
     """Write the adapter in PEFT's format. `base` is the name or path of its base model."""
     linears, layers = linear_layers(policy), _adapter_layers(policy)
-    names = {path: _file_names(policy.names.own(path), linear) for path, linear in linears.items()}
+    names = {path: file_names(policy.names.own(path), linear) for path, linear in linears.items()}
     config = policy.lm.peft_config[ADAPTER]
     # Few keys: older versions of peft, which released models need, refuse keys that they do not know.
     keys = ("r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out", "modules_to_save", "task_type")
@@ -247,9 +247,9 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     with open_safetensors(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     own = policy.names.own
-    path_of = {name: path for path, linear in linears.items() for name in _file_names(own(path), linear)}
+    path_of = {name: path for path, linear in linears.items() for name in file_names(own(path), linear)}
     if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
-        path_of = {name: path for path, linear in linears.items() for name in _file_names(path, linear)}
+        path_of = {name: path for path, linear in linears.items() for name in file_names(path, linear)}
     try:
         check_patterns(_patterns(settings), list(path_of))
     except ValueError as error:
@@ -326,7 +326,7 @@ def linear_layers(policy: Adaptable) -> dict[str, Any]:
     return {path: linear for path, linear in linears.items() if linear.weight is not shared}
 
 
-def _file_names(name: str, linear: nn.Module) -> list[str]:
+def file_names(name: str, linear: nn.Module) -> list[str]:
     """The names of a module in files: a stack of experts has one for each expert."""
     if not isinstance(linear, Experts):
         return [name]

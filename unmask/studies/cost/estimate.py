@@ -32,7 +32,8 @@ def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_ch
 
     The backward pass goes through every matrix once, and once more if its weights are trained.
     """
-    linear, low = 2 * tally.columns * network.linear, 2 * tally.columns * network.adapter
+    linear = 2 * tally.columns * network.linear
+    low = 2 * tally.columns * (network.adapter - network.adapter_unused)
     attention = 4 * tally.columns * seen * network.queries * network.layers
     head = 2 * tally.positions * network.width * network.vocabulary
     if kind != "update, gradient":
@@ -80,7 +81,8 @@ def memory(
     }
     drawn = [passes["rollout, whole"], passes["evaluation, whole"]]
     rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
-    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep)  # of one layer, in its feed-forward half
+    # Of one layer, in its feed-forward half.
+    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep + network.routed)
     casts, saved = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
     column = saved * network.layers
     if config.gradient_checkpointing:
@@ -113,12 +115,14 @@ def kept_bytes(network: Network, compiled: bool) -> int:
     """Bytes that a layer saves for the backward pass, for each column.
 
     Queries, keys, values and the output of attention, the four states of the feed-forward half, and for both norms the
-    output, the input in fp32 and, if they are trained, the normalised input. Compiled: one of the four states is
+    output, the input in fp32 and, if they are trained, the normalised input; of norms of queries and keys all
+    but the output; with experts their inputs and outputs. Compiled: one of the four states is
     computed again, and the norms save input and output only.
     """
     item, states = network.item, 3 if compiled else 4
     norm = 2 * item if compiled else max(4, item) + (item if network.adapter else 2 * item)
-    return 2 * network.width * norm + item * (2 * network.queries + 2 * network.keys + states * network.inner)
+    wide = 2 * network.queries + 2 * network.keys + states * network.inner + network.routed
+    return 2 * network.width * norm + network.normed * (norm - item) + item * wide
 
 
 def _logits(network: Network, positions: float) -> float:
@@ -268,7 +272,8 @@ def lines(cost: CostEstimate, config: Config) -> Iterator[str]:
     bits = {2: "16-bit", 4: "fp32", 8: "fp64"}[network.item]
     trained = f"an adapter of {network.adapter:,} weights (fp32)" if network.adapter else "all weights"
     yield f"{cost.name}: a dry run. Nothing is loaded or written."
-    yield f"model    {cost.model} ({cost.family}), {network.parameters:,} weights, {bits}"
+    active = f", {network.active:,} of them used by a token" if network.active < network.parameters else ""
+    yield f"model    {cost.model} ({cost.family}), {network.parameters:,} weights{active}, {bits}"
     yield f"trained  {trained}"
     yield f"canvas   prompt {cost.prompt} + completion {cost.length}; {cost.steps} steps, blocks of {cost.block}"
     times = f"{cost.updates} updates of {config.inner_steps}, {cost.evaluations} evaluations"

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
 
 from unmask.config import Config
+from unmask.models.experts import Experts, Mixture
 from unmask.models.load import Outline
-from unmask.models.lora import linear_layers, read_adapter_config, target_paths
+from unmask.models.lora import file_names, linear_layers, read_adapter_config, target_paths
 from unmask.models.tiny import CharacterTokenizer
 
 
@@ -25,16 +25,24 @@ class Network:
     layers: int
     width: int
     inner: int
-    """Channels of the feed-forward half."""
+    """Channels of the feed-forward half, of all experts that a column uses."""
+    routed: int
+    """Channels of the copies of a column for its experts, and of their outputs; 0 without experts."""
     vocabulary: int
     queries: int
     """Channels of all query heads."""
     keys: int
     """Channels of all key heads."""
+    normed: int
+    """Channels of queries and keys that go through a norm."""
     linear: int
-    """Weights of the layers' matrices, each used once a column."""
+    """Weights of the layers' matrices that a column uses, each once."""
+    active: int
+    """All weights but those of experts that a column does not use."""
     adapter: int
     """Weights of the adapter; 0: all weights are trained."""
+    adapter_unused: int
+    """Weights of the adapter in experts that a column does not use."""
     adapter_b: int
     """Weights of B alone, which are zero in a new adapter."""
 
@@ -49,30 +57,56 @@ def network_of(config: Config, model: Outline) -> Network:
     policy: Any = SimpleNamespace(lm=model.lm, names=model.family.names)
     channels = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     linears = linear_layers(policy)
-    a, b = (0, 0) if full else _adapter_weights(config, model, policy, linears)
+    mixtures = [module for module in model.lm.modules() if isinstance(module, Mixture)]
+    chosen = mixtures[0].gate.chosen if mixtures else 0
+    paths, rank = ([], 0) if full else _adapted(config, model, policy, linears)
+    a, b = (
+        rank * sum(getattr(linears[path], side) * _matrices(linears[path]) for path in paths)
+        for side in ("in_features", "out_features")
+    )
+    stacks = {path: linear for path, linear in linears.items() if isinstance(linear, Experts)}
+    low = [stacks[path] for path in paths if path in stacks]
+    unused = sum((_matrices(each) - chosen) * each.in_features * each.out_features for each in stacks.values())
+    blocks = {*target_paths(policy, "all"), *stacks}
+    routers = sum(mixture.gate.weight.numel() for mixture in mixtures)
+    queries = channels * shape.num_attention_heads
+    keys = channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads)
+    norms = any(name.endswith("q_norm") for name, _ in model.lm.named_modules())
     return Network(
         parameters=model.parameters,
         item=(getattr(torch, config.dtype) if config.dtype else model.dtype).itemsize,
         layers=shape.num_hidden_layers,
         width=shape.hidden_size,
-        inner=shape.intermediate_size,
+        inner=max([shape.intermediate_size, *map(_inner, mixtures)]),
+        routed=2 * chosen * shape.hidden_size,
         vocabulary=shape.vocab_size,
-        queries=channels * shape.num_attention_heads,
-        keys=channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads),
-        linear=sum(linears[path].weight.numel() for path in target_paths(policy, "all")),
+        queries=queries,
+        keys=keys,
+        normed=queries + keys if norms else 0,
+        linear=sum(linears[path].weight.numel() for path in blocks) - unused + routers,
+        active=model.parameters - unused,
         adapter=a + b,
+        adapter_unused=rank * sum((each.in_features + each.out_features) * (_matrices(each) - chosen) for each in low),
         adapter_b=b,
     )
 
 
-def _adapter_weights(config: Config, model: Outline, policy: Any, linears: Mapping[str, nn.Linear]) -> tuple[int, int]:
-    """The number of weights of A and of B."""
+def _adapted(config: Config, model: Outline, policy: Any, linears: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The paths of the adapted layers, and the rank."""
     if model.adapter is None:
-        paths, rank = target_paths(policy, config.lora.targets), config.lora.rank
-    else:
-        settings = read_adapter_config(model.adapter)
-        targets, rank = settings.target_modules, settings.r
-        pattern = targets if isinstance(targets, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in targets)
-        paths = [path for path in linears if any(re.fullmatch(pattern, n) for n in (path, policy.names.own(path)))]
-    a, b = (sum(getattr(linears[path], side) for path in paths) for side in ("in_features", "out_features"))
-    return rank * a, rank * b
+        return target_paths(policy, config.lora.targets), config.lora.rank
+    settings = read_adapter_config(model.adapter)
+    targets = settings.target_modules
+    pattern = targets if isinstance(targets, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in targets)
+    own = policy.names.own
+    names = {path: (*file_names(path, linear), *file_names(own(path), linear)) for path, linear in linears.items()}
+    return [path for path in linears if any(re.fullmatch(pattern, name) for name in names[path])], settings.r
+
+
+def _matrices(linear: Any) -> int:
+    return len(linear.weight) if isinstance(linear, Experts) else 1
+
+
+def _inner(mixture: Mixture) -> int:
+    shared = mixture.shared_experts.gate_proj.out_features if mixture.shared_experts is not None else 0
+    return mixture.gate.chosen * mixture.experts.gate_proj.out_features + shared

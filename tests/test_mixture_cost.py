@@ -1,0 +1,78 @@
+"""The dry run of a mixture of experts: weights, operations of the experts that a token uses, activations."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from mixtures import mixture
+
+from estimates import llada
+from unmask.core.options import LoraOptions
+from unmask.models.load import outline
+from unmask.models.lora import add_adapter
+from unmask.studies.cost.counting import Tally
+from unmask.studies.cost.estimate import kept_bytes, operations
+from unmask.studies.cost.network import network_of
+
+MINI, MOE = "inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
+
+
+def test_the_released_sizes_give_the_released_number_of_parameters():
+    assert 2 * (outline(MINI).parameters + 19 * 256) == 32_511_286_784  # bytes of its files, expert biases included
+    assert outline(MOE).parameters == 7_356_880_896
+    assert outline("JetLM/SDAR-30B-A3B-Chat").parameters == 30_532_122_624
+
+
+def test_only_the_experts_of_a_token_count_in_its_operations():
+    network = network_of(llada(model=MOE, full=True), outline(MOE))
+    layer = 4 * 2048**2 + 64 * 2048 + 8 * 3 * 2048 * 1024  # attention, router, eight experts
+    assert network.linear == 16 * layer
+    assert network.active == network.parameters - 16 * 56 * 3 * 2048 * 1024
+    tally = Tally(states=1, columns=100, positions=10, most=1)
+    head, attention = 10 * 2 * 2048 * 157184, 100 * 16 * 4 * 100 * 2048
+    assert operations(network, "rollout, whole", tally, 100) == 100 * 2 * 16 * layer + attention + head
+
+
+def test_adapters_on_experts_count_all_experts_in_memory_and_those_of_a_token_in_operations():
+    options = {"rank": 8, "targets": ["q_proj", "experts"]}
+    network = network_of(llada(model=MOE, lora=options), outline(MOE))
+    query, expert = 8 * (2048 + 2048), 8 * 3 * (2048 + 1024)
+    assert network.adapter == 16 * (query + 64 * expert)
+    assert network.adapter - network.adapter_unused == 16 * (query + 8 * expert)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_layer_keeps_what_is_counted(adapted: bool, tmp_path: Path):
+    """What torch saves for the backward pass of the layer with experts, but for what is narrower than a layer."""
+    policy = mixture(tmp_path, "SDAR-MoE", torch.bfloat16, num_hidden_layers=1, mlp_only_layers=[])
+    if adapted:
+        add_adapter(policy, LoraOptions(rank=2), seed=0)
+    policy.lm.model.embed_tokens.register_forward_hook(lambda *found: found[-1].detach().requires_grad_())
+    policy.causal_block = None
+    weights = {weight.untyped_storage().data_ptr() for weight in policy.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights and saved.is_floating_point() and saved.numel() >= 3 * 50 * 16:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        policy.hidden(torch.full((3, 50), 5), None, torch.tensor([0]))
+    sizes = {
+        "width": 16,
+        "inner": 3 * 8,
+        "routed": 2 * 3 * 16,
+        "queries": 4 * 8,
+        "keys": 2 * 8,
+        "normed": 6 * 8,
+        "item": 2,
+    }
+    network = replace(network_of(llada(model=MOE), outline(MOE)), **sizes, adapter=int(adapted))
+    counted = 3 * 50 * kept_bytes(network, compiled=False)
+    if adapted:  # frozen experts keep less: their inputs are needed for their own gradient only
+        assert 0.8 * counted < sum(kept.values()) < counted
+    else:
+        assert sum(kept.values()) == counted
