@@ -10,15 +10,19 @@ from typing import Any
 from unmask.models.config_file import ConfigFile
 from unmask.models.experts import SigmoidRouter, SoftmaxRouter, add_mixtures
 from unmask.models.llama import Linear
-from unmask.models.networks import PLAIN, decoder_network
+from unmask.models.networks import PLAIN
 
 # Other values of these settings are not supported; the authors' own code ignores most of them.
-LLADA_MOE_PLAIN = {
-    **PLAIN,
+ROTARY_PLAIN = {"rope_scaling": None, "rope_parameters": None}
+SDAR_MOE_PLAIN = {
+    **{name: value for name, value in PLAIN.items() if name != "num_experts"},
+    **ROTARY_PLAIN,
     "hidden_act": "silu",
     "attention_bias": False,
+}
+LLADA_MOE_PLAIN = {
+    **SDAR_MOE_PLAIN,
     "qk_layernorm": True,
-    "rope_scaling": None,
     "norm_topk_prob": False,
     "moe_router_score_function": "softmax",
     "routed_scaling_factor": 1,
@@ -26,13 +30,13 @@ LLADA_MOE_PLAIN = {
     "router_topk_group": None,
 }
 LLADA2_PLAIN = {
+    **ROTARY_PLAIN,
     "hidden_act": "silu",
     "use_bias": False,
     "use_qkv_bias": False,
     "use_qk_norm": True,
     "using_split_qkv_in_self_attention": False,
     "use_sliding_window": False,
-    "rope_scaling": None,
     "norm_topk_prob": True,
     "score_function": "sigmoid",
     "router_dtype": "fp32",
@@ -66,8 +70,8 @@ def llada2_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
 
 
 def sdar_moe_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
-    file.only({"hidden_act": "silu", "attention_bias": False})
-    return decoder_network("Qwen3")(file)
+    file.only(SDAR_MOE_PLAIN)
+    return "Qwen3", _qwen3(file, file.size("intermediate_size"))
 
 
 def _qwen3(file: ConfigFile, inner: int) -> dict[str, Any]:

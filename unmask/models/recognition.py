@@ -64,11 +64,12 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
         model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
         with torch.device("meta"):
             lm = model(config).eval()
-            if family.layers is not None:
-                family.layers(lm, file)
-            return lm, tied
     except Exception as error:  # transformers raises many kinds for settings that do not fit together
         raise file.unbuilt(error) from error
+    if family.layers is not None:
+        with torch.device("meta"):
+            family.layers(lm, file)
+    return lm, tied
 
 
 # --- the facts ----------------------------------------------------------------------------------------------
