@@ -101,6 +101,7 @@ def rolled(
     block: int | None = None,
     sampling: TokenSampling = TokenSampling(),
     order: Order = random,
+    threshold: float | None = None,
     counted: TokenRule = until_eos,
     record: Record = Record(),
     branch: Branch | None = None,
@@ -111,11 +112,12 @@ def rolled(
     group_B = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     seed_B = torch.arange(len(prompts)) + 1000 * seed
     settings = {"sampling": sampling, "order": order, "counted": counted, "record": record, "branch": branch}
-    return sample(policy, prompts, seed_B, length=length, steps=steps, block=block, group_B=group_B, **settings)
+    settings |= {"length": length, "steps": steps, "block": block, "threshold": threshold}
+    return sample(policy, prompts, seed_B, group_B=group_B, **settings)
 
 
-ON_ROLLOUTS = {name: base for name, base in BASES.items() if base().values is None}
-"""The bases whose loss needs the rollouts and their rewards only."""
+ON_ROLLOUTS = {name: base for name, base in BASES.items() if name not in ("fork", "vine")}
+"""The bases whose loss needs rollouts of any kind and their rewards only."""
 
 
 def rewards(trace: Trace, seed: int = 0) -> Tensor:

@@ -103,11 +103,12 @@ def by_hand(
                     looked(logits_LV[i].tolist(), mask, sampling, order, i, uniform, place)
                     for i, uniform, place in zip(masked, *noise, strict=True)
                 ]
+                sure = [found[j][3 if order == "left_to_right" else 2] for j in range(len(masked))]
+                reached = [j for j in range(len(masked)) if threshold and sure[j] >= threshold]
                 ranked = sorted(range(len(masked)), key=lambda j: (-found[j][2], j))
-                for rank, j in enumerate(ranked):
-                    if rank < size or (threshold and found[j][2] >= threshold):
-                        canvas[masked[j]] = found[j][0]
-                        when[masked[j] - first], logps[masked[j] - first] = step, found[j][1]
+                for j in reached or ranked[:size]:
+                    canvas[masked[j]] = found[j][0]
+                    when[masked[j] - first], logps[masked[j] - first] = step, found[j][1]
             step += 1
     return Row(canvas[first:], when, logps, forwards)
 
@@ -124,8 +125,8 @@ def guided(policy: Policy, canvas: list[int], first: int, guidance: float) -> Te
 
 def looked(
     logits: list[float], mask: int, sampling: TokenSampling, order: str, column: int, uniform: float, noise: float
-) -> tuple[int, float, float]:
-    """A token, its log-probability and its score."""
+) -> tuple[int, float, float, float]:
+    """A token, its log-probability, its score in the order and its probability at temperature 1."""
     warm, words = sampling.temperature or 1.0, [v for v in range(len(logits)) if v != mask]
     plain, drawn = softmax(logits, words, 1.0), softmax(logits, words, warm)
     if sampling.truncated:
@@ -148,7 +149,7 @@ def looked(
         "margin": best - second,
         "negative_entropy": sum(p * math.log(p + 1e-10) for p in drawn),
     }[order]
-    return token, math.log(drawn[token]) if sampling.temperature else 0.0, score
+    return token, math.log(drawn[token]) if sampling.temperature else 0.0, score, plain[token]
 
 
 def softmax(logits: list[float], words: list[int], temperature: float) -> list[float]:

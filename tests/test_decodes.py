@@ -167,7 +167,7 @@ def test_a_step_that_commits_nothing_makes_no_pass():
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3]]
 SEED_B = row_seeds(11, len(PROMPTS))
-LEVELS = {"surest_position": 0.4, "low_confidence": 0.3, "drawn_confidence": 0.35, "margin": 0.2}
+LEVELS = {"surest_position": 0.4, "low_confidence": 0.3, "drawn_confidence": 0.35, "margin": 0.2, "left_to_right": 0.3}
 LEVELS["negative_entropy"] = -2.0
 
 
@@ -191,7 +191,7 @@ def test_decoding_by_threshold_is_the_plain_loop(name, tolerance, order, block, 
         assert 1 in at_once and max(at_once) > 1  # some steps commit the surest alone, some more
 
 
-@pytest.mark.parametrize("order", ["surest_position", "low_confidence", "drawn_confidence", "margin"])
+@pytest.mark.parametrize("order", sorted({*LEVELS} - {"negative_entropy"}))
 def test_a_threshold_nothing_reaches_is_one_token_a_step(order):
     shape = {"length": 6, "block": 3, "order": ORDERS[order]}
     whole, single = (sample(small("net"), PROMPTS, SEED_B, **shape, **more).trace for more in ({"threshold": 1.0}, {}))
@@ -263,7 +263,7 @@ def test_a_step_looks_at_no_more_positions_than_the_row_that_has_most_of_them_ma
     ("order", "threshold", "limits"),
     [
         ("random", 0.5, []),
-        ("left_to_right", 0.5, []),
+        ("left_to_right", 1.5, [1.5, 0, 1]),
         ("low_confidence", 0.0, [0.0, 0, 1]),
         ("surest_position", 1.5, [1.5, 0, 1]),
         ("drawn_confidence", -0.1, [-0.1, 0, 1]),

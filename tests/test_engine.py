@@ -86,7 +86,7 @@ def test_branches_are_visited_states_filled_in_by_a_plain_loop(law, lateness):
             filled, logps = list(state), [0.0] * 8
             for i in (i for i in range(first, len(canvas)) if canvas[i] == policy.mask_id):
                 uniform = uniforms(seed_B[b], BRANCH, 1 + z, len(canvas) - i).item()
-                filled[i - first], logps[i - first], _ = looked(
+                filled[i - first], logps[i - first], *_ = looked(
                     logits_LV[i].tolist(), policy.mask_id, law, "random", i, uniform, 0.0
                 )
             rows.append((b, filled, [0 if token == policy.mask_id else GIVEN for token in state], logps))

@@ -114,8 +114,9 @@ def trained(config: Config, folder: Path) -> list[dict[str, float]]:
     return read_metrics(folder)
 
 
+BY_THRESHOLD = {"rollout": {"order": "left_to_right", "threshold": 0.8}}
 CASES: dict[str, dict[str, Any]] = {
-    f"{method}+{'+'.join(plugins)}": {"method": method, "with": plugins}
+    f"{method}+{'+'.join(plugins)}": {"method": method, "with": plugins} | (BY_THRESHOLD if method == "fork" else {})
     for method, plugins in itertools.product(BASES, ([], ["daca"], ["dispo"], ["daca", "dispo"]))
     if method != "vine" or "daca" not in plugins  # which is refused
 }

@@ -25,7 +25,7 @@ OURS = ("adapt_", "pretrain_", "smollm2_")
 """Files that are no paper's."""
 RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OURS))
 NAMES = [path.stem for path in RECIPES]
-SOURCE = re.compile(r"  # (paper \d{4}\.\d{5}|code [\w-]+/[\w-]+|inferred: |ours\b)")
+SOURCE = re.compile(r"  # (paper (?:\d{4}\.\d{5}|ForkGRPO)|code [\w-]+/[\w-]+|inferred: |ours\b)")
 
 
 @cache
@@ -181,7 +181,7 @@ def test_rewards_are_those_of_d1_where_the_head_says_so_and_fit_the_prompt() -> 
     for path in RECIPES:
         config = read_config(path, device="cpu")
         section, d1 = config.options[config.task], "Reward: d1's" in _flowing(path.read_text())
-        assert d1 == (section.get("rewards") == "d1") == (not path.stem.startswith("agrpo")), path.name
+        assert d1 == (section.get("rewards") == "d1") == (not path.stem.startswith(("agrpo", "fork"))), path.name
         # d1's rewards of these two want the answer in <answer> and without a box, which the prompt must then ask for
         assert (section["protocol"] == "d1_train") == (d1 and config.task in ("gsm8k", "countdown_text")), path.name
         task = config.build_task()

@@ -16,6 +16,7 @@ SHORT = ["updates=2", "prompts=3", "group=4", "sudoku.partial=0.5", "rollout.ste
 SHORT += ["eval.prompts=4", "eval.samples=1"]
 COMMANDS = {
     **{method: ["--method", method] for method in BASES},
+    "fork": ["--method", "fork", "rollout.order=left_to_right", "rollout.threshold=0.99"],
     **{plugin: ["--method", "diffu_grpo", "--with", plugin] for plugin in PLUGINS},
     "all": ["--method", "agrpo", "--with", "daca", "--with", "dispo", "inner_steps=2"],
     "adapter": ["--method", "wd1", "full=false", "lora.rank=2"],

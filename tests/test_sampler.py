@@ -62,7 +62,8 @@ DRAWN = {
 }
 
 
-BY_THRESHOLD = [(order, shape) for order in ("surest_position", "low_confidence") for shape in ("one a step", "blocks")]
+SURE = ("surest_position", "low_confidence", "left_to_right")
+BY_THRESHOLD = [(order, shape) for order in SURE for shape in ("one a step", "blocks")]
 CASES = [(order, shape, inf) for order in ORDERS for shape in DRAWN] + [(*case, 0.6) for case in BY_THRESHOLD]
 
 

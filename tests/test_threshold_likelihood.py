@@ -19,6 +19,11 @@ WORLDS = {
     "end tokens": World(NetPolicy(3, 4, seed=13, eos=0), "low_confidence", block=2, threshold=0.5),
     "tempered": World(NetPolicy(3, 3, seed=7), "low_confidence", sampling=TokenSampling(0.6), threshold=0.5),
     "top k": World(NetPolicy(3, 3, seed=8), "low_confidence", sampling=TokenSampling(top_k=2), threshold=0.5),
+    "leftmost": World(NetPolicy(3, 3, seed=20), "left_to_right", threshold=0.5),
+    "leftmost, blocks, end tokens": World(NetPolicy(3, 4, seed=13, eos=0), "left_to_right", block=2, threshold=0.5),
+    "leftmost, top k": World(
+        NetPolicy(3, 3, seed=8), "left_to_right", sampling=TokenSampling(0.7, top_k=2), threshold=0.6
+    ),
     "ties, at the threshold": World(TablePolicy(2, 3, scale=0.0), "low_confidence", threshold=0.5),
     "ties, below it": World(TablePolicy(2, 3, scale=0.0), "low_confidence", threshold=0.6),
 }

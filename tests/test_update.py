@@ -11,7 +11,7 @@ from helpers import ON_ROLLOUTS, Net, assert_close, generator, moved, padded, pa
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method, each_inner_step
 from unmask.core.objective import token_clip
-from unmask.core.order import low_confidence
+from unmask.core.order import left_to_right, low_confidence
 from unmask.core.probes import ask, at_states, fully_masked, microbatches, unit_likelihood
 from unmask.core.specs import Record
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo
@@ -30,7 +30,7 @@ PLUGGED = {
     "dispo": lambda base: dispo(base, weight=0.6, kl=0.1),
     "both": lambda base: dispo(credited(base, strata=3, anchor=0.0), weight=0.6),
 }
-ALL = [(name, plug) for name in ON_ROLLOUTS for plug in PLUGGED]
+ALL = [(name, plug) for name in ON_ROLLOUTS for plug in PLUGGED] + [("fork", "none"), ("fork", "both")]
 
 
 def rollout(method, **settings):
@@ -39,6 +39,8 @@ def rollout(method, **settings):
     branch = method.request.branch
     record = method.record | Record(entropy=True)
     settings = {"block": 3, "sizes": (2, 3), "counted": method.counted} | settings
+    if method.record.confidence:
+        settings |= {"order": left_to_right, "threshold": 0.5}
     return policy, rolled(policy, record=record, branch=branch, **settings)
 
 

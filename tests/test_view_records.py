@@ -218,7 +218,8 @@ def test_an_evaluation_writes_its_first_problems_down_as_they_were_sampled(model
 def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
     model: str, tmp_path: Path, seen: Seen, method: str
 ) -> None:
-    more = {"agrpo": {"agrpo": {"choice": True}}, "raft": {"raft": {"advantage": "every_sample"}}}.get(method, {})
+    by_threshold = {"rollout": {"order": "left_to_right", "threshold": 0.99}}
+    more = {"agrpo": {"agrpo": {"choice": True}}, "fork": by_threshold}.get(method, {})
     config, seen.varied = config_for(model, method=method, **ONE, seed=2, **more), True
     check_answers(taught(config, tmp_path / "run"), seen)
 

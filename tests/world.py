@@ -168,6 +168,10 @@ def choices(
     world: World, plain_MV: list[list[float]], law_MV: list[list[float]], draft: tuple[int, ...], size: int
 ) -> Iterator[tuple]:
     """Which of the masked positions a step keeps, given its draft: (probability, places)."""
+    sure = [row[word] >= log(world.threshold) for row, word in zip(plain_MV, draft, strict=True)]
+    if world.order == "left_to_right" and world.threshold < inf:  # the leftmost only if no draw reaches the threshold
+        yield 1.0, tuple(j for j, reached in enumerate(sure) if reached) or (0,)
+        return
     if world.order == "random":
         for places in combinations(range(len(draft)), size):
             yield 1 / comb(len(draft), size), places
@@ -275,7 +279,10 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: TokenRule 
     word_BC = tokens_BC.masked_fill(~filled_BC, 0)
     logp_BC = law_BCV.gather(-1, word_BC[..., None]).squeeze(-1).masked_fill(~filled_BC, 1.0).log()
     spread_BC = -torch.where(law_BCV > 0, law_BCV * law_BCV.log(), 0.0).sum(-1)
-    seen = {"entropy": spread_BC * filled_BC} | _top(world, plain_SCV, tokens_BC, when_BC)
+    score_BC = plain_SCV[number(state_BCC, base), torch.arange(length)].gather(-1, word_BC[..., None]).squeeze(-1)
+    seen = {"entropy": spread_BC * filled_BC, "confidence": score_BC * filled_BC} | _top(
+        world, plain_SCV, tokens_BC, when_BC
+    )
     if world.sampling.truncated:
         seen["kept"] = kept_by_id(law_BCV).masked_fill(~filled_BC[..., None], -1)
     trace = Trace(
@@ -290,6 +297,7 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: TokenRule 
         eos_id=policy.eos_id,
         steps=len(world.commits),
         sampling=world.sampling,
+        order=world.order,
         threshold=None if world.threshold == inf else world.threshold,
         seen=seen,
     )

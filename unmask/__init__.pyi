@@ -113,6 +113,7 @@ from .methods import (
     dispo as dispo,
     dps as dps,
     espo as espo,
+    fork as fork,
     gspo as gspo,
     keep_correct as keep_correct,
     positive as positive,

@@ -51,7 +51,7 @@ def check_combination(config: Config) -> None:
             f"idle_groups: {method.name} learns from groups with equal rewards too, which {config.idle_groups} would "
             "drop; leave it out"
         )
-    if method.order is not None and ORDERS[config.rollout.order] is not method.order:
+    if method.order is not None and not method.scores_order(config.rollout.order, config.rollout.threshold):
         raise ValueError(
             f"rollout.order: {method.name} scores the choice of positions of {method.order.__name__}, "
             f"not of {config.rollout.order}"
@@ -62,10 +62,11 @@ def check_combination(config: Config) -> None:
         raise ValueError(
             f"rollout.cache: {method.name} completes states of its rollouts again, which needs rollout.cache=none"
         )
+    trace = replace(blank_trace(length, steps, block), order=config.rollout.order, threshold=config.rollout.threshold)
     try:
         for term in method.terms:
             if term.branch is None:
-                term.probe(blank_trace(length, steps, block), torch.Generator().manual_seed(0), 1)
+                term.probe(trace, torch.Generator().manual_seed(0), 1)
     except ValueError as error:
         raise ValueError(f"{method.name}: {error}") from None
 
@@ -120,6 +121,7 @@ def blank_trace(length: int, steps: int, block: int) -> Trace:
         sampling=TokenSampling(),
         seen={
             "entropy": entropy_BC,
+            "confidence": -entropy_BC,
             "value_step": torch.zeros(2, 1, dtype=torch.long),
             "value_weight": torch.ones(2, 1, dtype=torch.float64),
             "state_value": torch.arange(steps + 1, dtype=torch.float64).repeat(2, 1),

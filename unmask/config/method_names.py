@@ -85,11 +85,11 @@ def method_specs(text: str) -> list[MethodSpec]:
 
 def every_estimator(length: int, steps: int, choice: bool) -> list[MethodSpec]:
     """The bases with their defaults; AGRPO's ways to draw steps, and all steps; strata; DACA with its defaults. RAFT's
-    estimator is SML's, vine's is AGRPO's.
+    estimator is SML's, vine's is AGRPO's; fork needs rollouts of its own.
 
     `choice`: the choice of positions can be scored, so the exact trajectory is one more.
     """
-    words = [name for name in BASES if name not in ("agrpo", "raft", "vine")]
+    words = [name for name in BASES if name not in ("agrpo", "raft", "vine", "fork")]
     words += [f"sml:strata={k}:anchor=0" for k in (1, 2, 4, 8) if k <= length]
     words += ["daca"] if length >= 4 else []
     draws = [k for k in (1, 2, 4) if k < steps]

@@ -25,7 +25,7 @@ class RolloutConfig(Strict):
     schedule: Literal["even", "timestep"] = "even"
     """How many positions a step commits: the same number every step, or by Dream's timesteps."""
     threshold: float | None = Field(None, allow_inf_nan=False)
-    """Commit every position whose score in the order reaches this, at least one per step; `steps` is then ignored."""
+    """Commit every position whose score reaches this, else the first of the order; `steps` is then ignored."""
     guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
     cache: Literal["none", "prefix", "dual"] = "none"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unmask.core.advantage import Advantage
 from unmask.core.objective import Divergence, Objective, token_divergence
-from unmask.core.order import Order, order_name
+from unmask.core.order import Order, low_confidence, order_name
 from unmask.core.probes import Probes
 from unmask.core.specs import Branch, Record, RolloutRequest, StepValues
 from unmask.core.trace import TokenRule, Trace, until_eos
@@ -118,12 +118,17 @@ class Method(Term):
 
     def check_order(self, trace: Trace) -> None:
         """ValueError for rollouts in an order that the likelihood is not defined for."""
-        if self.order is None:
+        if self.order is None or self.scores_order(trace.order, trace.threshold):
             return
         scores, wanted = f"{self.name} scores the choice of", order_name(self.order)
-        if trace.order not in ("", wanted):
-            made = f"the rollouts were made in the order {trace.order}: sample with Decoding(order={wanted})"
-            raise ValueError(f"{scores} positions of {wanted}, and {made}")
+        made = f"the rollouts were made in the order {trace.order}: sample with Decoding(order={wanted})"
+        raise ValueError(f"{scores} positions of {wanted}, and {made}")
+
+    def scores_order(self, order: str, threshold: float | None) -> bool:
+        """Whether the likelihood is defined for rollouts in an order. By threshold that of low_confidence is also
+        defined for left_to_right, which commits the same positions and another one if no draw reaches the threshold."""
+        leftmost = order == "left_to_right" and threshold is not None and self.order is low_confidence
+        return self.order is None or leftmost or order in ("", order_name(self.order))
 
     @property
     def request(self) -> RolloutRequest:

@@ -82,7 +82,13 @@ def order_name(order: Order) -> str:
     return next((name for name, known in ORDERS.items() if known is order), "custom")
 
 
+def sureness(order: Order) -> Order:
+    """The score that a threshold is compared with: the order's own, and that of low_confidence for left_to_right."""
+    return low_confidence if order is left_to_right else order
+
+
 _LEVELS: dict[Order, Callable[[float], float]] = {
+    left_to_right: math.log,
     surest_position: math.log,
     low_confidence: math.log,
     drawn_confidence: math.log,
@@ -92,13 +98,13 @@ _LEVELS: dict[Order, Callable[[float], float]] = {
 
 
 def score_threshold(order: Order, threshold: float) -> float:
-    """A threshold on the scale of an order's score.
+    """A threshold on the scale of the score that it is compared with (`sureness`).
 
-    It is a probability for the orders by probability, a difference of probabilities for margin, and minus an entropy in
-    nats for negative_entropy.
+    It is a probability for left_to_right and the orders by probability, a difference of probabilities for margin, and
+    minus an entropy in nats for negative_entropy.
     """
     if order not in _LEVELS:
-        raise ValueError(f"threshold decoding needs an order by confidence, and {order.__name__} is not one")
+        raise ValueError(f"threshold decoding needs left_to_right or an order by confidence, not {order.__name__}")
     low, high = (-math.inf, 0.0) if order is negative_entropy else (0.0, 1.0)
     if not low < threshold <= high:
         raise ValueError(f"threshold={threshold} must lie above {low:g} and be at most {high:g} for {order.__name__}")

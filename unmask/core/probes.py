@@ -160,7 +160,8 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if the kept
-    draws reach it; otherwise the step kept the one surest draw, and c is as before.
+    draws reach it; otherwise the step kept the one surest draw, and c is as before. In the order left_to_right it then
+    kept the leftmost draw, and c is the threshold.
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
@@ -215,8 +216,9 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
     if probes.trace.threshold is not None:
         level = score_threshold(low_confidence, probes.trace.threshold)
-        place_N = place_N.masked_fill(least_N >= level, score_NL.shape[1])  # a draw at the threshold is kept
-        least_N = least_N.clamp(max=level)
+        cut_N = (least_N >= level) | (probes.trace.order == "left_to_right")
+        place_N = place_N.masked_fill(cut_N, score_NL.shape[1])  # a draw at the threshold is kept
+        least_N = least_N.masked_fill(cut_N, level)
     row, column = passed_Q
     log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
     return answer_NL.index_put(passed_Q, log_f)

@@ -16,13 +16,16 @@ class Record:
     `top` > 0: `step_top_id`, `step_top_logp` (T, B, W, top): the likeliest tokens at temperature 1 of every
     position of the current block; id -1, log-probability 0 where it was not masked or the row had ended.
     `entropy`: (B, C) entropy of the distribution each token was drawn from.
+    `confidence`: (B, C) log-probability of each token at temperature 1.
     """
 
     top: int = 0
     entropy: bool = False
+    confidence: bool = False
 
     def __or__(self, other: "Record") -> "Record":
-        return Record(max(self.top, other.top), self.entropy or other.entropy)
+        top, entropy = max(self.top, other.top), self.entropy or other.entropy
+        return Record(top, entropy, self.confidence or other.confidence)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from unmask.methods.daca import daca, dps, sml
 from unmask.methods.diffu_grpo import diffu_grpo
 from unmask.methods.dispo import dispo
 from unmask.methods.espo import espo
+from unmask.methods.fork import fork
 from unmask.methods.gspo import gspo
 from unmask.methods.keep_correct import keep_correct
 from unmask.methods.positive import positive
@@ -38,6 +39,7 @@ BASES: dict[str, Callable[..., Method]] = {
         agrpo,
         step_merge,
         trace_rl,
+        fork,
         raft,
         vine,
     )

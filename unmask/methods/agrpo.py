@@ -14,13 +14,14 @@ wrote nothing (it had ended, or a threshold let it skip the step) adds zero to t
     truncate       m_g = the last step that wrote a word, + 1, as in the authors' code; rows of end tokens only
                    then have weight 0. The result is not the gradient of an objective: m_g depends on the future.
     choice         adds the choice of positions (probes.ask, log F), one ratio a step; for low_confidence rollouts,
-                   also by threshold; other orders choose differently. Mask-Aware Policy Gradients (2607.15200)
-                   and DCoLT (2505.10446) score positions too, by Plackett-Luce; log F is exact for low_confidence.
+                   also by threshold, and left_to_right ones by threshold; other orders choose differently.
+                   Mask-Aware Policy Gradients (2607.15200) and DCoLT (2505.10446) score positions too, by
+                   Plackett-Luce; log F is exact for these samplers.
 
 Exact when the update is on-policy and the order is random, left_to_right or surest_position (whose choice does
-not depend on the draws and is piecewise constant in the weights); under low_confidence only with choice = True.
-Not exact with truncate. Reduces to all steps, each of weight 1/T, with k = T spread uniform draws (TraceRL and
-CJ-GRPO take the mean over a step's tokens, not the sum).
+not depend on the draws and is piecewise constant in the weights); under low_confidence, and left_to_right by
+threshold, only with choice = True. Not exact with truncate. Reduces to all steps, each of weight 1/T, with k = T
+spread uniform draws (TraceRL and CJ-GRPO take the mean over a step's tokens, not the sum).
 """
 
 from functools import partial

@@ -8,7 +8,7 @@ MEANINGS = {
     "baseline": "subtract the group's mean reward first, and put the KL into the loss",
     "beta": "exponent of the upper bound, above 0",
     "branches": "completions of each state that are compared, at least 2",
-    "choice": "also score which positions were committed; needs rollout.order=low_confidence",
+    "choice": "also score which positions were committed; for low_confidence, or left_to_right with a threshold",
     "completions": "completions of the states before and after each drawn step",
     "exact_negative": "weight of AGRPO's term on negative advantages; 0: none",
     "final": "the control: the reward minus the value before the step",

@@ -12,8 +12,9 @@ from unmask.rollout.cache import Cache
 class Decoding:
     """The settings of `sample`. Only the length is required: by default a step commits one position, in one block.
 
-    With a `threshold` a step commits every position whose score reaches it, and at least one. Then `steps` and
-    `schedule` have no effect, and a trace has `length` steps, of which a row skips those it does not need.
+    With a `threshold` a step commits every position whose score reaches it, or the first of the order if none does.
+    In the order left_to_right the score is that of low_confidence. `steps` and `schedule` then have no effect, and a
+    trace has `length` steps, of which a row skips those it does not need.
     """
 
     length: int
@@ -73,5 +74,5 @@ class Decoding:
         return schedule(self.block, steps, self.block) * blocks
 
     def sure_score(self) -> float | None:
-        """The score of the order from which on a position is committed at once; None without a threshold."""
+        """The score (`sureness`) from which on a position is committed at once; None without a threshold."""
         return None if self.threshold is None else score_threshold(self.order, self.threshold)

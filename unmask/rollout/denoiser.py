@@ -12,7 +12,7 @@ the block is set aside until the next begins, so that it passes through the mode
 import torch
 from torch import Tensor
 
-from unmask.core.order import Order, StepLogits
+from unmask.core.order import Order, StepLogits, sureness
 from unmask.core.schedule import CommitCounts
 from unmask.core.token_sampling import draw_tokens, pad_ids, sampling_logprobs, token_logprobs, uniforms
 from unmask.core.trace import Trace
@@ -130,7 +130,8 @@ class Denoiser:
         self.last_block = number
         drawn = self._draw(hidden, column_RM, step)
         score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
-        chosen_RM = self._chosen(score_RM, size) & valid_RM
+        sure_RM = drawn["sure"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf) if "sure" in drawn else score_RM
+        chosen_RM = self._chosen(score_RM, sure_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
         positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
         self.recorder.record_step(drawn, positions, column_RW.shape[1])
@@ -147,11 +148,15 @@ class Denoiser:
         masked_RW = self.trace.tokens_BL[cell] == self.trace.mask_id
         return masked_RW if self.engine.causal is None else masked_RW & (self.trace.block_BL[cell] == self.block)
 
-    def _chosen(self, score_RM: Tensor, size: int) -> Tensor:
-        """The `size` positions of largest score, ties to the left; and all that are sure enough."""
+    def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int) -> Tensor:
+        """The positions that are sure enough; if there are none, the `size` positions of largest score, ties to the
+        left."""
         first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
         chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
-        return chosen_RM if self.sure_score is None else chosen_RM | (score_RM >= self.sure_score)
+        if self.sure_score is None:
+            return chosen_RM
+        reached_RM = sure_RM >= self.sure_score
+        return torch.where(reached_RM.any(-1, keepdim=True), reached_RM, chosen_RM)
 
     def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
         """A token at every position, with its log-probability and score; in pieces, since logits are large."""
@@ -172,6 +177,8 @@ class Denoiser:
                 logp_Q = torch.zeros_like(plain_QV[:, 0])
             logits = StepLogits(plain_QV, logq_QV, token_Q, noise_Q[piece], column_Q[piece])
             recorded = self.recorder.of_piece(logits, kept_QV)
+            if self.sure_score is not None and sureness(self.order) is not self.order:
+                recorded["sure"] = sureness(self.order)(logits)
             pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **recorded})
         if "kept" in pieces[0]:
             widest = max(piece["kept"].shape[-1] for piece in pieces)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import StepLogits
+from unmask.core.order import StepLogits, low_confidence
 from unmask.core.schedule import CommitCounts
 from unmask.core.specs import Record
 from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
@@ -35,12 +35,14 @@ class RolloutRecorder:
         self.size_T = [size for sizes in commits for size in sizes]
         self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
-        self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "kept": []}
+        self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "confidence": [], "kept": []}
 
     def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
         piece = {}
         if self.record.entropy:
             piece["entropy"] = entropy(logits.logq_QV)
+        if self.record.confidence:
+            piece["confidence"] = low_confidence(logits)
         if kept_QV is not None:
             piece["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
         if self.record.top:

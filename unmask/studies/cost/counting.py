@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from unmask.config import Config
 from unmask.config.defaults import micro_batch_sizes
+from unmask.core.order import negative_entropy
 from unmask.core.policy import Memory
-from unmask.core.schedule import one_by_one
 from unmask.core.trace import select_traces
 from unmask.models.load import Outline
 from unmask.rollout.decoding import Decoding
@@ -133,8 +133,8 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     sizes = micro_batch_sizes(config, network.parameters + network.adapter)
     stand_in = StandIn if model.family.encoder else CachingStandIn
     sampler, policy, reference, replayer, evaluated = (stand_in(model) for _ in range(5))
-    if decoding.threshold is not None:  # the upper bound: one position a step
-        decoding = replace(decoding, threshold=None, schedule=one_by_one)
+    if decoding.threshold is not None:  # the upper bound, one position a step: no draw of a stand-in reaches these
+        decoding = replace(decoding, threshold=0.0 if decoding.order is negative_entropy else 1.0)
     groups = min(config.prompts, -(sizes.update // -config.group))  # enough to fill a pass
     count, everything = groups * config.group, config.prompts * config.group
     seed_B, group_B = row_seeds(_first_batch(config), everything)[:count], torch.arange(count) // config.group
