@@ -9,7 +9,7 @@ from unmask.core.objective import step_clip
 from unmask.core.probes import ask, every_step
 from unmask.core.token_sampling import TokenSampling
 from unmask.methods import agrpo
-from world import NetPolicy, TablePolicy, World, enumerated, relative_error, value_gradient
+from world import NetPolicy, TablePolicy, World, enumerated, laws, number, relative_error, value_gradient
 
 WORLDS = {
     "a low threshold": World(NetPolicy(3, 3, seed=20), "low_confidence", threshold=0.35),
@@ -42,6 +42,26 @@ def test_the_likelihood_of_a_step_is_its_enumerated_probability(name: str) -> No
     torch.testing.assert_close(total_N, wanted_N.detach(), rtol=0, atol=1e-12)
     kept_N = probes.asked_NL.sum(-1)
     assert kept_N.max() > 1 or "below" in name or "hardly" in name
+
+
+def test_another_policy_scores_the_positions_passed_over_by_the_threshold_too() -> None:
+    """Of several kept draws one can be below the threshold then. The others were passed over by the threshold still."""
+    world, level = WORLDS["a low threshold"], 0.35
+    other = World(NetPolicy(3, 3, seed=21), "low_confidence", threshold=level)
+    probes = every_step(enumerated(world).trace, generator(), choice=True)
+    plain_SCV, drawn_SCV = laws(other)
+    with torch.no_grad():
+        answer_NC = ask(other.policy, probes)
+    below = 0
+    for n in (probes.asked_NL.sum(-1) > 1).nonzero().flatten().tolist():
+        state = number(probes.states_SL[probes.state_N[n]], other.policy.words + 1)
+        token_C = probes.trace.tokens_BL[probes.trace_N[n]]
+        least = min(plain_SCV[state, i, token_C[i]].exp() for i in probes.asked_NL[n].nonzero().flatten())
+        for j in probes.passed_NL[n].nonzero().flatten().tolist():
+            score_V, mass_V = plain_SCV[state, j].exp(), drawn_SCV[state, j]
+            below += bool(mass_V[(score_V < level) & (score_V >= least)].sum() > 0.01)
+            assert answer_NC[n, j].exp().item() == pytest.approx(mass_V[score_V < level].sum().item(), abs=1e-12)
+    assert below > 0
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -159,9 +159,11 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     At `passed` positions the answer is log F, with F the probability that a draw there ranks below every draw that was
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
-    low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if the kept
-    draws reach it; otherwise the step kept the one surest draw, and c is as before. In the order left_to_right it then
-    kept the leftmost draw, and c is the threshold.
+    low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if several
+    draws were kept or the one that was reaches it; otherwise that was the surest draw, and c is as before. In the order
+    left_to_right it was the leftmost draw, and c is the threshold. (That every one of several kept draws reaches the
+    threshold under the asked policy is not checked: it has no gradient, and the rounding between sampler and scorer
+    would decide.)
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
@@ -216,7 +218,8 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
     place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
     if probes.trace.threshold is not None:
         level = score_threshold(low_confidence, probes.trace.threshold)
-        cut_N = (least_N >= level) | (probes.trace.order == "left_to_right")
+        several_N = probes.asked_NL.sum(-1) > 1
+        cut_N = (least_N >= level) | several_N | (probes.trace.order == "left_to_right")
         place_N = place_N.masked_fill(cut_N, score_NL.shape[1])  # a draw at the threshold is kept
         least_N = least_N.masked_fill(cut_N, level)
     row, column = passed_Q
