@@ -161,9 +161,7 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if several
     draws were kept or the one that was reaches it; otherwise that was the surest draw, and c is as before. In the order
-    left_to_right it was the leftmost draw, and c is the threshold. (That every one of several kept draws reaches the
-    threshold under the asked policy is not checked: it has no gradient, and the rounding between sampler and scorer
-    would decide.)
+    left_to_right it was the leftmost draw, and c is the threshold.
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
