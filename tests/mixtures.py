@@ -13,7 +13,7 @@ from unmask.models.checkpoint import stored_parts
 from unmask.models.config_file import ConfigFile
 from unmask.models.load import Released
 from unmask.models.recognition import family_of, network_of
-from unmask.models.tiny import EOS, MASK, CharacterTokenizer
+from unmask.models.tiny import CHARACTERS, EOS, MASK, SPECIALS, CharacterTokenizer
 
 COMMON: dict[str, Any] = {
     "hidden_size": 16,
@@ -89,6 +89,18 @@ def mixture_folder(folder: Path, family: str, seed: int = 0, **changed: Any) -> 
             )
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The character tokenizer of the embedded model as a file."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    characters = {character: number + SPECIALS for number, character in enumerate(CHARACTERS)}
+    vocabulary = {"[PAD]": 0, "[MASK]": MASK, "[EOS]": EOS, **characters}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def mixture(folder: Path, family: str, dtype: torch.dtype | None = None, **changed: Any) -> Released:

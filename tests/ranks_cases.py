@@ -1,5 +1,6 @@
 """What the processes of ranks_worker.py train: a toy task, a toy model, and the cases."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full-spg": {**SPG, "gradient_checkpointing": True, "rollout": {**TOP, "block": 2}},
     "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
     "full-quiet": QUIET,
+    "full-experts": {"rollout": {"cache": "prefix"}},  # LLaDA2: experts and block-causal attention
     "full-vine": {"method": "vine", "vine": {"completions": 2}, "with": ["keep_correct", "dispo"]},
     # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
     "lora-oom": {"inner_steps": 1},
@@ -104,5 +106,6 @@ SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "full-agrpo", "lo
 def case_config(name: str, model: str) -> Config:
     """fp64 where nothing is said against it: then other orders of summation do not hide a mistake, or look like one."""
     kind = {"full": True} if name.startswith("full") else {"full": False, "lora": LORA}
+    model = str(Path(model).with_name("experts")) if name == "full-experts" else model
     config = parse_config({**COMMON, "model": model, **kind, **CASES[name]})
     return config if name.endswith("few") else config.model_copy(update={"dtype": "float64"})

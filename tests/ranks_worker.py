@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mixtures import mixture_folder, write_tokenizer
 from ranks_alone import SILENT, left_alone
 from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
@@ -374,6 +375,7 @@ def main(folder: Path) -> None:
     TASKS["toy"] = toy_task
     RunFolder.draw = lambda self: None
     save(toy_model(), folder / "model")
+    write_tokenizer(mixture_folder(folder / "experts", "LLaDA2"))
     add_adapter(toy_model(), case_config("lora-few", "tiny").lora, 0)  # imports peft
     jobs: list[tuple[Any, ...]] = [(work, rank, size, folder) for size in SIZES for rank in range(size)]
     jobs += [(launched, name, folder) for name in LAUNCHES]

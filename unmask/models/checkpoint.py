@@ -198,9 +198,9 @@ def load_weights(
 
 
 def stored_tensors(lm: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network that belong into a checkpoint, a shared one once."""
-    stored = lm.state_dict().keys()
-    return {**dict(lm.named_parameters()), **{name: buffer for name, buffer in lm.named_buffers() if name in stored}}
+    """The tensors of a network for a checkpoint, a shared one once. `state_dict` would shard them again."""
+    biases = {name: buffer for name, buffer in lm.named_buffers() if name.endswith(".expert_bias")}
+    return {**dict(lm.named_parameters()), **biases}
 
 
 def stored_parts(name: str, weight: Tensor) -> dict[str, Tensor]:
