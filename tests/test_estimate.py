@@ -178,20 +178,23 @@ def test_weights_are_counted_as_in_the_real_model(small: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
+    ("name", "parameters", "block"),
     [
-        ("GSAI-ML/LLaDA-8B-Base", 8_015_581_184),
-        ("Dream-org/Dream-v0-Instruct-7B", 7_615_616_512),
-        ("apple/DiffuCoder-7B-cpGRPO", 7_615_616_512),
-        ("JetLM/SDAR-1.7B-Chat", 2_031_739_904),
-        ("JetLM/SDAR-4B-Chat", 4_411_424_256),
-        ("JetLM/SDAR-8B-Chat", 8_190_735_360),
+        ("GSAI-ML/LLaDA-8B-Base", 8_015_581_184, None),
+        ("GSAI-ML/iLLaDA-8B-Instruct", 7_615_025_152, None),
+        ("Dream-org/Dream-v0-Instruct-7B", 7_615_616_512, None),
+        ("apple/DiffuCoder-7B-cpGRPO", 7_615_616_512, None),
+        ("JetLM/SDAR-1.7B-Chat", 2_031_739_904, 4),
+        ("JetLM/SDAR-4B-Chat-b32", 4_411_424_256, 32),
+        ("Gen-Verse/TraDo-8B-Instruct", 8_190_735_360, 4),
+        ("Efficient-Large-Model/Fast_dLLM_v2_1.5B", 1_543_714_304, 32),
+        ("Efficient-Large-Model/Fast_dLLM_v2_7B", 7_615_616_512, 32),
     ],
 )
-def test_known_models_have_the_published_number_of_weights(name: str, parameters: int) -> None:
+def test_known_models_have_the_published_number_of_weights(name: str, parameters: int, block: int | None) -> None:
     found = outline(name)
     assert found.parameters == parameters and found.dtype == torch.bfloat16 and name in KNOWN
-    assert found.causal_block == (4 if "SDAR" in name else None)
+    assert found.causal_block == block
 
 
 def test_adapters_of_llada_have_the_sizes_that_peft_gives_them() -> None:
