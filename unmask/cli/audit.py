@@ -206,7 +206,9 @@ def _measure(
     methods = {}
     for spec in specs or every_estimator(decoding.length, decoding.steps, scores_choice(decoding)):
         own = [override for override in special if override.partition(".")[0] in spec.sections]
-        methods[spec.label] = config_of(spec, [*general, *own, *spec.overrides(options_only=True)]).build_method()
+        options = [*own, *spec.overrides(options_only=True)]
+        keep = "idle_groups=keep"  # the audit gives all methods advantages with a group baseline
+        methods[spec.label] = config_of(spec, [*general, *options, keep]).build_method()
         if methods[spec.label].further:
             raise ValueError(
                 f"{spec.label}: the audit measures one estimator, and this one has several terms: name its base alone"
