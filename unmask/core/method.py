@@ -1,7 +1,8 @@
 """Method: the terms of a loss. All methods share the form of a term.
 
     loss = sum over terms:  weight * ( - sum over traces, tokens of
-               credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )  +  kl * divergence )
+               credit * surrogate( log pi(token | masked state), log pi_old(...), advantage )
+               +  kl * divergence  +  distillation * cross_entropy )
 
 A base is a Method; a plug-in is a function Method -> Method that changes the first term or adds one.
 """
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage
-from unmask.core.objective import Divergence, Objective, token_divergence
+from unmask.core.objective import CrossEntropy, Divergence, Objective, token_cross_entropy, token_divergence
 from unmask.core.order import Order, low_confidence, order_name
 from unmask.core.probes import Probes
 from unmask.core.specs import Branch, Record, RolloutRequest, StepValues
@@ -63,10 +64,13 @@ class Term:
     """What is each token worth? (B, L). A weight has mean one over the counted tokens of a trace; vine puts the
     advantages of its steps here."""
     weight: float = 1.0
-    """Multiplies objective and KL."""
+    """Multiplies objective, KL and distillation."""
     kl: float = 0.0
     """The weight of `divergence` to the reference in the loss."""
     divergence: Divergence = token_divergence
+    distillation: float = 0.0
+    """The weight of `cross_entropy` to the teacher, an earlier policy, in the loss: over the whole vocabulary."""
+    cross_entropy: CrossEntropy = token_cross_entropy
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
     skip_zero_advantage: bool = False
@@ -81,7 +85,7 @@ class Term:
     """Its rewards are those after the price of `Method.reward_kl`."""
 
     def __post_init__(self) -> None:
-        check_range(0, inf, weight=self.weight, kl=self.kl)
+        check_range(0, inf, weight=self.weight, kl=self.kl, distillation=self.distillation)
         check_functions(advantage=self.advantage, objective=self.objective, credit=self.credit)
 
 
@@ -100,6 +104,8 @@ class Method(Term):
     """Which values of states must be estimated by completing them?"""
     reward_kl: float = 0.0
     """The price on the reward of each nat between old and reference policy, at the probes of the first term."""
+    teacher_every: int = 1
+    """After how many updates the policy becomes the teacher, if a term has `distillation`."""
     trajectory: bool = False
     """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
     order: Order | None = None
@@ -108,6 +114,7 @@ class Method(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(0, inf, reward_kl=self.reward_kl)
+        check_range(1, inf, teacher_every=self.teacher_every)
         labels = [term.label for term in self.terms]
         if len(set(labels)) < len(labels) or sum(term.branch is not None for term in self.terms) > 1:
             raise ValueError(f"{self.name} has two terms of the same kind: apply a plug-in once")
@@ -141,11 +148,16 @@ class Method(Term):
         return self.reward_kl > 0 or any(term.kl > 0 for term in self.terms)
 
     @property
+    def needs_teacher(self) -> bool:
+        return any(term.distillation > 0 for term in self.terms)
+
+    @property
     def uses_equal_rewards(self) -> bool:
-        """Groups of rollouts with equal rewards carry a signal: some advantage is not zero in a batch with a group of
-        correct and a group of wrong rollouts. (Branches have their own groups.)"""
+        """Groups of rollouts with equal rewards carry a signal: a teacher is followed, or some advantage is not zero in a
+        batch with a group of correct and a group of wrong rollouts. (Branches have their own groups.)"""
         reward_B, group_B = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
-        return any(bool(term.advantage(reward_B, group_B).any()) for term in self.terms if term.branch is None)
+        terms = [term for term in self.terms if term.branch is None]
+        return self.needs_teacher or any(bool(term.advantage(reward_B, group_B).any()) for term in terms)
 
     @property
     def counts_ones(self) -> bool:

@@ -23,6 +23,9 @@ The loss is a sum over traces: the part of one trace may depend on all answers a
 Divergence = Callable[[Tensor, Tensor, Probes], Tensor]
 """(logp_NL, reference_NL, probes) -> the divergence that a method's `kl` multiplies."""
 
+CrossEntropy = Callable[[Tensor, Probes], Tensor]
+"""(cross_NL, probes) -> the cross-entropy to the teacher that a method's `distillation` multiplies."""
+
 Normaliser = Callable[[Tensor, Probes], Tensor]
 """(counted_ML, probes) -> the weight of every token in the loss, (M, L), zero where not counted."""
 
@@ -240,6 +243,14 @@ def sequence_divergence(logp_NL: Tensor, reference_NL: Tensor, probes: Probes, *
     d_M = unit_likelihood(reference_NL - logp_NL, probes).masked_fill(~counted_ML, 0.0).sum(-1)
     length_M = counted_ML.sum(-1).clamp(min=1)
     return (probes.weight_M.to(d_M.dtype) * kl(d_M) / length_M).sum() / len(probes.trace)
+
+
+def token_cross_entropy(cross_NL: Tensor, probes: Probes, *, normaliser: Normaliser = token_mean) -> Tensor:
+    """sum of scale * H(teacher, policy) over counted tokens."""
+    counted_ML = counted_units(probes)
+    cross_ML = unit_likelihood(cross_NL, probes).masked_fill(~counted_ML, 0.0)
+    scale_ML = (normaliser(counted_ML, probes) * probes.weight_M[:, None]).to(cross_ML.dtype)
+    return (scale_ML * cross_ML).sum()
 
 
 def reward_divergence(old_NL: Tensor, reference_NL: Tensor, probes: Probes) -> Tensor:

@@ -12,6 +12,7 @@ The estimators of one paper are in that paper's file; here are those that severa
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,49 +167,66 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
     """
-    if probes.trace.sampling.guidance:
-        raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
-    if probes.trace.sampling.temperature == 0:
-        raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
+    _check_likelihood(probes)
     if not len(probes.states_SL):
         return torch.zeros_like(probes.share_NL)
     if micro_batch is not None and micro_batch < 1:
         raise ValueError(f"the micro-batch size must be at least 1, not {micro_batch}")
     if micro_batch is None or len(probes.states_SL) <= micro_batch:
-        return _logprobs(policy, probes)
-    pieces = [(number_N, _logprobs(policy, piece)) for number_N, piece in chunks(probes, micro_batch)]
+        return _answers(policy, probes)[0]
+    pieces = [(number_N, _answers(policy, piece)[0]) for number_N, piece in chunks(probes, micro_batch)]
     out_NL = torch.zeros_like(probes.share_NL, dtype=pieces[0][1].dtype)
     for number_N, piece_NL in pieces:
         out_NL[number_N] = piece_NL
     return out_NL
 
 
-def _logprobs(policy: Policy, probes: Probes) -> Tensor:
-    """One pass through the trunk; then the head, piece by piece, so that logits never exist for all positions."""
+def ask_with_teacher(policy: Policy, teacher: Policy, probes: Probes) -> tuple[Tensor, Tensor]:
+    """The answers of `ask`, and the cross-entropy of the teacher's and the policy's distribution at every asked
+    position, - sum_v p_teacher(v) log p(v) over the vocabulary, (N, L), zero elsewhere.
+
+    Both distributions have the temperature of the rollouts, and nothing is cut by top_k or top_p. The teacher gets no
+    gradient. As with `ask`, logits never exist for all positions.
+    """
+    _check_likelihood(probes)
+    if not len(probes.states_SL):
+        return torch.zeros_like(probes.share_NL), torch.zeros_like(probes.share_NL)
+    logp_NL, cross_NL = _answers(policy, probes, teacher)
+    return logp_NL, cross_NL
+
+
+def _check_likelihood(probes: Probes) -> None:
+    if probes.trace.sampling.guidance:
+        raise ValueError("a guided trace has no likelihood under the policy alone: sample with guidance 0")
+    if probes.trace.sampling.temperature == 0:
+        raise ValueError("a greedy trace (temperature 0) has no likelihood: sample at a temperature above 0")
+
+
+def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> tuple[Tensor, ...]:
+    """One pass through the trunk; then the head, piece by piece, so that logits never exist for all positions. The
+    log-probabilities, (N, L), and with a teacher the cross-entropies."""
     asked_Q = probes.asked_NL.nonzero(as_tuple=True)
     passed_Q = None if probes.passed_NL is None else probes.passed_NL.nonzero(as_tuple=True)
     row, column = asked_Q if passed_Q is None else map(torch.cat, zip(asked_Q, passed_Q, strict=True))
     at_Q = probes.state_N[row] * probes.asked_NL.shape[1] + column
-    attended_SL = None if probes.attended_SL.all() else probes.attended_SL
-    if probes.clean_SL is None:
-        hidden_QD = policy.hidden(probes.states_SL, attended_SL, at_Q)
-    else:
-        if not isinstance(policy, BlockCausalPolicy):
-            raise ValueError("this block-causal policy cannot be asked: it needs the method hidden_two_streams")
-        block = probes.trace.causal_block
-        assert block is not None
-        hidden_QD = policy.hidden_two_streams(probes.states_SL, probes.clean_SL, attended_SL, at_Q, block)
-
     count, source = len(asked_Q[0]), probes.trace_N[asked_Q[0]]
+    taught_QD = None
+    if teacher is not None:
+        with torch.no_grad():
+            taught_QD = _hidden(teacher, probes, at_Q[:count])
+    hidden_QD = _hidden(policy, probes, at_Q)
+
     token_Q = probes.trace.tokens_BL[source, asked_Q[1]]
     kept_QK = None
     if probes.visited and (kept_BCK := probes.trace.seen.get("kept")) is not None:
         kept_QK = kept_BCK[source, asked_Q[1] - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
-    logp_Q, score_Q = _in_pieces(policy, _token_logprobs, probes.trace, hidden_QD[:count], token_Q, kept_QK)
-    answer_NL = torch.zeros(probes.asked_NL.shape, dtype=logp_Q.dtype, device=logp_Q.device)
-    answer_NL = answer_NL.index_put(asked_Q, logp_Q)
+    answer, heads = partial(_token_logprobs, teacher=teacher), 1 if teacher is None else 2
+    about: tuple[Tensor | None, ...] = (token_Q, kept_QK, taught_QD)
+    score_Q, *answers = _in_pieces(policy, answer, probes.trace, hidden_QD[:count], about, heads)
+    blank_NL = torch.zeros(probes.asked_NL.shape, dtype=score_Q.dtype, device=score_Q.device)
+    answer_NL, *cross = (blank_NL.index_put(asked_Q, answer_Q) for answer_Q in answers)
     if passed_Q is None:
-        return answer_NL
+        return answer_NL, *cross
 
     # The lexicographic minimum of (score, -position) in each row: ties go to the rightmost position.
     score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
@@ -221,37 +239,60 @@ def _logprobs(policy: Policy, probes: Probes) -> Tensor:
         place_N = place_N.masked_fill(cut_N, score_NL.shape[1])  # a draw at the threshold is kept
         least_N = least_N.masked_fill(cut_N, level)
     row, column = passed_Q
-    log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], least_N[row], column > place_N[row])
-    return answer_NL.index_put(passed_Q, log_f)
+    about = (least_N[row], column > place_N[row])
+    log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], about)
+    return answer_NL.index_put(passed_Q, log_f), *cross
+
+
+def _hidden(policy: Policy, probes: Probes, at_Q: Tensor) -> Tensor:
+    """The pass through the trunk; of a block-causal policy, with the context that the sampler had."""
+    attended_SL = None if probes.attended_SL.all() else probes.attended_SL
+    if probes.clean_SL is None:
+        return policy.hidden(probes.states_SL, attended_SL, at_Q)
+    if not isinstance(policy, BlockCausalPolicy):
+        raise ValueError("this block-causal policy cannot be asked: it needs the method hidden_two_streams")
+    block = probes.trace.causal_block
+    assert block is not None
+    return policy.hidden_two_streams(probes.states_SL, probes.clean_SL, attended_SL, at_Q, block)
 
 
 def _in_pieces(
     policy: Policy,
-    answer: Callable[..., tuple[Tensor, Tensor]],
+    answer: Callable[..., tuple[Tensor, ...]],
     trace: Trace,
     hidden_QD: Tensor,
-    *about_Q: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """answer(logits, trace, ...) over pieces whose logits fit, (Q,) each; a backward pass recomputes the logits."""
-    size = max(1, PIECE // policy.vocabulary)
+    about_Q: tuple[Tensor | None, ...],
+    heads: int = 1,
+) -> list[Tensor]:
+    """answer(logits, trace, ...) over pieces, (Q,) each: the logits of all heads fit, and a backward pass recomputes
+    them."""
+    size = max(1, PIECE // (heads * policy.vocabulary))
 
-    def piece(start: int) -> tuple[Tensor, Tensor]:
+    def piece(start: int) -> tuple[Tensor, ...]:
         part = slice(start, start + size)
         about = [value if value is None else value[part] for value in about_Q]
 
-        def of_hidden(hidden_PD: Tensor) -> tuple[Tensor, Tensor]:
+        def of_hidden(hidden_PD: Tensor) -> tuple[Tensor, ...]:
             return answer(policy.head(hidden_PD), trace, *about)
 
         if len(hidden_QD) <= size or not torch.is_grad_enabled():
             return of_hidden(hidden_QD[part])
         return checkpoint(of_hidden, hidden_QD[part], use_reentrant=False)
 
-    first, second = zip(*(piece(start) for start in range(0, max(1, len(hidden_QD)), size)), strict=True)
-    return torch.cat(first), torch.cat(second)
+    pieces = [piece(start) for start in range(0, max(1, len(hidden_QD)), size)]
+    return [torch.cat(answers) for answers in zip(*pieces, strict=True)]
 
 
-def _token_logprobs(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token by the distribution it was sampled from, and at temperature 1."""
+def _token_logprobs(
+    logits_QV: Tensor,
+    trace: Trace,
+    token_Q: Tensor,
+    kept_QK: Tensor | None,
+    taught_QD: Tensor | None,
+    teacher: Policy | None,
+) -> tuple[Tensor, ...]:
+    """The log-probability of each token at temperature 1, and by the distribution it was sampled from; with a teacher,
+    the cross-entropy too."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
     logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
@@ -260,7 +301,12 @@ def _token_logprobs(logits_QV: Tensor, trace: Trace, token_Q: Tensor, kept_QK: T
         possible_Q = (logq_QK > -torch.inf).any(-1)
         safe_QK = torch.where(possible_Q[:, None], logq_QK, 0.0)  # an empty sum would poison the gradient
         logp_Q = torch.where(possible_Q, logp_Q - safe_QK.logsumexp(-1), FLOOR)
-    return logp_Q.clamp(min=FLOOR), plain_Q
+    if teacher is None or taught_QD is None:
+        return plain_Q, logp_Q.clamp(min=FLOOR)
+    with torch.no_grad():
+        taught_QV = token_logprobs(teacher.head(taught_QD), trace.mask_id)
+        taught_QV = tempered_logprobs(taught_QV, trace.sampling.temperature).exp()
+    return plain_Q, logp_Q.clamp(min=FLOOR), -(taught_QV * logq_QV.clamp(min=FLOOR)).sum(-1)
 
 
 def _log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ A name ends in its shape, one letter a dimension:
     T  denoising steps                   K  views of a trace, or kept candidates
     S  distinct masked states            N  questions (rows of Probes)
     M  units: (trace, term) pairs        Q  single positions asked about, flattened
+    A  answers: the log-probability, and with a teacher the cross-entropy
 """
 
 from torch import Tensor

@@ -203,6 +203,8 @@ def check(method: Method, args: GRPOConfig) -> None:
         raise ValueError(f"{method.name} branches, and TRL cannot score branches: use `unmask train`")
     if method.values is not None:
         raise ValueError(f"{method.name} completes states again, and TRL cannot score them: use `unmask train`")
+    if method.needs_teacher:
+        raise ValueError(f"{method.name} follows a teacher, which TRL does not refresh: use `unmask train`")
     if method.further:
         raise ValueError(f"{method.name} has several terms, and inside TRL a loss has one: use `unmask train`")
     if args.world_size > 1:

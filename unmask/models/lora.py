@@ -139,20 +139,13 @@ def swap_weights(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[N
         swap()
 
 
-class ReferencePolicy:
-    """Implements Policy: a policy with an adapter as it was when this object was created, without gradient.
+class EarlierPolicy:
+    """Implements Policy: a policy with copies of some of its weights in their place, without gradient."""
 
-    If the adapter is new, that is the base model, which costs nothing; otherwise it keeps a copy of the adapter.
-    `alike`: a new adapter stays enabled, with B zero, because compiled layers round differently with it disabled.
-    """
-
-    def __init__(self, policy: Adaptable, alike: bool = False) -> None:
-        layers = _adapter_layers(policy).values()
-        a, b = ([getattr(layer, name)[ADAPTER].weight for layer in layers] for name in ("lora_A", "lora_B"))
-        fresh = not any(weight.any() for weight in b)
-        self.weights = b if fresh else a + b
-        self.copies = None if fresh and not alike else [weight.detach().clone() for weight in self.weights]
-        self.policy = policy
+    def __init__(self, policy: Adaptable, weights: list[nn.Parameter]) -> None:
+        self.weights, self.policy = weights, policy
+        self.copies: list[Tensor] | None = [weight.detach().clone() for weight in weights]
+        """None: the adapter is disabled instead."""
         self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
         self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
 
@@ -176,6 +169,22 @@ class ReferencePolicy:
 
     def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
+
+
+class ReferencePolicy(EarlierPolicy):
+    """A policy with an adapter as it was when this object was created.
+
+    If the adapter is new, that is the base model, which costs nothing; otherwise it keeps a copy of the adapter.
+    `alike`: a new adapter stays enabled, with B zero, because compiled layers round differently with it disabled.
+    """
+
+    def __init__(self, policy: Adaptable, alike: bool = False) -> None:
+        layers = _adapter_layers(policy).values()
+        a, b = ([getattr(layer, name)[ADAPTER].weight for layer in layers] for name in ("lora_A", "lora_B"))
+        fresh = not any(weight.any() for weight in b)
+        super().__init__(policy, b if fresh else a + b)
+        if fresh and not alike:
+            self.copies = None
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def _train(
     decoding = decoding_of(config, task)
     task.rows("train", 1, 0)  # a task without training rows raises now, before the model is loaded
     check_trackers(config.track)
-    with set_up(config, method.needs_reference) as setup:
+    with set_up(config, method.needs_reference, method.needs_teacher) as setup:
         if interrupted is not None:
             check_start(interrupted, setup.policy)
         meter = Meter()
@@ -73,7 +73,7 @@ def _train(
         make = make_folder if resumed else with_config(make_folder, settings)
         with (
             tracking(settings, make, hooks, resumed) as (make_tracked, hooks),
-            count_passes(meter, setup.policy, setup.reference),
+            count_passes(meter, setup.policy, setup.reference, setup.teacher_model),
         ):
             return run_updates(experiment, make_tracked, start, meter, hooks)
 
@@ -84,7 +84,7 @@ def run_updates(
     config, setup, method = experiment.config, experiment.setup, experiment.method
     policy, micro_batch, ranks = setup.policy, setup.update_batch, setup.ranks
     optimizer, rng = make_optimizer(policy, config.optimizer), torch.Generator().manual_seed(config.seed)
-    scorer = Scorer(policy, setup.reference, micro_batch, ranks)
+    scorer = Scorer(policy, setup.reference, micro_batch, ranks, setup.teacher_model)
     run = TrainingRun(experiment, optimizer, rng, meter, hooks)
     run.start(make_folder, start)
     for step in run.remaining_steps():
@@ -95,6 +95,8 @@ def run_updates(
             terms = loss_terms(method, batch, scorer, rng, config.inner_steps) if batch.broken is None else []
             max_grad_norm, on_logprobs = config.optimizer.max_grad_norm, run.recorder.on_logprobs
             update = inner_updates(policy, optimizer, terms, micro_batch, max_grad_norm, ranks, on_logprobs)
+            if setup.teacher is not None and step % method.teacher_every == 0:
+                setup.teacher.refresh()
         run.log(step, batch, update)
         run.pause_if_requested(step)
         if run.eval_due(step):

@@ -49,6 +49,8 @@ class Scorer:
     """The policy before training. Required if `method.needs_reference`."""
     micro_batch: int | MicroBatch = field(default_factory=lambda: MicroBatch(512))
     ranks: Ranks = ALONE
+    teacher: Policy | None = None
+    """An earlier policy. Required if `method.needs_teacher`."""
 
     def policy_logprobs(self, probes: Probes) -> Tensor:
         return logprobs(self.policy, probes, self.micro_batch, self.ranks)
@@ -64,6 +66,8 @@ def loss_terms(
     """The terms of every inner step. All probes are drawn, and the old policy is asked, before the first inner step."""
     if method.needs_reference and scorer.reference is None:
         raise ValueError(f"{method.name} has a KL to a reference policy: pass reference= the policy before training")
+    if method.needs_teacher and scorer.teacher is None:
+        raise ValueError(f"{method.name} follows a teacher: pass teacher= an earlier policy")
     method.check_order(batch.trace)
     _check_shape(method, "the rewards", batch.reward_B, batch.trace.group_B, "rollouts")
     reward_B = batch.reward_B if batch.reward_B.is_floating_point() else batch.reward_B.double()
@@ -91,6 +95,9 @@ def loss_terms(
                     reference_NL=reference_NL if term.kl else None,
                     kl=term.kl,
                     divergence=term.divergence,
+                    teacher=scorer.teacher if term.distillation else None,
+                    distillation=term.distillation,
+                    cross_entropy=term.cross_entropy,
                     weight=term.weight,
                     label=term.label,
                     skip_zero_advantage=term.skip_zero_advantage,

@@ -21,11 +21,20 @@ from unmask.distributed.sharding import shard
 from unmask.models import Model, Tiny, load_model
 from unmask.models.checkpoint import fingerprint_of
 from unmask.models.decoder import Decoder
-from unmask.models.lora import ReferencePolicy, add_adapter, has_adapter, merge, unfreeze_adapter
+from unmask.models.lora import (
+    EarlierPolicy,
+    ReferencePolicy,
+    add_adapter,
+    has_adapter,
+    merge,
+    trainable_parameters,
+    unfreeze_adapter,
+)
 from unmask.rollout.cache import cache_of
 from unmask.rollout.decoding import Decoding
 from unmask.tasks import Task
 from unmask.training.run.folder import checkpoint_of
+from unmask.training.teacher import Teacher
 from unmask.util.micro_batch import MicroBatch
 
 
@@ -34,38 +43,52 @@ class Setup:
     policy: Model
     reference: Policy | None
     """The policy before training, if the method needs it."""
+    teacher: Teacher | None
+    """An earlier policy, if the method needs it."""
     device: str
     ranks: Ranks
     rollout_batch: MicroBatch
     update_batch: MicroBatch
 
+    @property
+    def teacher_model(self) -> Policy | None:
+        return None if self.teacher is None else self.teacher.model
+
 
 @contextmanager
-def set_up(config: Config, needs_reference: bool) -> Iterator[Setup]:
-    """The policy, ready for training. A policy with an adapter needs no copy: its base is the reference."""
+def set_up(config: Config, needs_reference: bool, needs_teacher: bool = False) -> Iterator[Setup]:
+    """The policy, ready for training. A policy with an adapter needs no copy of its base, which is the reference; the
+    teacher has a copy of the adapter."""
     with join_processes(device_of(config)) as (ranks, device):
         rollouts = config.prompts * config.group
         if rollouts < ranks.size:
             raise ValueError(f"prompts x group: {rollouts} rollouts are fewer than {ranks.size} processes; raise one")
         policy = trainable_policy(config, device)
-        reference: Policy | None = None
+        reference: EarlierPolicy | Model | None = None
+        earlier: EarlierPolicy | Model | None = None
         if has_adapter(policy):
             reference = ReferencePolicy(policy, alike=config.compile) if needs_reference else None
+            earlier = EarlierPolicy(policy, trainable_parameters(policy)) if needs_teacher else None
         else:
-            # Compiled layers round differently without gradients, so the reference takes gradients as well.
-            reference = copy.deepcopy(policy).requires_grad_(config.compile) if needs_reference else None
+            # Compiled layers round differently without gradients, so copies take gradients as well.
+            reference, earlier = (
+                copy.deepcopy(policy).requires_grad_(config.compile) if needed else None
+                for needed in (needs_reference, needs_teacher)
+            )
             if ranks.size > 1:
                 if config.compile:
                     raise ValueError("compile: cannot be combined with full training in several processes (sharding)")
                 ranks = shard(policy, _layers(policy), ranks)
-                if reference is not None:
-                    shard(reference, _layers(reference), ranks)
+                for other in (reference, earlier):
+                    if other is not None:
+                        shard(other, _layers(other), ranks)
         if config.compile:
-            for compiled in (policy, reference):
-                if compiled is not None and not isinstance(compiled, ReferencePolicy):
+            for compiled in (policy, reference, earlier):
+                if isinstance(compiled, nn.Module):
                     decoder_of(compiled, "compile").compile_layers()
+        teacher = Teacher(policy, earlier) if earlier is not None else None
         rollout_batch, update_batch = micro_batches(config, policy)
-        yield Setup(policy, reference, device, ranks, rollout_batch, update_batch)
+        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch)
 
 
 def trainable_policy(config: TrainingConfig, device: str) -> Model:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.objective import Divergence, Objective
+from unmask.core.objective import CrossEntropy, Divergence, Objective
 from unmask.core.policy import Policy
-from unmask.core.probes import Probes, ask, at_states, chunks, empty, microbatches
+from unmask.core.probes import Probes, ask, ask_with_teacher, at_states, chunks, empty, microbatches
 from unmask.core.shapes import Metrics
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.distributed.sharding import whole
@@ -40,6 +40,10 @@ class LossTerm:
     skip_zero_advantage: bool = False
     """Skip the passes of traces with zero advantage. Exact when the objective depends on ratios alone: such a trace
     then changes neither loss nor metrics while the policy is the old one."""
+    teacher: Policy | None = None
+    """Asked together with the policy, if the term has `distillation`."""
+    distillation: float = 0.0
+    cross_entropy: CrossEntropy | None = None
 
 
 OnLogprobs = Callable[[LossTerm, Tensor], None]
@@ -78,8 +82,9 @@ class UpdateResult:
         return {f"train/{name}": sum(each) / len(each) for name, each in values.items()}
 
 
-def term_loss(term: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
-    """weight * (objective + kl * divergence)."""
+def term_loss(term: LossTerm, logp_NL: Tensor, cross_NL: Tensor | None = None) -> tuple[Tensor, Metrics]:
+    """weight * (objective + kl * divergence + distillation * cross-entropy), from the policy's log-probabilities and
+    its cross-entropies to the teacher (`answers`)."""
     old_NL = logp_NL.detach() if term.old_NL is None else term.old_NL.to(logp_NL.dtype)
     loss, metrics = term.objective(logp_NL, old_NL, term.probes, term.advantage_B, term.credit_BL)
     if term.kl and (term.reference_NL is None or term.divergence is None):
@@ -87,7 +92,16 @@ def term_loss(term: LossTerm, logp_NL: Tensor) -> tuple[Tensor, Metrics]:
     if term.reference_NL is not None and term.divergence is not None:
         divergence = term.divergence(logp_NL, term.reference_NL, term.probes)
         loss, metrics = loss + term.kl * divergence, metrics | {"kl": divergence.detach()}
+    if term.distillation:
+        if cross_NL is None or term.cross_entropy is None:
+            raise ValueError(f"a term with distillation={term.distillation} needs its cross-entropies to a teacher")
+        cross = term.cross_entropy(cross_NL, term.probes)
+        loss, metrics = loss + term.distillation * cross, metrics | {"cross_entropy": cross.detach()}
     return term.weight * loss, metrics | {"loss": (term.weight * loss).detach()}
+
+
+def _loss_of(term: LossTerm, value_ANL: Tensor) -> tuple[Tensor, Metrics]:
+    return term_loss(term, value_ANL[0], None if term.teacher is None else value_ANL[1])
 
 
 @torch.no_grad()
@@ -97,33 +111,40 @@ def logprobs(policy: Policy, probes: Probes, micro_batch: int | MicroBatch, rank
     while True:
         try:
             size = micro_batch.size
-            answers = [(number_N, ask(policy, piece)) for number_N, piece in chunks(probes, size, mine)]
+            pieces = [(number_N, ask(policy, piece)[None]) for number_N, piece in chunks(probes, size, mine)]
             break
         except torch.OutOfMemoryError as error:
             _shrink(micro_batch, ranks, error)
     if ranks.sharded:
         longest = -(-(len(probes.states_SL) // -ranks.size) // -micro_batch.size)
-        answers += [(probes.state_N[:0], ask(policy, empty(probes))) for _ in range(longest - len(answers))]
-    if ranks.sharded and hasattr(policy, "reshard"):
-        policy.reshard()  # no backward pass follows, so embedding and head can be freed too
-    return _sum(_assemble(probes, answers), ranks)
+        pieces += [(probes.state_N[:0], ask(policy, empty(probes))[None]) for _ in range(longest - len(pieces))]
+    _reshard(policy, ranks)
+    return _sum(_assemble(probes, pieces)[0], ranks)
+
+
+def answers(policy: Policy, term: LossTerm, probes: Probes) -> Tensor:
+    """What a term needs of the policy at some of its probes: the log-probabilities, (1, N, L), and with a teacher the
+    cross-entropies, (2, N, L)."""
+    if term.teacher is None:
+        return ask(policy, probes)[None]
+    return torch.stack(ask_with_teacher(policy, term.teacher, probes))
 
 
 def accumulate(policy: Policy, term: LossTerm, micro_batch: int | MicroBatch, ranks: Ranks = ALONE) -> Metrics:
     """Add the gradient of one term to the parameters, with at most `micro_batch` masked states in a pass. Each process
     adds its share; `ranks.sum_gradients` sums the shares."""
-    logp_NL = _sum(_backpropagate(policy, term, as_micro_batch(micro_batch).size, ranks), ranks)
+    found_ANL = _sum(_backpropagate(policy, term, as_micro_batch(micro_batch).size, ranks), ranks)
     with torch.no_grad():
-        return term_loss(term, logp_NL)[1]
+        return _loss_of(term, found_ANL)[1]
 
 
 def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> Tensor:
-    """Add this process's share of the gradient; returns the log-probabilities it computed, (N, L), zero elsewhere.
+    """Add this process's share of the gradient; returns the answers it computed, (A, N, L), zero elsewhere.
 
     The states of a trace share a pass, so its slopes are known while the graph of the pass still exists. If they do not
     fit into one pass, they are asked without gradient first.
     """
-    probes, live_N, answers = term.probes, live_questions(term), []
+    probes, live_N, found, kinds = term.probes, live_questions(term), [], 1 if term.teacher is None else 2
     # Which process has a trace must not depend on `size`, which can differ between processes. With sharded weights
     # `size` is the same and all processes run a pass together: one with fewer states takes part with an empty pass.
     everybody = range(ranks.size) if ranks.sharded else [ranks.rank]
@@ -137,32 +158,37 @@ def _backpropagate(policy: Policy, term: LossTerm, size: int, ranks: Ranks) -> T
             (_questions(probes, piece_S), at_states(probes, piece_S) if len(piece_S) else empty(probes))
             for piece_S in pieces_S
         ]
-        with_graph = ask(policy, pieces[0][1]) if passes == 1 else None
+        with_graph = answers(policy, term, pieces[0][1]) if passes == 1 else None
         with torch.no_grad():
-            values = [ask(policy, piece) for _, piece in pieces] if with_graph is None else [with_graph.detach()]
-        logp_NL = _assemble(probes, list(zip((piece_N for piece_N, _ in pieces), values, strict=True)))
-        slope_NL = _slopes(term, logp_NL, number_N)
-        answers.append((number_N, logp_NL[number_N]))
+            each = [with_graph.detach()] if with_graph is not None else [answers(policy, term, p) for _, p in pieces]
+        value_ANL = _assemble(probes, list(zip((piece_N for piece_N, _ in pieces), each, strict=True)), kinds)
+        slope_ANL = _slopes(term, value_ANL, number_N)
+        found.append((number_N, value_ANL[:, number_N]))
         for piece_N, piece in pieces:
-            answer_NL = ask(policy, piece) if with_graph is None else with_graph
+            answer_ANL = answers(policy, term, piece) if with_graph is None else with_graph
             # FSDP averages gradients in the backward pass; the factor turns the mean into a sum.
-            ((ranks.size if ranks.sharded else 1) * slope_NL[piece_N] * answer_NL).sum().backward()
-    return _assemble(probes, answers)
+            ((ranks.size if ranks.sharded else 1) * slope_ANL[:, piece_N] * answer_ANL).sum().backward()
+    if term.teacher is not None:
+        _reshard(term.teacher, ranks)
+    return _assemble(probes, found, kinds)
 
 
-def _slopes(term: LossTerm, logp_NL: Tensor, number_N: Tensor) -> Tensor:
-    """d loss / d logp at some probes, (N, L). The others do not matter, because no loss mixes two traces."""
-    stand_in_NL = torch.zeros_like(logp_NL) if term.old_NL is None else term.old_NL.to(logp_NL.dtype).clone()
-    stand_in_NL[number_N] = logp_NL[number_N]
-    stand_in_NL.requires_grad_()
-    loss, _ = term_loss(term, stand_in_NL)
-    (slope_NL,) = torch.autograd.grad(loss, stand_in_NL)
-    return slope_NL
+def _slopes(term: LossTerm, value_ANL: Tensor, number_N: Tensor) -> Tensor:
+    """d loss / d answer at some probes, (A, N, L). The others do not matter, because no loss mixes two traces."""
+    stand_in_ANL = torch.zeros_like(value_ANL)
+    if term.old_NL is not None:
+        stand_in_ANL[0] = term.old_NL.to(value_ANL.dtype)
+    stand_in_ANL[:, number_N] = value_ANL[:, number_N]
+    stand_in_ANL.requires_grad_()
+    loss, _ = _loss_of(term, stand_in_ANL)
+    (slope_ANL,) = torch.autograd.grad(loss, stand_in_ANL)
+    return slope_ANL
 
 
 def live_questions(term: LossTerm) -> Tensor:
     """The probes that are asked, (N,): all except those of traces whose gradient is known to be zero."""
-    if not term.skip_zero_advantage or term.old_NL is not None or term.reference_NL is not None:
+    pulled = term.reference_NL is not None or term.teacher is not None
+    if not term.skip_zero_advantage or term.old_NL is not None or pulled:
         return torch.ones_like(term.probes.state_N, dtype=torch.bool)
     return term.advantage_B[term.probes.trace_N] != 0
 
@@ -172,18 +198,24 @@ def _questions(probes: Probes, state_S: Tensor) -> Tensor:
     return torch.isin(probes.state_N, state_S).nonzero().squeeze(1)
 
 
-def _assemble(probes: Probes, answers: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The log-probabilities of the pieces, (N, L)."""
-    dtype = answers[0][1].dtype if answers else probes.share_NL.dtype
-    logp_NL = torch.zeros(probes.share_NL.shape, dtype=dtype, device=probes.share_NL.device)
-    for number_N, piece_NL in answers:
-        logp_NL[number_N] = piece_NL.to(dtype)
-    return logp_NL
+def _assemble(probes: Probes, pieces: list[tuple[Tensor, Tensor]], kinds: int = 1) -> Tensor:
+    """The answers of the pieces, (A, N, L), of A kinds."""
+    dtype = pieces[0][1].dtype if pieces else probes.share_NL.dtype
+    whole_ANL = torch.zeros((kinds, *probes.share_NL.shape), dtype=dtype, device=probes.share_NL.device)
+    for number_N, piece_ANL in pieces:
+        whole_ANL[:, number_N] = piece_ANL.to(dtype)
+    return whole_ANL
 
 
-def _sum(logp_NL: Tensor, ranks: Ranks) -> Tensor:
-    """The log-probabilities of all processes, in double: a process without any does not know the dtype."""
-    return logp_NL if ranks.size == 1 else ranks.sum(logp_NL.double())
+def _sum(answers: Tensor, ranks: Ranks) -> Tensor:
+    """The answers of all processes, in double: a process without any does not know the dtype."""
+    return answers if ranks.size == 1 else ranks.sum(answers.double())
+
+
+def _reshard(policy: Policy, ranks: Ranks) -> None:
+    """Free embedding and head of sharded weights, if no backward pass of this policy follows."""
+    if ranks.sharded and hasattr(policy, "reshard"):
+        policy.reshard()
 
 
 def _shrink(micro_batch: MicroBatch, ranks: Ranks, error: torch.OutOfMemoryError) -> None:
@@ -215,11 +247,11 @@ def update(
             _shrink(micro_batch, ranks, error)
     metrics: Metrics = {}
     with torch.no_grad():
-        for term, logp_NL in zip(asked, computed, strict=True):
-            logp_NL = _sum(logp_NL, ranks)
+        for term, found_ANL in zip(asked, computed, strict=True):
+            found_ANL = _sum(found_ANL, ranks)
             if on_logprobs is not None:
-                on_logprobs(term, logp_NL)
-            metrics |= {term.label + name: value for name, value in term_loss(term, logp_NL)[1].items()}
+                on_logprobs(term, found_ANL[0])
+            metrics |= {term.label + name: value for name, value in _loss_of(term, found_ANL)[1].items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.sum_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)

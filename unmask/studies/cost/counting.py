@@ -132,7 +132,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     method, network = config.build_method(), network_of(config, model)
     sizes = micro_batch_sizes(config, network.parameters + network.adapter)
     stand_in = StandIn if model.family.encoder else CachingStandIn
-    sampler, policy, reference, replayer, evaluated = (stand_in(model) for _ in range(5))
+    sampler, policy, reference, teacher, replayer, evaluated = (stand_in(model) for _ in range(6))
     if decoding.threshold is not None:  # the upper bound, one position a step: no draw of a stand-in reaches these
         decoding = replace(decoding, threshold=0.0 if decoding.order is negative_entropy else 1.0)
     groups = min(config.prompts, -(sizes.update // -config.group))  # enough to fill a pass
@@ -160,7 +160,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         )
         wrong_N = (torch.arange(len(continued)) // method.values.completions % 2).double()  # no two states are equal
         rollouts = Rollouts(with_state_values(trace, continued, reward_B, wrong_N), branches)
-    scorer = Scorer(policy, reference if method.needs_reference else None, MicroBatch(sizes.update))
+    scorer = Scorer(policy, reference, MicroBatch(sizes.update), teacher=teacher)
     batch = ScoredRollouts(rollouts, reward_B, branch_reward_B)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     for terms in loss_terms(method, batch, scorer, rng, config.inner_steps):
@@ -181,6 +181,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         "cache check": replayer.counts["whole"].together(replays, sizes.rollout),
         "update, no gradient": policy.counts["whole"].times(scale),
         "update, reference": reference.counts["whole"].times(scale),
+        "update, teacher": teacher.counts["whole"].times(scale),
         "update, gradient": policy.counts["gradient"].times(scale),
         "evaluation, whole": evaluated.counts["whole"].together(solved, evaluations),
         "evaluation, window": evaluated.counts["window"].together(solved, evaluations),

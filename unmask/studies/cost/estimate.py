@@ -72,10 +72,12 @@ def memory(
     """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has a copy."""
     item, inner, deep = network.item, network.inner, network.width
     wide = max(4, item) * network.trained  # adapters and the optimiser's state are in fp32 at least (training/optim.py)
+    copy = max(4, item) if network.adapter else item
     fixed = {
         "weights": item * network.parameters,
         "adapter": wide if network.adapter else 0,
-        "reference": (max(4, item) if network.adapter else item) * copied,
+        "reference": copy * copied,
+        "teacher": copy * network.trained if passes["update, teacher"].states else 0,
         "fp32 copies": wide if item < 4 and not network.adapter else 0,
         "Adam": 2 * wide,
     }

@@ -25,6 +25,7 @@ from unmask.training.run.folder import MakeFolder, RunFolder
 from unmask.training.run.progress import Skips
 from unmask.training.run.provenance import provenance
 from unmask.training.run.state import State, restore, state_tensors, write_state
+from unmask.training.teacher import Teacher
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.signals import Paused
 
@@ -62,6 +63,7 @@ class BaseRun(ABC, Generic[E]):
     """The evaluation before training."""
     last: E | None = None
     """The last evaluation after an update."""
+    teacher: Teacher | None = None
     folder: RunFolder | None = None
     step, evaluated, saved, skips, ended = 0, 0, 0, Skips(), ""
     """Finished updates, the last evaluated one, the last saved one, skipped updates, why the run ends early."""
@@ -134,7 +136,7 @@ class BaseRun(ABC, Generic[E]):
         self._log_evaluation(0, self.before)
 
     def _resume(self, make_folder: MakeFolder, state: State) -> None:
-        restore(self.policy, self.optimizer, self.rng, state.tensors)
+        restore(self.policy, self.optimizer, self.rng, state.tensors, self.teacher)
         self._open(make_folder)
         facts, self.step, self.saved = state.facts, state.step, state.step
         # Fine-tuning in 0.1 did not store the last evaluation. It evaluated before it saved, except at the end.
@@ -192,7 +194,7 @@ class BaseRun(ABC, Generic[E]):
 
     def save(self, step: int) -> None:
         """Save the state after `step`, for resuming, and the checkpoint, for use."""
-        tensors = state_tensors(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
+        tensors = state_tensors(self.policy, self.optimizer, self.rng, self.teacher, wanted=self.ranks.first)
         if self.folder is not None:
             facts = {  # under the names of 0.1, whose states can still be resumed
                 "before": self.before.data(),

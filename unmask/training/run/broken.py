@@ -1,6 +1,6 @@
 """An update that was not finite, stored for replay (`unmask.replay`): RUN/broken/STEP/.
 
-tensors.safetensors   the traces, the terms of the loss, and the weights before the update
+tensors.safetensors   the traces, the terms of the loss, and the weights before the update, also of a teacher
 batch.json            the step and the inner step, its metrics, and every completion with its problem and reward
 """
 
@@ -20,6 +20,7 @@ from unmask.core.probes import Probes
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
 from unmask.training.batch import Batch
+from unmask.training.run.state import TEACHER, WEIGHT
 from unmask.training.update import BrokenUpdate, LossTerm
 from unmask.util.files import save_tensors
 
@@ -39,6 +40,8 @@ class StoredUpdate(NamedTuple):
     traces: list[Trace]
     terms: list[LossTerm]
     weights: dict[str, Tensor]
+    teacher: dict[str, Tensor]
+    """Empty without a teacher."""
 
 
 def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state: Mapping[str, Tensor]) -> Path:
@@ -47,7 +50,8 @@ def store_broken(run: Path, step: int, batch: Batch, broken: BrokenUpdate, state
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     traces = [trace for trace in batch.rollouts if trace is not None]
-    tensors = {key.replace(" ", "/", 1): value for key, value in state.items() if key.startswith("weight ")}
+    kinds = (f"{WEIGHT} ", f"{TEACHER} ")
+    tensors = {key.replace(" ", "/", 1): value for key, value in state.items() if key.startswith(kinds)}
     for number, trace in enumerate(traces):
         seen = {f"seen/{name}": value for name, value in trace.seen.items()}
         tensors |= {f"trace/{number}/{name}": value for name, value in (_fields(trace, Tensor) | seen).items()}
@@ -90,7 +94,8 @@ def read_broken(folder: Path, method: Method, device: str = "cpu") -> StoredUpda
         traces.append(Trace(**{**plain, **values, "sampling": sampling, "seen": seen}))
     terms = [_term(plain, traces, under(f"part/{n}/"), method) for n, plain in enumerate(facts["parts"])]
     metrics = {name: float(value) for name, value in facts["metrics"].items()}
-    return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, terms, under("weight/"))
+    weights, teacher = under(f"{WEIGHT}/"), under(f"{TEACHER}/")
+    return StoredUpdate(facts["step"], facts["turn"], metrics, facts["rows"], traces, terms, weights, teacher)
 
 
 def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Tensor], method: Method) -> LossTerm:
@@ -99,7 +104,8 @@ def _term(plain: dict[str, Any], traces: Sequence[Trace], tensors: dict[str, Ten
     probes = Probes(trace=traces[plain["trace"]], visited=plain["visited"], **probe_tensors)
     values: dict[str, Any] = {key: value for key, value in tensors.items() if "/" not in key}
     rest = {RENAMED.get(key, key): value for key, value in plain.items() if key not in ("visited", "trace")}
-    return LossTerm(probes=probes, objective=source.objective, divergence=source.divergence, **values, **rest)
+    functions = {name: getattr(source, name) for name in ("objective", "divergence", "cross_entropy")}
+    return LossTerm(probes=probes, **functions, **values, **rest)
 
 
 def _fields(thing: Trace | Probes | LossTerm, kinds: type | UnionType) -> dict[str, Any]:

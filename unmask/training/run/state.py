@@ -1,6 +1,7 @@
 """The state from which a run is resumed as if it had not been interrupted, saved between two updates.
 
-    RUN/state/40/tensors.safetensors   the trainable weights, Adam's moments, the generator of the probes
+    RUN/state/40/tensors.safetensors   the trainable weights, Adam's moments, the generator of the probes, and the
+                                       weights of a teacher
     RUN/state/40/state.json            the update, the cost so far, the lengths of the logs, checksums of both files
 
 The order of the data and the noise of rollouts are functions of the seed and the number of the update: they need no
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from unmask.distributed.sharding import placed_like, whole
 from unmask.training.optim import MasterAdamW, Optimizer
+from unmask.training.teacher import Teacher
 from unmask.util.files import digest, fsync, save_tensors
 
 STATES = 2
@@ -28,7 +30,7 @@ STATES = 2
 TENSORS, FACTS = "tensors.safetensors", "state.json"
 SUM = "sum"
 """The checksum of the rest of state.json."""
-GENERATOR = "generator"
+GENERATOR, WEIGHT, TEACHER = "generator", "weight", "teacher"
 
 
 class State(NamedTuple):
@@ -40,14 +42,15 @@ class State(NamedTuple):
 
 
 def state_tensors(
-    policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, wanted: bool = True
+    policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, teacher: Teacher | None = None, wanted: bool = True
 ) -> dict[str, Tensor]:
     """What training has changed. Every process has to call this, to gather sharded tensors; a process without `wanted`
     holds one tensor at a time."""
     tensors = {GENERATOR: rng.get_state()}
     inner, named = _inside(policy, optimizer)
-    for name, weight in named.items():
-        for kind, value in {"weight": weight, **inner.state.get(weight, {})}.items():
+    for number, (name, weight) in enumerate(named.items()):
+        kept = {TEACHER: teacher.copies[number]} if teacher is not None else {}
+        for kind, value in {WEIGHT: weight, **kept, **inner.state.get(weight, {})}.items():
             tensor = whole(value)
             if wanted:
                 tensors[f"{kind} {name}"] = tensor.detach().cpu().contiguous()
@@ -55,19 +58,29 @@ def state_tensors(
 
 
 @torch.no_grad()
-def restore(policy: nn.Module, optimizer: Optimizer, rng: torch.Generator, tensors: Mapping[str, Tensor]) -> None:
+def restore(
+    policy: nn.Module,
+    optimizer: Optimizer,
+    rng: torch.Generator,
+    tensors: Mapping[str, Tensor],
+    teacher: Teacher | None = None,
+) -> None:
     """The inverse of `state_tensors`."""
     inner, named = _inside(policy, optimizer)
-    kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, "weight"}
-    known = {f"{kind} {name}" for kind in (*kinds, "weight") for name in named} | {GENERATOR}
+    weights = {WEIGHT} if teacher is None else {WEIGHT, TEACHER}
+    kinds = {key.partition(" ")[0] for key in tensors} - {GENERATOR, WEIGHT, TEACHER}
+    known = {f"{kind} {name}" for kind in kinds | weights for name in named} | {GENERATOR}
     if strange := (known ^ tensors.keys()):
         raise ValueError(f"the saved state is of another model or other options: {min(strange)!r} is in one only")
-    for name, weight in named.items():
-        value = tensors[f"weight {name}"]
+    for number, (name, weight) in enumerate(named.items()):
+        value = tensors[f"{WEIGHT} {name}"]
         if value.shape != weight.shape:
             shapes = f"{name} is {list(value.shape)} there and {list(weight.shape)} here"
             raise ValueError(f"the saved state is of another model or other options: {shapes}")
         weight.copy_(placed_like(value, weight))
+        if teacher is not None:
+            copy = teacher.copies[number]
+            copy.copy_(placed_like(tensors[f"{TEACHER} {name}"], copy))
         moments = {kind: tensors[f"{kind} {name}"] for kind in kinds}
         if moments:
             step = moments.pop("step")  # on the device of the weight only for fused steps

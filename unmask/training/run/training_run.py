@@ -53,7 +53,7 @@ class TrainingRun(BaseRun[Evaluation]):
         self, experiment: Experiment, optimizer: Optimizer, rng: torch.Generator, meter: Meter, hooks: Hooks
     ) -> None:
         self.experiment, self.setup, self.meter = experiment, experiment.setup, meter
-        self.micro_batches = self.setup.rollout_batch, self.setup.update_batch
+        self.micro_batches, self.teacher = (self.setup.rollout_batch, self.setup.update_batch), self.setup.teacher
         policy, device, ranks = self.setup.policy, self.setup.device, self.setup.ranks
         super().__init__(experiment.config, policy, optimizer, rng, device, ranks, hooks)
         task = experiment.task
@@ -210,7 +210,7 @@ class TrainingRun(BaseRun[Evaluation]):
             self._save_best()
 
     def _give_up(self, step: int, batch: Batch, broken: BrokenUpdate) -> None:
-        tensors = state_tensors(self.policy, self.optimizer, self.rng, wanted=self.ranks.first)
+        tensors = state_tensors(self.policy, self.optimizer, self.rng, self.teacher, wanted=self.ranks.first)
         where: Path | str = "the run folder"
         if self.folder is not None:
             where = store_broken(self.folder.path, step, batch, broken, tensors)

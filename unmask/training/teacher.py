@@ -1,0 +1,28 @@
+"""The teacher: an earlier policy, a copy of the trainable weights that is refreshed after some updates."""
+
+import torch
+from torch import Tensor, nn
+
+from unmask.models import Model
+from unmask.models.lora import EarlierPolicy, trainable_parameters
+
+
+class Teacher:
+    """`model` is the policy with an adapter as it was, or a copy of a policy whose weights are all trained."""
+
+    def __init__(self, policy: Model, model: EarlierPolicy | Model) -> None:
+        self.model, self.weights = model, trainable_parameters(policy)
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """In the order of the policy's trainable weights."""
+        if isinstance(self.model, nn.Module):
+            return list(self.model.parameters())
+        assert self.model.copies is not None
+        return self.model.copies
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """From now on the teacher is the current policy."""
+        for copy, weight in zip(self.copies, self.weights, strict=True):
+            copy.copy_(weight)
