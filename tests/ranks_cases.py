@@ -66,6 +66,7 @@ SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner_steps": 1}
 EXACT = {"choice": True, "draws": 2}
 QUIET = {"method": "agrpo", "agrpo": EXACT, "updates": 3, "inner_steps": 1, "micro_batch_size": 9, "toy": {"quiet": 2}}
 FEW = {"prompts": 2, "group": 2, "inner_steps": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
+TEACHER = {"updates": 3, "dtm": {"h": 1.0, "teacher_every": 2, "draws": 2}, "micro_batch_size": 3}
 SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip", "resample"))
 
 CASES: dict[str, dict[str, Any]] = {
@@ -93,6 +94,8 @@ CASES: dict[str, dict[str, Any]] = {
     "full-quiet": QUIET,
     "full-experts": {"rollout": {"cache": "prefix"}},  # LLaDA2: experts and block-causal attention
     "full-vine": {"method": "vine", "vine": {"completions": 2}, "with": ["keep_correct", "dispo"]},
+    "lora-dtm": {"method": "dtm", **TEACHER, "rollout": {"block": 3, "steps": 4}},
+    "full-dtm": {"method": "dtm", **TEACHER, "rollout": {**TOP, "block": 2}},
     # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
     "lora-oom": {"inner_steps": 1},
     # Two states, so that among three processes one has none; in fp32, the type of a real run.

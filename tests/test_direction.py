@@ -28,6 +28,7 @@ from unmask.methods import (
     diffu_grpo,
     dispo,
     dps,
+    dtm,
     espo,
     gspo,
     reinforce_pp,
@@ -52,12 +53,17 @@ from world import (
 )
 
 DRAWS = 10
-METHODS = ON_ROLLOUTS | {"agrpo, choice": lambda: agrpo(choice=True), "step_merge": lambda: step_merge(segments=2)}
+METHODS = ON_ROLLOUTS | {
+    "agrpo, choice": lambda: agrpo(choice=True),
+    "step_merge": lambda: step_merge(segments=2),
+    "dtm": lambda: dtm(h=0.5),  # with a large h it climbs the mean of exp(h r), which is another hill
+}
 CASES = [
     (order, name)
     for order in ("random", "low_confidence")
     for name in METHODS
     if name != "agrpo, choice" or order == "low_confidence"
+    if name != "dtm" or order == "random"  # without a baseline, its pull towards its own samples can be the larger part
 ]
 SEEDS = (44, 45)
 TABLE: dict[str, dict[str, float]] = {}
@@ -119,8 +125,8 @@ def uphill(order: str, seed: int = 44) -> Uphill:
 
 
 def both_signs(base: Method) -> float:
-    """`negative` of SML: 1, except on RAFT, which has no negative advantages."""
-    return 0.0 if base.counts_ones else 1.0
+    """`negative` of SML: 1, except on RAFT and DTM, which have no negative advantages."""
+    return float((base.advantage(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)) < 0).any())
 
 
 def with_daca(base: Method) -> Method:

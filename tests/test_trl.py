@@ -146,7 +146,7 @@ def untrained(policy):
     return [p for p in policy.parameters() if not p.requires_grad]
 
 
-METHODS = {name: base() for name, base in ON_ROLLOUTS.items()} | {
+METHODS = {name: base() for name, base in ON_ROLLOUTS.items() if not base().needs_teacher} | {
     "raft": unmask.raft(advantage=unmask.every_sample),  # no reward here is 1
     "step_merge": unmask.step_merge(segments=2),
     "diffu_grpo+daca": unmask.daca(unmask.diffu_grpo(), strata=3, strength=0.8),
@@ -276,6 +276,8 @@ def test_branches_encoders_and_completions_without_a_reward_are_refused(tmp_path
         trainer_of(tmp_path, small(), unmask.dispo(unmask.diffu_grpo()))
     with pytest.raises(ValueError, match="completes states again"):
         trainer_of(tmp_path, small(), unmask.vine())
+    with pytest.raises(ValueError, match="follows a teacher"):
+        trainer_of(tmp_path, small(), unmask.dtm())
     with pytest.raises(ValueError, match="has several terms"):
         trainer_of(tmp_path, small(), unmask.keep_correct(unmask.diffu_grpo()))
     with pytest.raises(ValueError, match="works with decoders"):

@@ -253,7 +253,7 @@ def test_a_method_of_ones_own_asks_traces_without_advantage_too():
         assert_close(weight.grad, slope, 1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in ON_ROLLOUTS if name not in ("wd1", "spg")])
+@pytest.mark.parametrize("name", [name for name in ON_ROLLOUTS if name not in ("wd1", "spg", "dtm")])
 def test_where_zero_advantage_is_skipped_the_loss_of_such_a_trace_is_zero(name):
     """What `skip_zero_advantage` promises: on-policy a trace with zero advantage has neither loss nor gradient."""
     method = replace(BASES[name](), kl=0.0, reward_kl=0.0)
@@ -280,10 +280,9 @@ def test_right_or_wrong_is_a_reward(name):
     method = replace(BASES[name](), kl=0.0, reward_kl=0.0)
     policy, rollouts = rollout(method)
     solved_B = torch.tensor([True, False, True, False, False])
-    terms = [
-        unmask.loss_terms(method, unmask.ScoredRollouts(rollouts, reward_B), unmask.Scorer(policy), generator())[0][0]
-        for reward_B in (solved_B, solved_B.double())
-    ]
+    batches = [unmask.ScoredRollouts(rollouts, reward_B) for reward_B in (solved_B, solved_B.double())]
+    scorer = unmask.Scorer(policy, teacher=policy)
+    terms = [unmask.loss_terms(method, batch, scorer, generator())[0][0] for batch in batches]
     assert terms[0].advantage_B.any() and torch.equal(terms[0].advantage_B, terms[1].advantage_B)
 
 

@@ -219,7 +219,7 @@ def test_the_answers_of_every_method_are_those_of_the_policy_that_sampled(
     model: str, tmp_path: Path, seen: Seen, method: str
 ) -> None:
     by_threshold = {"rollout": {"order": "left_to_right", "threshold": 0.99}}
-    more = {"agrpo": {"agrpo": {"choice": True}}, "fork": by_threshold}.get(method, {})
+    more = {"agrpo": {"agrpo": {"choice": True}}, "fork": by_threshold, "dtm": {"dtm": {"h": 0.1}}}.get(method, {})
     config, seen.varied = config_for(model, method=method, **ONE, seed=2, **more), True
     check_answers(taught(config, tmp_path / "run"), seen)
 

@@ -112,6 +112,7 @@ from .methods import (
     diffu_grpo as diffu_grpo,
     dispo as dispo,
     dps as dps,
+    dtm as dtm,
     espo as espo,
     fork as fork,
     gspo as gspo,

@@ -11,6 +11,7 @@ from unmask.methods.coupled_grpo import coupled_grpo
 from unmask.methods.daca import daca, dps, sml
 from unmask.methods.diffu_grpo import diffu_grpo
 from unmask.methods.dispo import dispo
+from unmask.methods.dtm import dtm
 from unmask.methods.espo import espo
 from unmask.methods.fork import fork
 from unmask.methods.gspo import gspo
@@ -41,6 +42,7 @@ BASES: dict[str, Callable[..., Method]] = {
         trace_rl,
         fork,
         raft,
+        dtm,
         vine,
     )
 }
