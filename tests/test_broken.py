@@ -197,6 +197,26 @@ def test_an_update_can_be_done_again(model: str, tmp_path: Path, monkeypatch: py
     assert same(replay(folder), recorded)
 
 
+def test_an_update_is_done_again_with_the_teacher_that_it_had(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the fourth update the teacher is the policy after the second."""
+    config, calls = config_for(model, patience=1, method="dtm", dtm={"h": 0.5, "teacher_every": 2}), []
+    plain = config.build_method()
+
+    def credit(trace: object) -> torch.Tensor:
+        calls.append(trace)
+        return plain.credit(trace) * (math.inf if len(calls) == 4 else 1.0)
+
+    monkeypatch.setattr(Config, "build_method", lambda self: replace(plain, credit=credit))
+    with pytest.raises(ValueError, match=naming("1 updates", "skipped")):
+        run(config, tmp_path / "run")
+    folder = tmp_path / "run" / "broken" / "4"
+    recorded = json.loads((folder / FACTS).read_text())["metrics"]
+    assert math.isfinite(float(recorded["cross_entropy"]))
+    assert same(replay(folder), {name: float(value) for name, value in recorded.items()})
+
+
 def test_weights_that_are_not_finite_are_kept_and_seen_again(model: str, tmp_path: Path) -> None:
     config = config_for(model, patience=2, method="agrpo")
     plain = unmask.training.loop.collect

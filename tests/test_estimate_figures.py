@@ -235,6 +235,14 @@ def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compil
     assert copy - off == pytest.approx(2 * 8 * 456 * network.adapter / (H200_RATE * COMPILED.whole))
 
 
+def test_a_teacher_is_asked_as_often_as_the_policy_and_has_a_copy_of_what_is_trained() -> None:
+    found = estimate(llada(method="dtm", micro_batch_size=8), "h200", prompt=200)
+    assert found.passes["update, teacher"].states == found.passes["update, gradient"].states > 0
+    assert found.memory_gib["update"]["teacher"] == found.memory_gib["update"]["adapter"] > 0
+    without = estimate(llada(method="dtm", dtm={"c": 0}, micro_batch_size=8), "h200", prompt=200)
+    assert not without.passes["update, teacher"].states and not without.memory_gib["update"]["teacher"]
+
+
 def test_compiled_passes_without_gradient_are_held_as_those_with() -> None:
     """A pass of 8 with gradient has room for one trace of 5 states; the reference is asked 8 states at a time."""
     config, network = llada(**plugged("daca"), micro_batch_size=8), network_of(llada(), outlined(LLADA))

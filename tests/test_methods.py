@@ -333,8 +333,8 @@ def test_reinforce_pp_without_a_price_is_diffu_grpo_with_a_batch_baseline_bit_fo
 
 @pytest.mark.parametrize("name", BASES)
 def test_an_option_outside_its_range_is_refused_by_name(name):
-    ranges = {"h": (-0.1, math.nan), "low": (-0.1, math.nan), "high": (-0.1,), "kl": (-1e-3, math.nan), "prompt_masking": (-0.1, 1.0)}
-    ranges |= {"psi": (-1.0,), "hidden": (1.0,), "mix": (-0.1,), "strata": (0,), "teacher_every": (0,)}
+    ranges = {"low": (-0.1, math.nan), "high": (-0.1,), "kl": (-1e-3, math.nan), "prompt_masking": (-0.1, 1.0)}
+    ranges |= {"psi": (-1.0,), "hidden": (1.0,), "mix": (-0.1,), "strata": (0,), "h": (-0.1, math.nan)}
     taken = [option for option in ranges if option in signature(BASES[name]).parameters]
     assert taken
     for option in taken:

@@ -81,8 +81,14 @@ class NetPolicy(_Words):
 
 def joint_policy(words: int, length: int, seed: int = 0, scale: float = 2.0) -> tuple[TablePolicy, Tensor]:
     """A table whose conditionals come from one joint distribution, and that distribution (of texts)."""
-    policy = TablePolicy(words, length)
     joint = (scale * noise(seed, *[words] * length)).flatten().softmax(0).view([words] * length)
+    return table_of(joint), joint.flatten()
+
+
+def table_of(joint: Tensor) -> TablePolicy:
+    """The conditionals of a joint distribution, a dimension a position."""
+    words, length = len(joint), joint.dim()
+    policy = TablePolicy(words, length)
     with torch.no_grad():
         for state, place in product(product(range(words + 1), repeat=length), range(length)):
             visible = [slice(None) if token == words else token for token in state]
@@ -90,7 +96,7 @@ def joint_policy(words: int, length: int, seed: int = 0, scale: float = 2.0) -> 
             for word in range(words):
                 fixed = tuple(visible[:place] + [word] + visible[place + 1 :])
                 policy.table[index, place, word] = joint[fixed].sum().log()
-    return policy, joint.flatten()
+    return policy
 
 
 def noise(seed: int, *shape: int) -> Tensor:

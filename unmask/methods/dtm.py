@@ -5,8 +5,9 @@
     L_i    = - sum_v [ c p_teacher(v | s) + (exp(h r_g) - c) 1{v = o_i} ] log p(v | s),          r_g at least 0
            = c H(p_teacher, p) + (exp(h r_g) - c) (- log p(o_i | s))
 
-The teacher is an earlier policy, refreshed after every `teacher_every` updates. If it wrote the rollouts, the minimiser
-is the posterior under p_teacher(o) exp(h r) / Z for every c: c is a control variate. With c = 1 a rollout with reward 0
+The teacher is an earlier policy, refreshed after every `teacher_every` updates. If it wrote the rollouts, and its
+conditionals are those of what it writes, the minimiser is the posterior under p_teacher(o) exp(h r) / Z for every c: c
+is a control variate. With c = 1 a rollout with reward 0
 says "stay", and a reward of 1 weighs exp(h) - 1 = 402 against 1 for the teacher. All positions count, the tail of end
 tokens too. No group, no ratio, no clip.
 
@@ -15,10 +16,10 @@ the teacher does nothing, except that it costs a pass. In the paper the teacher 
 replayed; here the policy writes them, and each is used in one update (docs/methods/dtm.md).
 
 Exact when every block has one position, the order is left_to_right and the teacher is the policy: it is then the
-policy gradient of the mean of exp(h r), divided by the length, because c and the teacher cancel on average. Reduces to
-fine-tuning on all own samples with c = h = 0, bit for bit; with c = 0 there is no teacher. If the teacher is the policy,
-to policy_gradient with the advantage exp(h r) - c; with c = 1 and rewards of 0 and 1 that is raft at these states times
-exp(h) - 1, each rollout with equal weight.
+policy gradient of the mean of exp(h r), divided by the length; c and the teacher cancel on average. Reduces to
+fine-tuning on all own samples with c = h = 0, bit for bit (with c = 0 there is no teacher). If the teacher is the
+policy, to policy_gradient with the advantage exp(h r) - c; with c = 1 and rewards of 0 and 1 that is raft at these
+states times exp(h) - 1, each rollout with the same weight.
 """
 
 from functools import partial
@@ -41,7 +42,7 @@ def tilt(reward_B: Tensor, group_B: Tensor, *, h: float = 6.0, c: float = 1.0) -
 
 
 def dtm(h: float = 6.0, c: float = 1.0, teacher_every: int = 16, draws: int = 1) -> Method:
-    """Cross-entropy to a mixture of a teacher's distribution and the rollout, weighted by the exponent of its reward."""
+    """Likelihood weighted by the exponential of the reward, and cross-entropy to a teacher."""
     check_range(0, inf, h=h)
     check_range(1, inf, teacher_every=teacher_every, draws=draws)
     if not 0 <= c <= 1:

@@ -92,11 +92,11 @@ def run_updates(
             batch = collect(experiment, step)
         with run.timed("update"):
             set_learning_rate(optimizer, learning_rate(config, step, run.spent))
+            if setup.teacher is not None and (step - 1) % method.teacher_every == 0:
+                setup.teacher.refresh()
             terms = loss_terms(method, batch, scorer, rng, config.inner_steps) if batch.broken is None else []
             max_grad_norm, on_logprobs = config.optimizer.max_grad_norm, run.recorder.on_logprobs
             update = inner_updates(policy, optimizer, terms, micro_batch, max_grad_norm, ranks, on_logprobs)
-            if setup.teacher is not None and step % method.teacher_every == 0:
-                setup.teacher.refresh()
         run.log(step, batch, update)
         run.pause_if_requested(step)
         if run.eval_due(step):
