@@ -218,6 +218,8 @@ def terms() -> str:
 def _term_cells(term: Term) -> list[str]:
     normaliser = _arguments(term.objective).get("normaliser")
     kl = f"{term.kl:g} {_name(_arguments(term.divergence)['kl'])}" if term.kl else "0"
+    if term.distillation:
+        kl = f"{kl}; {term.distillation:g} to the teacher" if term.kl else f"{term.distillation:g} to the teacher"
     if price := getattr(term, "reward_kl", 0.0):
         kl += f"; {price:g} k1 in the reward"
     return [

@@ -1,7 +1,6 @@
 """What methods that are not built reduce to (docs/methods/not_built.md): equations against the library's objects."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import Net, assert_close, generator, moved, objective_and_slope, random_answers, random_probes, rolled
-from unmask.core.advantage import correct_only, every_sample, group_mean, group_sum, leave_one_out, z_score
+from helpers import Net, assert_close, generator, moved, objective_and_slope, random_answers, rolled
+from unmask.core.advantage import correct_only, group_mean, group_sum, leave_one_out, z_score
 from unmask.core.method import uniform_credit
 from unmask.core.objective import (
     clipped_surrogate,
@@ -21,7 +20,6 @@ from unmask.core.objective import (
     sequence_divergence,
     sequence_mean,
     step_clip,
-    token_mean,
     trace_sum,
 )
 from unmask.core.probes import Probes, ask, segmented, unit_likelihood
@@ -266,52 +264,6 @@ def test_blocks_of_one_token_from_left_to_right_are_the_trajectory():
     trace = rolled(policy, length=4, steps=4, block=1, counted=all_tokens).trace
     with torch.no_grad():
         assert_close(ask(policy, segmented(trace, generator(), 4)).sum(), trace.logp_BL.sum())
-
-
-# DTM
-
-
-@pytest.mark.parametrize("control", [0.0, 0.5, 1.0])
-def test_dtm_is_a_weighted_likelihood_plus_a_kl_to_the_old_policy(control: float):
-    """The cross-entropy to c p_old + (e^(h r) - c) onehot, against policy_gradient and c KL(p_old, p)."""
-    tilt, probes, words = 2.0, random_probes(3, units=1, rows=1), 7
-    logits_NLV, other_NLV = torch.randn(2, *probes.asked_NL.shape, words, generator=generator(), dtype=torch.float64)
-    logits_NLV.requires_grad_()
-    old_NLV, token_NL = other_NLV.softmax(-1), probes.trace.tokens_BL[probes.trace_N]
-    reward_B = (torch.arange(len(probes.trace)) % 2).double()
-    weight_B = (tilt * reward_B).exp() - control
-    logp_NLV = logits_NLV.log_softmax(-1)
-    probes = replace(probes, share_NL=torch.ones_like(probes.share_NL), weight_M=torch.ones_like(probes.weight_M))
-
-    scale_NL = token_mean(counted_units(probes), probes)[probes.unit_N]
-    onehot_NLV = torch.nn.functional.one_hot(token_NL, words)
-    target_NLV = control * old_NLV + weight_B[probes.trace_N, None, None] * onehot_NLV
-    direct = -(scale_NL[..., None] * target_NLV * logp_NLV).sum()
-
-    logp_NL = logp_NLV.gather(-1, token_NL[..., None]).squeeze(-1) * probes.asked_NL
-    objective = partial(policy_gradient, normaliser=token_mean)
-    likelihood = objective(logp_NL, logp_NL.detach(), probes, weight_B, uniform_credit(probes.trace))[0]
-    divergence = (scale_NL[..., None] * old_NLV * (old_NLV.log() - logp_NLV)).sum()
-    found, expected = (slope(loss, logits_NLV) for loss in (direct, likelihood + control * divergence))
-    assert found.abs().max() > 1e-3
-    assert_close(found, expected)
-
-
-def test_dtm_at_the_old_policy_is_raft_for_right_or_wrong_and_says_stay_for_a_reward_of_zero():
-    logits_V = torch.randn(5, generator=generator(), dtype=torch.float64).requires_grad_()
-    old_V = logits_V.detach().softmax(0)
-
-    def tilt_matching(reward: float, control: float, tilt: float = 6.0) -> Tensor:
-        weight = torch.tensor(tilt * reward, dtype=torch.float64).exp() - control
-        target_V = control * old_V + weight * torch.nn.functional.one_hot(torch.tensor(2), 5)
-        return slope(-(target_V * logits_V.log_softmax(0)).sum(), logits_V)
-
-    likelihood_V = slope(-logits_V.log_softmax(0)[2], logits_V)
-    assert tilt_matching(0.0, control=1.0).abs().max() < 1e-15
-    assert_close(tilt_matching(1.0, control=1.0), (torch.tensor(6.0, dtype=torch.float64).exp() - 1) * likelihood_V)
-    for reward in (0.0, 1.0):  # no selection: every sample weighs one
-        assert_close(tilt_matching(reward, control=0.0, tilt=1e-9), likelihood_V, 1e-8)
-    assert every_sample(RIGHT_B, GROUP_B).eq(1).all()
 
 
 def test_the_page_names_every_check():

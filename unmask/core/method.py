@@ -153,7 +153,7 @@ class Method(Term):
 
     @property
     def uses_equal_rewards(self) -> bool:
-        """Groups of rollouts with equal rewards carry a signal: a teacher is followed, or some advantage is not zero in a
+        """Groups of rollouts with equal rewards carry a signal: there is a teacher, or some advantage is not zero in a
         batch with a group of correct and a group of wrong rollouts. (Branches have their own groups.)"""
         reward_B, group_B = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
         terms = [term for term in self.terms if term.branch is None]
