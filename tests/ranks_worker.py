@@ -23,7 +23,7 @@ from ranks_alone import SILENT, left_alone
 from ranks_cases import COMMON, LORA, SIZES, case_config, toy_model, toy_task
 from torch import Tensor, nn
 
-import unmask.core.probes
+import unmask.core.answers
 import unmask.rollout.sample
 import unmask.training.loop
 import unmask.training.setup
@@ -72,7 +72,7 @@ def trained(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
         return plain["make_optimizer"](policy, settings)
 
     config = case_config(name, str(folder / "model"))
-    unmask.core.probes.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
+    unmask.core.answers.PIECE = 3000 if name == "full-espo" else 2**27  # logits of thirty positions at a time
     vars(loop).update(collect=collect, make_optimizer=make_optimizer)
     updating.update = update
     small = name if ranks.rank == ranks.size - 1 else ""

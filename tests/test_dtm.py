@@ -12,7 +12,7 @@ import torch
 from test_resume import config_for, run, told
 from torch import Tensor
 
-import unmask.core.probes
+import unmask.core.answers
 from helpers import MASK, Net, assert_close, assert_identical, cut_at, generator, moved, rolled
 from unmask.config import parse_config
 from unmask.core.advantage import every_sample
@@ -87,7 +87,7 @@ def test_the_loss_is_its_loop_over_the_vocabulary_however_it_is_cut(h, c, sampli
     assert rows > len(trace) and c * float(total.detach()) > 0.1
     expected = torch.autograd.grad(total, parameters)
     for size, piece in ((1000, 2**27), (1, 2**27), (4, 3 * 2 * 7)):  # the last: logits of three positions at a time
-        monkeypatch.setattr(unmask.core.probes, "PIECE", piece)
+        monkeypatch.setattr(unmask.core.answers, "PIECE", piece)
         for weight in parameters:
             weight.grad = None
         assert_close(accumulate(policy, term, size)["loss"], total.detach(), 1e-9)
@@ -104,7 +104,7 @@ def test_logits_of_policy_and_teacher_exist_for_a_piece_at_a_time(monkeypatch):
     whole = ask_with_teacher(policy, teacher, probes)
     assert seen == 2 * [int(probes.asked_NL.sum())]
     seen.clear()
-    monkeypatch.setattr(unmask.core.probes, "PIECE", 4 * 2 * policy.vocabulary)
+    monkeypatch.setattr(unmask.core.answers, "PIECE", 4 * 2 * policy.vocabulary)
     pieces = ask_with_teacher(policy, teacher, probes)
     assert max(seen) == 4
     assert_close(pieces, whole, 1e-12)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import unmask.core.probes
+import unmask.core.answers
 import unmask.rollout.engine
 from helpers import Net, assert_close, generator, sample
 from naive import BRANCH, VOCABULARY, assert_by_hand, assert_same, by_hand, decoder, ended, guided, looked
@@ -140,7 +140,7 @@ def test_the_number_of_positions_whose_logits_fit_changes_nothing(exact, monkeyp
         return rollouts, said
 
     whole, whole_said = found()
-    for module in (unmask.rollout.engine, unmask.core.probes):
+    for module in (unmask.rollout.engine, unmask.core.answers):
         monkeypatch.setattr(module, "PIECE", fitting * VOCABULARY + VOCABULARY // 2)
     pieces, pieces_said = found()
     assert_same(pieces, whole)
@@ -314,7 +314,7 @@ def test_logits_exist_for_a_piece_of_the_positions_only_and_noise_for_none_of_th
         return sizes
 
     whole = looked_at()
-    for module in (unmask.rollout.engine, unmask.core.probes):
+    for module in (unmask.rollout.engine, unmask.core.answers):
         monkeypatch.setattr(module, "PIECE", 5 * VOCABULARY)
     pieces = looked_at()
     assert max(pieces.rows) == 5 < 12 <= max(whole.rows)
@@ -330,7 +330,7 @@ def test_a_graph_holds_no_logits_where_they_came_in_pieces(monkeypatch):
     trace = sample(policy, PROMPTS, SEED_B, length=6, steps=2).trace
     plain, probes = policy.head, every_step(trace, generator())
     policy.head = lambda hidden_QD: made.append(len(hidden_QD)) or plain(hidden_QD)
-    monkeypatch.setattr(unmask.core.probes, "PIECE", 5 * VOCABULARY)
+    monkeypatch.setattr(unmask.core.answers, "PIECE", 5 * VOCABULARY)
     answer_NL, before = ask(policy, probes), list(made)
     answer_NL.sum().backward()
     assert made == before + before[::-1] and max(before) == 5 < sum(before) == probes.asked_NL.sum()

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import group_mean
+from unmask.core.answers import FLOOR
 from unmask.core.method import uniform_credit
 from unmask.core.objective import step_clip
-from unmask.core.probes import FLOOR, ask, every_step, visited
+from unmask.core.probes import ask, every_step, visited
 from unmask.core.shapes import NEVER
 from unmask.core.steps import uniform_steps, weighted_steps
 from unmask.core.token_sampling import TokenSampling

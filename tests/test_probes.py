@@ -21,9 +21,9 @@ from helpers import (
     random_probes,
     rolled,
 )
+from unmask.core.answers import FLOOR
 from unmask.core.order import ORDERS, low_confidence
 from unmask.core.probes import (
-    FLOOR,
     ask,
     at_states,
     chunks,

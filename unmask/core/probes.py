@@ -17,18 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from unmask.core.answers import asked_logprobs, in_pieces, log_mass_below
 from unmask.core.causal import finished_text, share_states
 from unmask.core.order import low_confidence, score_threshold
-from unmask.core.policy import PIECE, BlockCausalPolicy, Policy
+from unmask.core.policy import BlockCausalPolicy, Policy
 from unmask.core.shapes import GIVEN
-from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempered_logprobs, token_logprobs
 from unmask.core.trace import Trace, state_before
-
-FLOOR = -1e4
-"""The least log-probability: that of a token, or a choice of positions, which is impossible under the asked policy. It
-has no gradient, the ratio of two of them is 1, and nothing becomes NaN."""
 
 
 @dataclass(frozen=True)
@@ -220,9 +215,9 @@ def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> t
     kept_QK = None
     if probes.visited and (kept_BCK := probes.trace.seen.get("kept")) is not None:
         kept_QK = kept_BCK[source, asked_Q[1] - (probes.asked_NL.shape[1] - kept_BCK.shape[1])]
-    answer, heads = partial(_token_logprobs, teacher=teacher), 1 if teacher is None else 2
+    answer, heads = partial(asked_logprobs, teacher=teacher), 1 if teacher is None else 2
     about: tuple[Tensor | None, ...] = (token_Q, kept_QK, taught_QD)
-    score_Q, *answers = _in_pieces(policy, answer, probes.trace, hidden_QD[:count], about, heads)
+    score_Q, *answers = in_pieces(policy, answer, probes.trace, hidden_QD[:count], about, heads)
     blank_NL = torch.zeros(probes.asked_NL.shape, dtype=score_Q.dtype, device=score_Q.device)
     answer_NL, *cross = (blank_NL.index_put(asked_Q, answer_Q) for answer_Q in answers)
     if passed_Q is None:
@@ -240,7 +235,7 @@ def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> t
         least_N = least_N.masked_fill(cut_N, level)
     row, column = passed_Q
     about = (least_N[row], column > place_N[row])
-    log_f, _ = _in_pieces(policy, _log_mass_below, probes.trace, hidden_QD[count:], about)
+    log_f, _ = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
     return answer_NL.index_put(passed_Q, log_f), *cross
 
 
@@ -254,74 +249,6 @@ def _hidden(policy: Policy, probes: Probes, at_Q: Tensor) -> Tensor:
     block = probes.trace.causal_block
     assert block is not None
     return policy.hidden_two_streams(probes.states_SL, probes.clean_SL, attended_SL, at_Q, block)
-
-
-def _in_pieces(
-    policy: Policy,
-    answer: Callable[..., tuple[Tensor, ...]],
-    trace: Trace,
-    hidden_QD: Tensor,
-    about_Q: tuple[Tensor | None, ...],
-    heads: int = 1,
-) -> list[Tensor]:
-    """answer(logits, trace, ...) over pieces, (Q,) each: the logits of all heads fit, and a backward pass recomputes
-    them."""
-    size = max(1, PIECE // (heads * policy.vocabulary))
-
-    def piece(start: int) -> tuple[Tensor, ...]:
-        part = slice(start, start + size)
-        about = [value if value is None else value[part] for value in about_Q]
-
-        def of_hidden(hidden_PD: Tensor) -> tuple[Tensor, ...]:
-            return answer(policy.head(hidden_PD), trace, *about)
-
-        if len(hidden_QD) <= size or not torch.is_grad_enabled():
-            return of_hidden(hidden_QD[part])
-        return checkpoint(of_hidden, hidden_QD[part], use_reentrant=False)
-
-    pieces = [piece(start) for start in range(0, max(1, len(hidden_QD)), size)]
-    return [torch.cat(answers) for answers in zip(*pieces, strict=True)]
-
-
-def _token_logprobs(
-    logits_QV: Tensor,
-    trace: Trace,
-    token_Q: Tensor,
-    kept_QK: Tensor | None,
-    taught_QD: Tensor | None,
-    teacher: Policy | None,
-) -> tuple[Tensor, ...]:
-    """The log-probability of each token at temperature 1, and by the distribution it was sampled from; with a teacher,
-    the cross-entropy too."""
-    plain_QV = token_logprobs(logits_QV, trace.mask_id)
-    logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
-    logp_Q, plain_Q = (logp_QV.gather(-1, token_Q[:, None]).squeeze(-1) for logp_QV in (logq_QV, plain_QV))
-    if kept_QK is not None:
-        logq_QK = logq_QV.gather(-1, kept_QK.clamp(min=0)).masked_fill(kept_QK < 0, -torch.inf)
-        possible_Q = (logq_QK > -torch.inf).any(-1)
-        safe_QK = torch.where(possible_Q[:, None], logq_QK, 0.0)  # an empty sum would poison the gradient
-        logp_Q = torch.where(possible_Q, logp_Q - safe_QK.logsumexp(-1), FLOOR)
-    if teacher is None or taught_QD is None:
-        return plain_Q, logp_Q.clamp(min=FLOOR)
-    with torch.no_grad():
-        taught_QV = token_logprobs(teacher.head(taught_QD), trace.mask_id)
-        taught_QV = tempered_logprobs(taught_QV, trace.sampling.temperature).exp()
-    return plain_Q, logp_Q.clamp(min=FLOOR), -(taught_QV * logq_QV.clamp(min=FLOOR)).sum(-1)
-
-
-def _log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """log F_j(c): the mass of the draws that rank below c; and at which positions it is above zero."""
-    plain_QV = token_logprobs(logits_QV, trace.mask_id)
-    logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
-    if trace.sampling.truncated:
-        logq_QV = restricted_logprobs(logq_QV, kept_tokens(logq_QV.detach(), trace.sampling))
-    score_QV = plain_QV.detach()
-    below_QV = (score_QV < least_Q[:, None]) | ((score_QV == least_Q[:, None]) & tie_loses_Q[:, None])
-    below_QV &= logq_QV.detach() > -torch.inf
-    possible_Q = below_QV.any(-1)
-    logq_QV = torch.where(below_QV, logq_QV, -torch.inf)
-    safe_QV = torch.where(possible_Q[:, None], logq_QV, 0.0)  # an empty sum would poison the gradient
-    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR), possible_Q
 
 
 def unit_likelihood(logp_NL: Tensor, probes: Probes) -> Tensor:

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from unmask.core.options import LoraOptions, Targets
-from unmask.core.policy import BlockCausalPolicy, Policy
+from unmask.core.policy import Policy
 from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder, stored_parts
+from unmask.models.earlier import EarlierPolicy
 from unmask.models.experts import Experts, grouped_linear
 from unmask.models.trial import check_patterns
 from unmask.util.files import save_tensors
@@ -124,53 +125,6 @@ def disable_adapter(policy: Adaptable) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-@contextmanager
-def swap_weights(weights: list[nn.Parameter], other: list[Tensor]) -> Iterator[None]:
-    """Inside it the values of `weights` and `other` are exchanged."""
-
-    def swap() -> None:
-        for number, weight in enumerate(weights):
-            weight.data, other[number] = other[number], weight.data
-
-    swap()
-    try:
-        yield
-    finally:
-        swap()
-
-
-class EarlierPolicy:
-    """Implements Policy: a policy with copies of some of its weights in their place, without gradient."""
-
-    def __init__(self, policy: Adaptable, weights: list[nn.Parameter]) -> None:
-        self.weights, self.policy = weights, policy
-        self.copies: list[Tensor] | None = [weight.detach().clone() for weight in weights]
-        """None: the adapter is disabled instead."""
-        self.mask_id, self.eos_id, self.pad_id = policy.mask_id, policy.eos_id, policy.pad_id
-        self.vocabulary, self.max_length, self.tokenizer = policy.vocabulary, policy.max_length, policy.tokenizer
-
-    def _as_it_was(self) -> AbstractContextManager[None]:
-        return disable_adapter(self.policy) if self.copies is None else swap_weights(self.weights, self.copies)
-
-    def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        with torch.no_grad(), self._as_it_was():
-            return self.policy.hidden(tokens_SL, attended_SL, at_Q)
-
-    def hidden_two_streams(
-        self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
-    ) -> Tensor:
-        assert isinstance(self.policy, BlockCausalPolicy)
-        with torch.no_grad(), self._as_it_was():
-            return self.policy.hidden_two_streams(states_SL, clean_SL, attended_SL, at_Q, block)
-
-    def head(self, hidden_QD: Tensor) -> Tensor:
-        with torch.no_grad(), self._as_it_was():
-            return self.policy.head(hidden_QD)
-
-    def __call__(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens_SL, attended_SL, at_Q))
-
-
 class ReferencePolicy(EarlierPolicy):
     """A policy with an adapter as it was when this object was created.
 
@@ -182,9 +136,11 @@ class ReferencePolicy(EarlierPolicy):
         layers = _adapter_layers(policy).values()
         a, b = ([getattr(layer, name)[ADAPTER].weight for layer in layers] for name in ("lora_A", "lora_B"))
         fresh = not any(weight.any() for weight in b)
-        super().__init__(policy, b if fresh else a + b)
-        if fresh and not alike:
-            self.copies = None
+        self.base = policy if fresh and not alike else None
+        super().__init__(policy, [] if self.base is not None else b if fresh else a + b)
+
+    def _as_it_was(self) -> AbstractContextManager[None]:
+        return super()._as_it_was() if self.base is None else disable_adapter(self.base)
 
 
 @torch.no_grad()

@@ -21,8 +21,8 @@ from unmask.distributed.sharding import shard
 from unmask.models import Model, Tiny, load_model
 from unmask.models.checkpoint import fingerprint_of
 from unmask.models.decoder import Decoder
+from unmask.models.earlier import EarlierPolicy
 from unmask.models.lora import (
-    EarlierPolicy,
     ReferencePolicy,
     add_adapter,
     has_adapter,

@@ -1,10 +1,11 @@
 """The teacher: an earlier policy, a copy of the trainable weights that is refreshed after some updates."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.models import Model
-from unmask.models.lora import EarlierPolicy, trainable_parameters
+from unmask.models.earlier import EarlierPolicy
+from unmask.models.lora import trainable_parameters
 
 
 class Teacher:
@@ -16,10 +17,7 @@ class Teacher:
     @property
     def copies(self) -> list[Tensor]:
         """In the order of the policy's trainable weights."""
-        if isinstance(self.model, nn.Module):
-            return list(self.model.parameters())
-        assert self.model.copies is not None
-        return self.model.copies
+        return self.model.copies if isinstance(self.model, EarlierPolicy) else list(self.model.parameters())
 
     @torch.no_grad()
     def refresh(self) -> None:
