@@ -37,6 +37,7 @@ from .core.objective import (
     step_clip as step_clip,
     step_mean as step_mean,
     token_clip as token_clip,
+    token_cross_entropy as token_cross_entropy,
     token_divergence as token_divergence,
     token_mean as token_mean,
     trace_sum as trace_sum,
@@ -54,6 +55,7 @@ from .core.policy import (
 from .core.probes import (
     Probes as Probes,
     ask as ask,
+    ask_with_teacher as ask_with_teacher,
     every_step as every_step,
     fully_masked as fully_masked,
     left_to_right_views as left_to_right_views,
