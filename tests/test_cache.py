@@ -399,3 +399,27 @@ def test_a_share_of_the_rows_is_replayed_and_one_at_least():
     assert sorted(picked[-1].group_B.tolist()) == [0, 1, 2, 3, 4]
     for rows in picked:
         assert torch.equal(rows.tokens_BL, trace.tokens_BL[rows.group_B])
+
+
+# Continuous batches
+
+
+@pytest.mark.parametrize(
+    ("cached", "threshold", "guidance"), [(None, None, 0.0), (Cache(), None, 0.5), (Cache(), 0.3, 0.0)]
+)
+def test_a_row_that_ends_is_replaced_by_the_next_prompt(cached, threshold, guidance):
+    """Every row is what it is in a batch of all; rows at different blocks go through the model together."""
+    policy = policy_of("qwen3", dtype=torch.float64, causal_block=4, eos_id=ENDS["qwen3"])
+    prompts = PROMPTS["misaligned"] + PROMPTS["aligned"]
+    settings = CAUSAL | {"length": 16, "sampling": TokenSampling(0.9, top_k=8, guidance=guidance)}
+    settings |= {"threshold": threshold} if threshold else {"steps": 8}
+    whole = rolled(policy, prompts, cached, **settings)
+    lengths = {sum(step < NEVER for step in row[-16:]) for row in whole.trace.step_BL.tolist()}
+    assert len(lengths) >= 3
+    for slots in (3, 5):
+        policy.passes.clear()
+        assert_same(rolled(policy, prompts, cached, micro_batch=slots, **settings), whole, 1e-10)
+    if cached is not None:
+        starts = [columns for name, columns, *_ in policy.passes if name == "blocks"]
+        assert all(len(columns) <= 5 for columns in starts)
+        assert any(max(columns) - min(columns) >= 8 for columns in starts)  # two blocks apart

@@ -44,6 +44,28 @@ def denoise(denoiser: "Denoiser", commits: CommitCounts, branch_step_B: Tensor) 
     return state_BL, ended_B
 
 
+def denoise_in_turn(denoiser: "Denoiser", sizes: list[int], slots: int) -> None:
+    """Denoise a trace of a block-causal model in place, at most `slots` rows at a time.
+
+    When a block begins, rows that have ended are replaced by the next ones: rows of a batch are at different blocks.
+    `sizes`: how many positions each step of a block commits.
+    """
+    rows, number, taken = len(denoiser.trace), 0, 0
+    while True:
+        denoiser.begin(number)
+        new = range(taken, min(rows, taken + slots - len(denoiser.live_R)))
+        denoiser.admit(torch.arange(new.start, new.stop, device=denoiser.seed_B.device), number, len(sizes))
+        taken = new.stop
+        if not len(denoiser.live_R):
+            return
+        left = denoiser.engine.block
+        for number_in_block, size in enumerate(sizes):
+            if most := denoiser.open_positions(number_in_block, left):
+                denoiser.step(number, number * len(sizes) + number_in_block, size, most)
+            left -= size
+        number += 1
+
+
 class Denoiser:
     """A trace while it is denoised. Rows that have ended are marked, and dropped when the batch is compacted."""
 
@@ -66,6 +88,9 @@ class Denoiser:
         self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
         self.block, self.last_block = -1, -1
         """The present block, and the last one in which a step has been taken."""
+        self.late_B: Tensor | None = None
+        """Of rows that begin later than others: by how many blocks."""
+        self.steps_in_block = 0
 
     def begin(self, number: int) -> None:
         """Begin a block with all rows that have not ended."""
@@ -81,6 +106,20 @@ class Denoiser:
         """Add the rows that begin at this step."""
         if step in self.starts:
             self.live_R = torch.cat([self.live_R, self.starts[step]]).sort().values
+
+    def admit(self, new_R: Tensor, number: int, steps_in_block: int) -> None:
+        """Add rows whose first block is the present one."""
+        self.late_B = torch.zeros_like(self.seed_B) if self.late_B is None else self.late_B
+        self.late_B[new_R], self.steps_in_block = number, steps_in_block
+        if len(new_R):
+            self.live_R, order_R = torch.cat([self.live_R, new_R]).sort()
+            self.engine.admit(new_R, order_R)
+        if len(self.live_R):
+            self.engine.furthest = number - int(self.late_B[self.live_R].min())
+
+    def _own_number(self, number: int) -> int | Tensor:
+        """The number of the present block in each live row; (R, 1) if they differ."""
+        return number if self.late_B is None else number - self.late_B[self.live_R, None]
 
     def compact(self) -> None:
         """Drop the rows that have ended."""
@@ -101,7 +140,7 @@ class Denoiser:
         """
         if not len(self.live_R):
             return 0
-        left_R = self._masked(self.engine.block_columns(self.live_R, self.block)).sum(1)
+        left_R = self._masked(self.engine.block_columns(self.live_R, self._own_number(self.block))).sum(1)
         left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
         if 0 in left:
             done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
@@ -119,25 +158,26 @@ class Denoiser:
 
     def step(self, number: int, step: int, size: int, left: int) -> None:
         """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
-        trace, live_R = self.trace, self.live_R
-        column_RW = self.engine.block_columns(live_R, number)
+        trace, live_R, own = self.trace, self.live_R, self._own_number(number)
+        own_step = step if self.late_B is None else step - self.late_B[live_R, None] * self.steps_in_block
+        column_RW = self.engine.block_columns(live_R, own)
         masked_RW = self._masked(column_RW)
         place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
         valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
         column_RM = column_RW.gather(1, place_RM)
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), number, self.last_block == number)
+        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), own, self.last_block == number)
         self.last_block = number
-        drawn = self._draw(hidden, column_RM, step)
+        drawn = self._draw(hidden, column_RM, own_step)
         score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
         sure_RM = drawn["sure"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf) if "sure" in drawn else score_RM
         chosen_RM = self._chosen(score_RM, sure_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
-        positions = StepPositions(step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
+        positions = StepPositions(own_step, size, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
         self.recorder.record_step(drawn, positions, column_RW.shape[1])
-        for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", step)):
+        for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", own_step)):
             written = getattr(trace, name)
-            value_RM = value.view_as(column_RM).to(written.dtype) if isinstance(value, Tensor) else value
+            value_RM = value.view(len(live_R), -1).to(written.dtype) if isinstance(value, Tensor) else value
             cell = (live_R[:, None], column_RM)
             written[cell] = torch.where(chosen_RM, value_RM, written[cell])
         self.ended_B[live_R] |= ended(trace.tokens_BL[live_R, self.engine.start :], trace)
@@ -146,7 +186,9 @@ class Denoiser:
         """Which of these columns are masked positions of the block."""
         cell = (self.live_R[:, None], column_RW)
         masked_RW = self.trace.tokens_BL[cell] == self.trace.mask_id
-        return masked_RW if self.engine.causal is None else masked_RW & (self.trace.block_BL[cell] == self.block)
+        if self.engine.causal is None:
+            return masked_RW
+        return masked_RW & (self.trace.block_BL[cell] == self._own_number(self.block))
 
     def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int) -> Tensor:
         """The positions that are sure enough; if there are none, the `size` positions of largest score, ties to the
@@ -158,7 +200,7 @@ class Denoiser:
         reached_RM = sure_RM >= self.sure_score
         return torch.where(reached_RM.any(-1, keepdim=True), reached_RM, chosen_RM)
 
-    def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int) -> dict[str, Tensor]:
+    def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int | Tensor) -> dict[str, Tensor]:
         """A token at every position, with its log-probability and score; in pieces, since logits are large."""
         trace, width = self.trace, self.trace.tokens_BL.shape[1]
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.

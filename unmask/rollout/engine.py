@@ -35,6 +35,8 @@ class Engine:
     """Of the live rows, by stream."""
     waiting: list[dict[bool, Memory]] = field(default_factory=list)
     """Of the rows that have been set aside."""
+    furthest: int = 0
+    """If rows are at different blocks: the largest number of a block."""
 
     def __post_init__(self) -> None:
         if self.cache is not None and not isinstance(self.policy, CachingPolicy):
@@ -47,11 +49,28 @@ class Engine:
         if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
             self.memories, self.waiting = {}, []
 
-    def block_columns(self, row_R: Tensor, number: int) -> Tensor:
-        """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too."""
+    def admit(self, new_R: Tensor, order_R: Tensor) -> None:
+        """Append rows whose first block begins to the live ones, which are at later blocks, and sort all by `order_R`.
+
+        If there are no live rows, the first pass of the block makes the memory.
+        """
+        if len(new_R) == len(order_R):
+            self.memories = {}
+        for unprompted, memory in self.memories.items():
+            assert isinstance(self.policy, CachingPolicy)
+            tokens_RL, attended_RL = self._canvas(unprompted, new_R)
+            _, new = self.policy.remember(tokens_RL, attended_RL, new_R[:0], last=self.start)
+            self.memories[unprompted] = memory.concat([new], order_R)
+
+    def block_columns(self, row_R: Tensor, number: int | Tensor) -> Tensor:
+        """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too.
+
+        `number` is (R, 1) if rows are at different blocks.
+        """
         width, size = self.trace.tokens_BL.shape[1], self.block
         first = self.start + number * size
         if self.causal is None:
+            assert isinstance(first, int)
             return torch.arange(first, first + size, device=row_R.device).expand(len(row_R), -1)
         size = min(size, width - self.start)
         first_R1 = (first - self.given_B[row_R, None] % self.block).clamp(self.start, width - size)
@@ -75,7 +94,7 @@ class Engine:
             name: memory.concat([rows[name] for rows in waiting], order_R) for name, memory in self.memories.items()
         }
 
-    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> list[Tensor]:
+    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool) -> list[Tensor]:
         """(Q, D) at positions of the flattened live canvases in block `number`, for each stream.
 
         `started`: an earlier step of this block has been done.
@@ -110,7 +129,7 @@ class Engine:
             tokens_RL = tokens_RL.masked_fill(self.trace.step_BL[row_R] == GIVEN, self.trace.mask_id)
         return tokens_RL, self.trace.attended_BL[row_R] if self.padded else None
 
-    def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int, started: bool) -> Tensor:
+    def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool) -> Tensor:
         tokens_RL, attended_RL = self._canvas(unprompted, live_R)
         if self.cache is None and self.merges:
             return self._merged(tokens_RL, attended_RL, at_Q)
@@ -124,6 +143,7 @@ class Engine:
         if self.causal is not None:
             column_RW, reach = self._block_window(live_R, number, started)
             return self.policy.hidden_blocks(self.memories[unprompted], tokens_RL, column_RW, reach, at_Q)
+        assert isinstance(number, int)
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
@@ -147,7 +167,7 @@ class Engine:
             first -= self.block
         return max(0, first), last if self.cache.suffix else self.trace.tokens_BL.shape[1]
 
-    def _block_window(self, row_R: Tensor, number: int, started: bool) -> tuple[Tensor, int]:
+    def _block_window(self, row_R: Tensor, number: int | Tensor, started: bool) -> tuple[Tensor, int]:
         """The same for a block-causal model: whole blocks of the model, (R, W), and the end of the last of them.
 
         Earlier blocks are finished: what is remembered of them is exact.
@@ -156,7 +176,7 @@ class Engine:
         size, given_R1 = max(self.block, self.causal), self.given_B[row_R, None]
         place_R1 = (given_R1 // self.block + number) * self.block
         first_R1 = self.start - given_R1 + place_R1 // self.causal * self.causal
-        reach = self.start + (number + 1) * self.block + size - self.block
+        reach = self.start + (number if isinstance(number, int) else self.furthest) * self.block + size
         before = 0 if started else size
         column_RW = first_R1 + torch.arange(-before, size, device=row_R.device)
         return column_RW, min(reach, self.trace.tokens_BL.shape[1])

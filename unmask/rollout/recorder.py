@@ -14,7 +14,10 @@ from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
 class StepPositions(NamedTuple):
     """The positions of a step: R rows, at most M positions each."""
 
-    step: int
+    step: int | Tensor
+    """(R, 1) if rows are at different steps."""
+    size: int
+    """How many the step commits, at least."""
     live_R: Tensor
     column_RM: Tensor
     """Columns of the completion."""
@@ -32,7 +35,6 @@ class RolloutRecorder:
     ) -> None:
         self.record, self.batch, self.length, self.sampling = record, batch, length, sampling
         self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
-        self.size_T = [size for sizes in commits for size in sizes]
         self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "confidence": [], "kept": []}
@@ -51,25 +53,29 @@ class RolloutRecorder:
         return piece
 
     def record_step(self, drawn: dict[str, Tensor], positions: StepPositions, block: int) -> None:
-        step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
+        step, size, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
         for name in self.single:
             if name in drawn:
                 value_RM = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:])
-                self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, step))
+                self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, size))
         if self.record.top:
-            shape = (self.batch, block, drawn["top_id"].shape[-1])
-            cell, unseen_RM1 = (live_R[:, None], place_RM), ~valid_RM[..., None]
-            id_BWK = torch.full(shape, -1, device=live_R.device)
-            id_BWK[cell] = drawn["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
-            logp_BWK = torch.zeros(shape, dtype=drawn["top_logp"].dtype, device=live_R.device)
-            logp_BWK[cell] = drawn["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
-            self.top[step] = id_BWK, logp_BWK
+            shape, unseen_RM1 = (self.batch, block, drawn["top_id"].shape[-1]), ~valid_RM[..., None]
+            id_RMK = drawn["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
+            logp_RMK = drawn["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
+            step_R = None if isinstance(step, int) else step.squeeze(1)
+            for own in [step] if isinstance(step, int) else step.unique().tolist():
+                rows = slice(None) if step_R is None else step_R == own
+                cell = (live_R[rows, None], place_RM[rows])
+                if own not in self.top:
+                    blank = torch.zeros(shape, dtype=logp_RMK.dtype, device=live_R.device)
+                    self.top[own] = torch.full(shape, -1, device=live_R.device), blank
+                for top_BWK, value_RMK in zip(self.top[own], (id_RMK, logp_RMK), strict=True):
+                    top_BWK[cell] = value_RMK[rows]
 
     def _of_chosen(
-        self, row_R1: Tensor, column_RM: Tensor, chosen_RM: Tensor, value_RM: Tensor, step: int
+        self, row_R1: Tensor, column_RM: Tensor, chosen_RM: Tensor, value_RM: Tensor, size: int
     ) -> tuple[Tensor, ...]:
         """The values at the positions that a step committed; at all positions if it may commit any number."""
-        size = self.size_T[step]
         if chosen_RM.shape[1] > size and not self.adaptive:
             first_Rk = chosen_RM.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :size]
             cell = (torch.arange(len(first_Rk), device=first_Rk.device)[:, None], first_Rk)

@@ -20,7 +20,7 @@ from unmask.core.token_sampling import splitmix64
 from unmask.core.trace import Trace, concat_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.denoiser import Denoiser, denoise
+from unmask.rollout.denoiser import Denoiser, denoise, denoise_in_turn
 from unmask.rollout.engine import Engine
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
@@ -79,6 +79,8 @@ def sample(
     if micro_batch is None:
         return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
     micro_batch, done, start = as_micro_batch(micro_batch), list[Rollouts](), 0
+    if decoding.causal_block is not None and request.branch is None:
+        return _sample_in_turn(policy, prompts, seed_B, decoding, group_B, request, micro_batch)
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
         try:
@@ -94,6 +96,24 @@ def sample(
         return done[0]
     some = [branches for _, branches in done if branches is not None and len(branches)]
     return Rollouts(concat_traces([trace for trace, _ in done]), concat_traces(some) if some else done[0].branches)
+
+
+def _sample_in_turn(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    seed_B: Tensor,
+    decoding: Decoding,
+    group_B: Tensor,
+    request: RolloutRequest,
+    micro_batch: MicroBatch,
+) -> Rollouts:
+    """Rollouts of a block-causal model; a row that ends is replaced by the next prompt when a block begins."""
+    while True:
+        slots = min(micro_batch.size, len(prompts))
+        try:
+            return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots)
+        except torch.OutOfMemoryError as error:
+            micro_batch.halve(error, slots)
 
 
 def sample_in_turn(
@@ -124,7 +144,9 @@ def _sample_batch(
     decoding: Decoding,
     group_B: Tensor,
     request: RolloutRequest,
+    slots: int | None = None,
 ) -> Rollouts:
+    """All rows at once; with `slots`, at most so many, each begun when another has ended."""
     commits, sure_score, block = decoding.commit_counts(), decoding.sure_score(), decoding.block
     steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
@@ -141,11 +163,15 @@ def _sample_batch(
     recorder = RolloutRecorder(
         request.record, commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
     )
+    together = slots is None or slots >= len(trace)
     everyone_R = torch.arange(len(trace), device=seed_B.device)
-    denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, {0: everyone_R})
+    denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, {0: everyone_R} if together else {})
     with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
-        state_BL, ended_B = denoise(denoiser, commits, branch_step_B)
         branches = None
+        if slots is not None and not together:
+            denoise_in_turn(denoiser, commits[0], slots)
+        else:
+            state_BL, ended_B = denoise(denoiser, commits, branch_step_B)
         if request.branch is not None:
             branches = fill_states(engine, seed_B, state_BL, ended_B, request.branch.fillings)
 
