@@ -1,12 +1,12 @@
 """Continuous against static batches: rollouts of a model of the embedded kind with block-causal attention.
 
     OMP_NUM_THREADS=1 python benchmarks/continuous.py
-    python benchmarks/continuous.py --width 2048 --hidden 6144 --layers 28 --slots 32 --prompts 256 --length 256 --block 4
+    python benchmarks/continuous.py --width 2048 --hidden 6144 --layers 28 --slots 32 --prompts 256 --length 256
 
 Completions end after 1, 2, 3 or 4 quarters of the canvas, in random order (the benchmark decides where; what the model
 writes before is its own). Both ways sample the same prompts with the same cache and give the same tokens. Prints the
-seconds (on a CPU those of the process), the passes and their ratio; the best of `repeats` runs each, alternating. A GPU is
-used if there is one.
+seconds (on a CPU those of the process), the passes and their ratio: the best of `repeats` runs each, alternating. A GPU
+is used if there is one.
 """
 
 import argparse
