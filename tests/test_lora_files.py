@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from adapters import NATIVE, OWN, Small, adapted, canvas, layers_of, move, small
 from unmask.core.options import LoraOptions
 from unmask.models import lora
+from unmask.models.adapter_config import base_of
 from unmask.models.lora import (
-    base_of,
     disable_adapter,
     load_adapter,
     merge,

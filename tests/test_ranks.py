@@ -25,11 +25,12 @@ from unmask.core.probes import ask, fully_masked
 from unmask.core.shapes import NEVER
 from unmask.distributed.processes import ALONE, Ranks, timeout_seconds
 from unmask.models import load_model, save
+from unmask.models.adapter_config import base_of
 from unmask.models.checkpoint import Origin
 from unmask.models.decoder import Facts
 from unmask.models.encoder import Bert
 from unmask.models.load import Released
-from unmask.models.lora import add_adapter, base_of, has_adapter, save_adapter, trainable_parameters
+from unmask.models.lora import add_adapter, has_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import CharacterTokenizer
 from unmask.rollout.sample import row_seeds
 from unmask.tasks import TASKS

@@ -25,14 +25,17 @@ from checkpoints import (
     with_tokenizer,
     write,
 )
+from unmask.config import DEMO, read_config
 from unmask.core.options import LoraOptions
 from unmask.models import load_checkpoint, load_model, save, trial
+from unmask.models.adapter_config import CONFIG
 from unmask.models.config_file import ConfigFile
 from unmask.models.families import SUPPORTED
 from unmask.models.load import outline
-from unmask.models.lora import CONFIG, add_adapter, save_adapter
+from unmask.models.lora import add_adapter, save_adapter
 from unmask.models.recognition import block_length, family_of, mask_token
 from unmask.models.tiny import CharacterTokenizer
+from unmask.studies.cost.estimate import estimate
 from wording import mentions, naming
 
 
@@ -145,6 +148,12 @@ def test_a_mask_that_is_also_an_end_or_padding_is_refused(tmp_path, changes):
     )
 
 
+def test_a_mask_that_ends_a_turn_is_refused(tmp_path):
+    folder, _, _ = qwen(tmp_path, SDAR, **{**QWEN_TEXT, "mask_token_id": 258})
+    with_tokenizer(folder, QWEN_SPECIALS)  # 258 is <|im_end|>
+    assert mentions(said(folder, load_model), 258, "ends a turn", "mask_token_id")
+
+
 # --- relatives ----------------------------------------------------------------------------------------------
 
 
@@ -222,7 +231,11 @@ def test_doctor_says_why_illada_has_its_mask_and_its_head(unmask, tmp_path, head
 
 def test_doctor_knows_released_models_without_a_connection_and_names_what_it_refuses(unmask, tmp_path):
     found = facts(unmask, "Efficient-Large-Model/Fast_dLLM_v2_1.5B")
-    assert found["config.json"][0] == "not read; built-in sizes" and "1,543,714,304" in found["network"][0]
+    assert (
+        found["config.json"][0] == "not read; built-in sizes"
+        and "rotary" not in found
+        and "1,543,714,304" in found["network"][0]
+    )
     assert found["shift"][0] == "token i is predicted at i - 1" and found["mask token"][0] == "151665"
     assert facts(unmask, "tiny")["family"][0] == "the embedded model"
     folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent")
@@ -281,6 +294,9 @@ def test_an_adapter_pattern_that_backtracks_for_ever_is_refused(tmp_path, monkey
     changed = {**json.loads(path.read_text()), key: {pattern: 2} if key == "rank_pattern" else pattern}
     path.write_text(json.dumps(changed))
     assert mentions(said(tmp_path / "adapter", load_model), f"FOLDER/{CONFIG}", repr(pattern))
+    if key == "target_modules":
+        with pytest.raises(ValueError, match=naming(CONFIG, pattern)):  # and in a dry run
+            estimate(read_config(DEMO, [f"model={tmp_path / 'adapter'}", "method=diffu_grpo"]))
 
 
 def test_patterns_in_use_are_accepted():

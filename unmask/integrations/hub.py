@@ -4,9 +4,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from unmask.models.adapter_config import CONFIG as ADAPTER, WEIGHTS as ADAPTER_WEIGHTS, base_of
 from unmask.models.checkpoint import BESIDE, CARD, INDEX, SUMS, WEIGHTS, weight_files
 from unmask.models.known import EMBEDDED, is_hub_id
-from unmask.models.lora import CONFIG as ADAPTER, WEIGHTS as ADAPTER_WEIGHTS, base_of
 from unmask.training.run.card import HERE
 from unmask.training.run.folder import checkpoint_of
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from unmask.models.adapter_config import CONFIG, base_of, read_adapter_config
 from unmask.models.checkpoint import INDEX, WEIGHTS, open_safetensors, weight_files
 from unmask.models.config_file import ConfigFile
 from unmask.models.load import Outline, located_config, outline
@@ -22,10 +23,8 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
     """The facts of a model that `load_model` loads; ValueError with the reason if it refuses the model."""
     model = outline(name_or_path, causal_block)
     if model.adapter is not None:
-        from unmask.models.lora import base_of, read_adapter_config
-
         base, rank = base_of(model.adapter), read_adapter_config(model.adapter).r
-        adapter = DescribedFact("adapter", f"rank {rank} on {base}", "adapter_config.json")
+        adapter = DescribedFact("adapter", f"rank {rank} on {base}", CONFIG)
         return [adapter, *describe_model(base, model.causal_block)]
     folder, name, file = located_config(name_or_path)
     kind, config = kind_of(file), model.lm.config
@@ -47,7 +46,8 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
         )
         shift = "i - 1" if model.family.shift else "i"
         facts.append(DescribedFact("shift", f"token i is predicted at {shift}", f"the {model.family.name} family"))
-        facts += [_rotary(model, file), _head(model, folder)]
+        facts += [_rotary(model, file)] if file.path.is_file() else []
+        facts.append(_head(model, folder))
     limit = "the family; config.json has more" if model.max_length == model.family.max_length else "config.json"
     return [*facts, DescribedFact("length", f"{model.max_length} tokens", limit)]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.policy import Policy, Tokenizer
+from unmask.models.adapter_config import CONFIG as ADAPTER_CONFIG, base_block, base_of
 from unmask.models.checkpoint import (
     CARD,
     Origin,
@@ -69,8 +70,8 @@ def load_model(
     if not folder.is_dir():
         hub = str(name_or_path)
         folder = fetch_snapshot(hub)
-    if (folder / "adapter_config.json").is_file():
-        from unmask.models.lora import base_block, base_of, load_adapter
+    if (folder / ADAPTER_CONFIG).is_file():
+        from unmask.models.lora import load_adapter
 
         block = base_block(folder) if causal_block is None else causal_block
         policy = load_model(base_of(folder), dtype, device, causal_block=block)
@@ -181,6 +182,8 @@ def _hub_tokenizer(family: Family, config: Mapping[str, Any], facts: Facts, fast
     vocabulary, listed = fast.get_vocab(), config.get("eos_token_id")
     listed = listed if isinstance(listed, list) else []
     ends = [facts.eos_id, *listed, *(vocabulary[token] for token in family.ends if token in vocabulary)]
+    if facts.mask_id in ends:
+        raise ValueError(f"The mask token {facts.mask_id} also ends a turn in this tokenizer; correct mask_token_id.")
     return HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
 
 
@@ -210,9 +213,7 @@ class Outline:
 def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outline:
     """The same models as `load_model`, from config.json alone: nothing else is downloaded from the hub."""
     folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
-    if (folder / "adapter_config.json").is_file():
-        from unmask.models.lora import base_block, base_of
-
+    if (folder / ADAPTER_CONFIG).is_file():
         block = base_block(folder) if causal_block is None else causal_block
         return replace(outline(base_of(folder), block), adapter=folder)
     folder, name, file = located_config(name_or_path)

@@ -11,25 +11,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor, nn
 
 from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import Policy
-from unmask.models.checkpoint import check_sums, open_safetensors, read_json, replace_folder, stored_parts
+from unmask.models.adapter_config import BLOCK, CONFIG, WEIGHTS, check_adapter_patterns, read_adapter_config
+from unmask.models.checkpoint import check_sums, open_safetensors, replace_folder, stored_parts
 from unmask.models.earlier import EarlierPolicy
 from unmask.models.experts import Experts, grouped_linear
-from unmask.models.trial import check_patterns
 from unmask.util.files import save_tensors
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's wrapper puts this before a model's own module names
 ADAPTER = "default"  # peft's name for a single adapter
-BLOCK = "causal_block"  # in the metadata of WEIGHTS, because peft refuses unknown keys in CONFIG
 Factors = dict[str, tuple[Tensor, Tensor]]  # A and B, by the path of their module
 
 
@@ -181,27 +178,6 @@ def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
         (new / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def base_of(folder: str | Path) -> str:
-    """The name or path of an adapter's base model."""
-    base = read_adapter_config(Path(folder)).base_model_name_or_path
-    if not base:
-        raise ValueError(f"{Path(folder) / CONFIG} does not name its base model (base_model_name_or_path).")
-    if (Path(base) / CONFIG).is_file():
-        raise ValueError(f"{Path(folder) / CONFIG}: its base model is an adapter; merge that adapter first.")
-    return base
-
-
-def base_block(folder: str | Path) -> int | None:
-    """The block length of block-causal attention that an adapter was trained with, if its file states one."""
-    if not (Path(folder) / WEIGHTS).is_file():
-        return None
-    with open_safetensors(Path(folder) / WEIGHTS) as file:
-        stated = (file.metadata() or {}).get(BLOCK, "")
-    if stated and not stated.isdecimal():
-        raise ValueError(f"{Path(folder) / WEIGHTS} sets {BLOCK} to {stated!r}; it must be a number of tokens.")
-    return int(stated) if stated else None
-
-
 def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False) -> None:
     """Add an adapter from a folder in PEFT's format, with transformers' module names or the released model's."""
     peft, folder = _peft(), Path(folder)
@@ -215,10 +191,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     path_of = {name: path for path, linear in linears.items() for name in file_names(own(path), linear)}
     if not any(key.removeprefix(PREFIX).rpartition(".lora_")[0] in path_of for key in tensors):
         path_of = {name: path for path, linear in linears.items() for name in file_names(path, linear)}
-    try:
-        check_patterns(_patterns(settings), list(path_of))
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from None
+    check_adapter_patterns(folder, settings, list(path_of))
     config = peft.LoraConfig(**settings.model_dump(exclude=set(settings.model_extra or ())))
     key_of = peft.utils.other.get_pattern_key
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
@@ -334,51 +307,6 @@ def _pattern(names: Iterable[str], others: Iterable[str]) -> str | list[str]:
     """target_modules for exactly these names: a pattern over all blocks, or a list if some blocks are left out."""
     pattern = "|".join(sorted({re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name)) for name in names}))
     return sorted(names) if any(re.fullmatch(pattern, other) for other in others) else pattern
-
-
-class _AdapterConfig(BaseModel):
-    """The fields of adapter_config.json that are supported."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    peft_type: Literal["LORA"]
-    base_model_name_or_path: str | None = None
-    r: PositiveInt
-    lora_alpha: float
-    lora_dropout: float = 0.0
-    use_rslora: bool = False
-    rank_pattern: dict[str, PositiveInt] = {}
-    alpha_pattern: dict[str, float] = {}
-    target_modules: list[str] | str
-    exclude_modules: list[str] | str | None = None
-    layers_to_transform: list[int] | int | None = None
-    layers_pattern: list[str] | str | None = None
-    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base's weights
-
-
-# No effect on a trained adapter. Any other key that is set is refused: it may be a variant that is not supported.
-INERT = {"auto_mapping", "revision", "task_type", "inference_mode", "peft_version", "megatron_core"}
-INERT |= {"qalora_group_size", "eva_config", "runtime_config"}
-
-
-def _patterns(settings: _AdapterConfig) -> list[str]:
-    """Every regular expression of an adapter's configuration."""
-    fields = [settings.target_modules, settings.exclude_modules]
-    layers = settings.layers_pattern or []
-    patterns = [field for field in fields if isinstance(field, str)] + [*settings.rank_pattern, *settings.alpha_pattern]
-    return patterns + ([layers] if isinstance(layers, str) else layers)
-
-
-def read_adapter_config(folder: Path) -> _AdapterConfig:
-    file = folder / CONFIG
-    try:
-        settings = _AdapterConfig.model_validate(read_json(file))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{file}: {first['loc'][0]}: {first['msg']}, got {first['input']!r}.") from None
-    for key, value in (settings.model_extra or {}).items():
-        if key not in INERT and value not in (None, False, "none", [], {}):
-            raise ValueError(f"{file}: {key} is {value!r}, but only plain LoRA on linear layers is supported.")
-    return settings
 
 
 def _peft() -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from unmask.config import Config
+from unmask.models.adapter_config import check_adapter_patterns, read_adapter_config
 from unmask.models.experts import Experts, Mixture
 from unmask.models.load import Outline
-from unmask.models.lora import file_names, linear_layers, read_adapter_config, target_paths
+from unmask.models.lora import file_names, linear_layers, target_paths
 from unmask.models.tiny import CharacterTokenizer
 
 
@@ -100,6 +101,7 @@ def _adapted(config: Config, model: Outline, policy: Any, linears: Mapping[str, 
     pattern = targets if isinstance(targets, str) else "|".join(rf"(.*\.)?{re.escape(name)}" for name in targets)
     own = policy.names.own
     names = {path: (*file_names(path, linear), *file_names(own(path), linear)) for path, linear in linears.items()}
+    check_adapter_patterns(model.adapter, settings, [name for each in names.values() for name in each])
     return [path for path in linears if any(re.fullmatch(pattern, name) for name in names[path])], settings.r
 
 
