@@ -240,7 +240,7 @@ def _further_cells(method: Method) -> list[tuple[str, list[str]]]:
 
 def _method_cells(method: Method) -> list[str]:
     records = [f"top {method.record.top}"] * (method.record.top > 0) + ["entropy"] * method.record.entropy
-    records += ["confidence"] * method.record.confidence
+    records += ["confidence"] * method.record.confidence + ["choice"] * method.record.choice
     facts = method.uses_equal_rewards, method.values is not None, method.trajectory
     marks = ["yes" if fact else "no" for fact in facts]
     return [str(len(method.terms)), ", ".join(records) or "none", f"`{_name(method.counted)}`", *marks]

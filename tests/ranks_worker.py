@@ -139,7 +139,7 @@ def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
     policy, parts = toy_model(), []
     for rank in range(ranks.size):
         prompts = [[5] * (1 + rank)] * (1 + 2 * rank)
-        how = {"length": 4, "sampling": TokenSampling(top_p=0.2 + 0.2 * rank), "record": Record(top=2, entropy=True)}
+        how = {"length": 4, "sampling": TokenSampling(top_p=0.2 + 0.2 * rank), "record": Record(2, True, True, True)}
         parts.append(sample(policy, prompts, row_seeds(rank, len(prompts)), **how).trace)
     parts = [replace(part, sampling=parts[0].sampling) for part in parts]
     assert ranks.size == 1 or len({part.seen["kept"].shape[-1] for part in parts}) > 1
@@ -147,7 +147,8 @@ def check_gathered_trace(ranks: Ranks, folder: Path) -> None:
     by_hand, found = concat_traces(parts), ranks.gather_trace(parts[ranks.rank], width)
     for name in [f.name for f in fields(Trace) if f.name.endswith(("_B", "_BL"))]:
         assert torch.equal(getattr(found, name), getattr(by_hand, name)), name
-    assert found.seen.keys() == by_hand.seen.keys() == {"entropy", "kept", "step_top_id", "step_top_logp"}
+    names = {"entropy", "kept", "confidence", "step_above", "step_top_id", "step_top_logp"}
+    assert found.seen.keys() == by_hand.seen.keys() == names
     assert all(torch.equal(found.seen[name], by_hand.seen[name]) for name in found.seen)
     # Nobody on the first process, as where none of its rows branches.
     some = select_traces(parts[ranks.rank], torch.arange(len(parts[ranks.rank]))[: 99 if ranks.rank else 0])

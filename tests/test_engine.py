@@ -105,7 +105,7 @@ FULL = {
     "block": 4,
     "sampling": TokenSampling(1.2, top_k=9, top_p=0.9),
     "order": low_confidence,
-    "record": Record(top=4, entropy=True),
+    "record": Record(4, True, True, True),
     "branch": Branch(3, 1.0),
 }
 

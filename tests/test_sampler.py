@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_its_batch_its_place_in_it_or_the_padding_besid
     prompts = [torch.randint(0, 3, (n,), generator=rng).tolist() for n in [1, 3, 2, 4, 1, 2] * 4]
     seed_B = row_seeds(5, len(prompts))
     shape = {"length": 4, "steps": 2, "block": 2, "sampling": TokenSampling(0.9, top_k=2), "order": ORDERS[order]}
-    shape |= {"record": Record(top=2, entropy=True), "branch": Branch(2, 0.0)}
+    shape |= {"record": Record(2, True, True, True), "branch": Branch(2, 0.0)}
 
     def rows_of(picked: list[int]) -> dict[int, tuple[Tensor, ...]]:
         trace, branches = sample(policy, [prompts[i] for i in picked], seed_B[picked], **shape)

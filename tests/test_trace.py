@@ -154,7 +154,7 @@ def assert_same_rows(found, expected, by=0):
 
 
 def recorded(seed=0, prompts=slice(None), **settings):
-    trace = rolled(Net(1), seed=seed, record=Record(top=3, entropy=True), **settings).trace
+    trace = rolled(Net(1), seed=seed, record=Record(3, True, True, True), **settings).trace
     index = torch.arange(len(trace))[prompts]
     return select_traces(trace, index)
 

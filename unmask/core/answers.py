@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import PIECE, Policy
-from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempered_logprobs, token_logprobs
+from unmask.core.token_sampling import tempered_logprobs, token_logprobs
 from unmask.core.trace import Trace
 
 FLOOR = -1e4
@@ -68,18 +68,3 @@ def asked_logprobs(
         taught_QV = token_logprobs(teacher.head(taught_QD), trace.mask_id)
         taught_QV = tempered_logprobs(taught_QV, trace.sampling.temperature).exp()
     return plain_Q, logp_Q.clamp(min=FLOOR), -(taught_QV * logq_QV.clamp(min=FLOOR)).sum(-1)
-
-
-def log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, tie_loses_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """log F_j(c): the mass of the draws that rank below c; and at which positions it is above zero."""
-    plain_QV = token_logprobs(logits_QV, trace.mask_id)
-    logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
-    if trace.sampling.truncated:
-        logq_QV = restricted_logprobs(logq_QV, kept_tokens(logq_QV.detach(), trace.sampling))
-    score_QV = plain_QV.detach()
-    below_QV = (score_QV < least_Q[:, None]) | ((score_QV == least_Q[:, None]) & tie_loses_Q[:, None])
-    below_QV &= logq_QV.detach() > -torch.inf
-    possible_Q = below_QV.any(-1)
-    logq_QV = torch.where(below_QV, logq_QV, -torch.inf)
-    safe_QV = torch.where(possible_Q[:, None], logq_QV, 0.0)  # an empty sum would poison the gradient
-    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR), possible_Q

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.core.answers import asked_logprobs, in_pieces, log_mass_below
+from unmask.core.answers import asked_logprobs, in_pieces
 from unmask.core.causal import finished_text, share_states
-from unmask.core.order import low_confidence, score_threshold
+from unmask.core.choice import cut, log_mass_below, log_mass_outside
 from unmask.core.policy import BlockCausalPolicy, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace, state_before
@@ -157,7 +157,9 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
     low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if several
     draws were kept or the one that was reaches it; otherwise that was the surest draw, and c is as before. In the order
-    left_to_right it was the leftmost draw, and c is the threshold.
+    left_to_right it was the leftmost draw, and c is the threshold. If the sampler recorded how many tokens of a
+    position rank above c (specs.Record, choice), F is the mass outside that many likeliest tokens: rounding between
+    sampler and scorer then moves no token across c.
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
@@ -223,19 +225,17 @@ def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> t
     if passed_Q is None:
         return answer_NL, *cross
 
-    # The lexicographic minimum of (score, -position) in each row: ties go to the rightmost position.
-    score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
-    least_N, place_L = score_NL.min(-1).values, torch.arange(score_NL.shape[1], device=score_NL.device)
-    place_N = torch.where(score_NL == least_N[:, None], place_L, GIVEN).max(-1).values
-    if probes.trace.threshold is not None:
-        level = score_threshold(low_confidence, probes.trace.threshold)
-        several_N = probes.asked_NL.sum(-1) > 1
-        cut_N = (least_N >= level) | several_N | (probes.trace.order == "left_to_right")
-        place_N = place_N.masked_fill(cut_N, score_NL.shape[1])  # a draw at the threshold is kept
-        least_N = least_N.masked_fill(cut_N, level)
     row, column = passed_Q
-    about = (least_N[row], column > place_N[row])
-    log_f, _ = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
+    if probes.visited and (above_TBC := probes.trace.seen.get("step_above")) is not None:
+        step_N = torch.where(probes.asked_NL, probes.trace.step_BL[probes.trace_N], 0).max(-1).values
+        at = (step_N[row], probes.trace_N[row], column - (probes.asked_NL.shape[1] - above_TBC.shape[2]))
+        log_f, _ = in_pieces(policy, log_mass_outside, probes.trace, hidden_QD[count:], (above_TBC[at],))
+    else:
+        score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
+        column_NL = torch.arange(score_NL.shape[1], device=score_NL.device).expand_as(score_NL)
+        least_N, place_N = cut(score_NL, column_NL, probes.trace.order, probes.trace.threshold)
+        about = (least_N[row], column < place_N[row])
+        log_f, _ = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
     return answer_NL.index_put(passed_Q, log_f), *cross
 
 

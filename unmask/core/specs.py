@@ -1,7 +1,7 @@
 """What a method asks of the sampler in addition to tokens, steps and log-probabilities."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -17,15 +17,17 @@ class Record:
     position of the current block; id -1, log-probability 0 where it was not masked or the row had ended.
     `entropy`: (B, C) entropy of the distribution each token was drawn from.
     `confidence`: (B, C) log-probability of each token at temperature 1.
+    `choice`: `step_above` (T, B, C): how many tokens of each position that a step passed over rank above the draws that
+    it kept (choice.cut); 0 elsewhere. For the order low_confidence, and left_to_right by threshold.
     """
 
     top: int = 0
     entropy: bool = False
     confidence: bool = False
+    choice: bool = False
 
     def __or__(self, other: "Record") -> "Record":
-        top, entropy = max(self.top, other.top), self.entropy or other.entropy
-        return Record(top, entropy, self.confidence or other.confidence)
+        return Record(**{f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def agrpo(
         ),
         advantage=advantage,
         objective=partial(objective, low=low, high=high),
-        record=Record(entropy=steps is entropy_steps),
+        record=Record(entropy=steps is entropy_steps, choice=choice),
         counted=all_tokens,
         kl=kl,
         divergence=partial(token_divergence, kl=kl_kind, normaliser=trace_sum),

@@ -76,7 +76,7 @@ def vine(
         objective=partial(objective, low=low, high=high),
         credit=partial(step_credit, final=final),
         values=StepValues(partial(weighted_steps, steps=steps, spread=True), draws, completions),
-        record=Record(entropy=steps is entropy_steps),
+        record=Record(entropy=steps is entropy_steps, choice=choice),
         counted=all_tokens,
         trajectory=True,
         order=low_confidence if choice else None,

@@ -12,6 +12,7 @@ the block is set aside until the next begins, so that it passes through the mode
 import torch
 from torch import Tensor
 
+from unmask.core.choice import cut, outranking
 from unmask.core.order import Order, StepLogits, sureness
 from unmask.core.schedule import CommitCounts
 from unmask.core.token_sampling import draw_tokens, pad_ids, sampling_logprobs, token_logprobs, uniforms
@@ -174,6 +175,9 @@ class Denoiser:
         chosen_RM = self._chosen(score_RM, sure_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
         positions = StepPositions(own_step, size, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
+        if self.recorder.record.choice:
+            kept_RM = sure_RM.masked_fill(~chosen_RM, torch.inf)
+            drawn["above"] = self._above(hidden, kept_RM, column_RM)
         self.recorder.record_step(drawn, positions, column_RW.shape[1])
         for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", own_step)):
             written = getattr(trace, name)
@@ -226,6 +230,17 @@ class Denoiser:
             widest = max(piece["kept"].shape[-1] for piece in pieces)
             pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def _above(self, hidden: list[Tensor], kept_RM: Tensor, column_RM: Tensor) -> Tensor:
+        """How many tokens of each position rank above the kept draws. The head runs again: what is kept was not known
+        when the logits were there."""
+        least_R, place_R = cut(kept_RM, column_RM, self.trace.order, self.trace.threshold)
+        least_Q, level_Q = least_R.repeat_interleave(column_RM.shape[1]), (column_RM < place_R[:, None]).flatten()
+        counts = []
+        for piece in self.engine.pieces(column_RM.numel()):
+            plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), self.trace.mask_id)
+            counts.append(outranking(plain_QV, least_Q[piece], level_Q[piece]).sum(-1, dtype=torch.int32))
+        return torch.cat(counts)
 
 
 def ended(completion_RC: Tensor, trace: Trace) -> Tensor:

@@ -37,6 +37,7 @@ class RolloutRecorder:
         self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
         self.adaptive = adaptive
         self.top: dict[int, tuple[Tensor, Tensor]] = {}
+        self.above_TBC: Tensor | None = None
         self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "confidence": [], "kept": []}
 
     def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
@@ -58,6 +59,11 @@ class RolloutRecorder:
             if name in drawn:
                 value_RM = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:])
                 self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, size))
+        if self.record.choice:
+            if self.above_TBC is None:
+                self.above_TBC = drawn["above"].new_zeros(len(self.block_T), self.batch, self.length)
+            passed_RM = valid_RM & ~chosen_RM
+            self.above_TBC[step, live_R[:, None], column_RM] = drawn["above"].view_as(column_RM) * passed_RM
         if self.record.top:
             shape, unseen_RM1 = (self.batch, block, drawn["top_id"].shape[-1]), ~valid_RM[..., None]
             id_RMK = drawn["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
@@ -96,6 +102,8 @@ class RolloutRecorder:
                 seen[name] = full
         if "kept" in seen:  # positions that were not committed may have kept more
             seen["kept"] = seen["kept"][..., : int((seen["kept"] >= 0).sum(-1).max())]
+        if self.above_TBC is not None:
+            seen["step_above"] = self.above_TBC
         if self.top:
             ids, logps = zip(*map(self._recorded_top, range(len(self.block_T))), strict=True)
             self.top.clear()
