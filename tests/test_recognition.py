@@ -36,6 +36,7 @@ from unmask.models.lora import add_adapter, save_adapter
 from unmask.models.recognition import block_length, family_of, mask_token
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.estimate import estimate
+from unmask.training.run.folder import RunFolder
 from wording import mentions, naming
 
 
@@ -87,7 +88,8 @@ def test_the_block_length_travels_with_an_adapter(tmp_path):
     assert load_model(tmp_path / "adapter").causal_block == outline(tmp_path / "adapter").causal_block == 8
 
 
-def test_the_block_length_is_a_key_of_every_command(unmask, tmp_path):
+def test_the_block_length_is_a_key_of_every_command(unmask, monkeypatch, tmp_path):
+    monkeypatch.setattr(RunFolder, "draw", lambda *_: None)
     folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent", **QWEN_TEXT)
     with_tokenizer(folder, QWEN_SPECIALS)
     tiny = ["--task", "arithmetic", "rollout.length=16", "rollout.steps=2"]
@@ -111,6 +113,8 @@ def test_full_attention_can_be_replaced_by_blocks_but_not_in_every_network(tmp_p
     assert outline(folder).causal_block is None and outline(folder, 4).causal_block == 4
     with pytest.raises(ValueError, match=naming("causal_block", "tiny")):
         load_model("tiny", causal_block=4)
+    with pytest.raises(ValueError, match=naming("causal_block", "LLaDA", "rollout.block")):
+        outline("GSAI-ML/LLaDA-8B-Base", 32)
 
 
 # --- mask ids -----------------------------------------------------------------------------------------------

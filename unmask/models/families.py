@@ -53,6 +53,11 @@ class Family:
     tied_field: str = "tie_word_embeddings"
     unused: tuple[str, ...] = ()
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Some models of the family are block-causal."""
+        return self.autoregressive or self.causal_block is not None or self.block_field != "causal_block"
+
 
 _CHAT = ("<|im_end|>", "<|endoftext|>")
 _HEADER = ("<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")

@@ -46,7 +46,7 @@ def kind_of(file: ConfigFile) -> Stated:
         raise ValueError(f"{file.path} has neither architectures nor model_type.")
     if kind == "llada" and "num_experts" in file.fields:  # two families have this model_type
         return Stated("lladamoe", "model_type llada with num_experts")
-    if kind in ("Dream", "DreamModel") and "block_size" in file.fields:  # Dream has no blocks
+    if kind in ("Dream", "DreamModel") and file.get("block_size") is not None:  # Dream has no blocks
         return Stated("DreamForCausalLM", f"{source} {kind} with block_size")
     return Stated(kind, source)
 
@@ -147,9 +147,14 @@ def length_of(family: Family, file: ConfigFile) -> int:
 def block_length(family: Family, file: ConfigFile, name: str, causal_block: int | None = None) -> Stated:
     """The block length of block-causal attention; None for full attention."""
     if causal_block is not None:
-        if family.encoder:
-            raise ValueError(f"causal_block: {file.path} is a {family.name}, which has no block-causal attention")
+        if not family.takes_blocks and file.get("causal_block") is None:
+            raise ValueError(
+                f"causal_block: {file.path} is a {family.name}, which attends to the whole canvas; leave it out. "
+                "rollout.block sets the blocks of decoding."
+            )
         return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, stated by you or an adapter")
+    if family.encoder:
+        file.only({"causal_block": None})
     for key in ("causal_block", family.block_field):
         if key in file.fields and not (file.fields[key] is None and key == family.block_field and family.needs_block):
             return Stated(_checked_block(file.fields[key], f"{file.path} sets {key} to"), f"{key} in config.json")
