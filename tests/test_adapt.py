@@ -14,14 +14,22 @@ from safetensors.torch import save_file
 
 import unmask.sft.finetune as unmask_sft
 from checkpoints import QWEN_SPECIALS, QWEN_TEMPLATE, qwen, with_tokenizer
+from helpers import sample
 from unmask.config import read_config
+from unmask.core.order import ORDERS
+from unmask.methods import BASES
 from unmask.models import load_model
 from unmask.models.checkpoint import open_safetensors
+from unmask.rollout.cache import Cache
+from unmask.rollout.sample import row_seeds
 from unmask.sft.adapt import EVEN, MASK, adapt, base_metadata
 from unmask.sft.config import read_sft_config
 from unmask.sft.finetune import sft_update
+from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.run.folder import read_metrics
+from unmask.training.update import update
 from unmask.util.files import check_folder
+from unmask.util.micro_batch import MicroBatch
 from wording import mentions, naming
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -143,6 +151,43 @@ def test_a_random_llama_adapted_to_a_toy_learns_it_and_is_a_model_like_others(un
     assert code == 2 and mentions(err, "mask", "MASK token")
     code, _, err = unmask("adapt", "run/checkpoint", "toy.yaml", "--out", "again")
     assert code == 2 and "already a masked diffusion model" in err and not Path("again").exists()
+
+
+def test_in_blocks_it_is_sampled_and_trained_from_the_adaptation_to_reinforcement_learning(
+    unmask, tmp_path: Path
+) -> None:
+    source(tmp_path / "source", template="")
+    lines = [{"prompt": chr(n) * (n % 3 + 1), "completion": chr(n + 1) * 5} for n in range(97, 103)] * 4
+    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    few = ("updates=6", "batch_tokens=128", "optimizer.lr=1e-2", "eval.prompts=2")
+    code, out, err = unmask("adapt", "source", "--data", "toy.jsonl", "--block", "4", "--out", "run", *few)
+    assert code == 0 and mentions(out, "blocks of 4"), err
+    assert json.loads(Path("run/checkpoint/config.json").read_text())["causal_block"] == 4
+    assert json.loads(Path("run/start/adapted.json").read_text())["block"] == 4
+    ends = json.loads(Path("run/finished.json").read_text())
+    assert ends["after"]["eval/toy/loss"] < ends["before"]["eval/toy/loss"]
+    policy = load_model(Path("run/checkpoint"))
+    rows = torch.tensor([[5] * 8, [5] * 7 + [9]])
+    with torch.no_grad():
+        first, other = policy(rows, None, torch.tensor([3, 11]))
+    assert policy.causal_block == 4 and torch.equal(first, other)  # the first block does not see the second
+    # The reward is the share of odd tokens (the end token is even). Prompts end at different places of a block.
+    prompts = [[97 + n % 5] * (n % 4 + 1) for n in range(8) for _ in range(4)]
+    group_B = torch.arange(len(prompts)) // 4
+    for method in (BASES["raft"](), BASES["agrpo"]()):
+        policy = load_model(Path("run/checkpoint"))
+        optimizer, rng, means = torch.optim.Adam(policy.parameters(), lr=3e-2), torch.Generator().manual_seed(0), []
+        for number in range(4):
+            seed_B = row_seeds(number, len(prompts))
+            how = {"length": 6, "cache": Cache(), "order": ORDERS["random"], "record": method.record, "micro_batch": 12}
+            rollouts = sample(policy, prompts, seed_B, group_B=group_B, **how)
+            reward_B = (rollouts.trace.tokens_BL[:, -6:] % 2).double().mean(-1)
+            means.append(float(reward_B.mean()))
+            correct_B = (reward_B > reward_B.median()).double() if method.counts_ones else reward_B
+            batch = ScoredRollouts(rollouts, correct_B, None)
+            for terms in loss_terms(method, batch, Scorer(policy, None, MicroBatch(64)), rng, 1):
+                update(policy, optimizer, terms, 64, 1.0)
+        assert means[-1] > means[0] + 0.3
 
 
 # --- runs that are killed, cut off or refused ---------------------------------------------------------------

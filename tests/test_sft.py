@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers import EOS, MASK, SMALL, Net
+from naive import decoder
 from unmask.config.sections import OptimizerConfig
 from unmask.models import tiny_policy
 from unmask.models.tiny import TinyShape
@@ -67,6 +68,36 @@ def test_the_expected_loss_is_the_bound_over_all_orders() -> None:
             with torch.no_grad():
                 expected += weight / 2 * chance * float(bound(token_losses(policy, noise, "cpu"), noise))
     assert expected == pytest.approx(any_order_bound(policy, prompt, completion) / 3, rel=1e-12)
+
+
+def test_of_a_block_causal_model_it_is_the_bound_over_the_orders_that_finish_one_block_after_the_other() -> None:
+    policy = decoder("qwen3", dtype=torch.float64, causal_block=2)
+    prompt, completion = [3], [5, 6, 7]  # blocks: the prompt and 5; 6 and 7
+    batch = PackedBatch(torch.tensor([prompt + completion]), torch.tensor([1]), 1)
+    expected = 0.0
+    for node, weight in ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9)):
+        t = (1 + node) / 2
+        for hidden in itertools.product((False, True), repeat=3):
+            chance = t ** sum(hidden) * (1 - t) ** (3 - sum(hidden))
+            ratio_B = torch.tensor([t], dtype=torch.float64)
+            noise = mask_tokens(batch, torch.tensor([[False, *hidden]]), ratio_B, policy.mask_id)
+            with torch.no_grad():
+                loss_Q = token_losses(policy, noise._replace(causal_block=2), "cpu")
+            expected += weight / 2 * chance * float(bound(loss_Q, noise))
+
+    @torch.no_grad()
+    def surprise(canvas: list[int], at: int, word: int) -> float:
+        logits_V = policy(torch.tensor([canvas]), None, torch.tensor([at]))[0].clone()
+        logits_V[policy.mask_id] = -torch.inf
+        return -float(logits_V.log_softmax(-1)[word])
+
+    mask = policy.mask_id
+    first = surprise([3, mask], 1, 5)
+    rightwards = surprise([3, 5, mask, mask], 2, 6) + surprise([3, 5, 6, mask], 3, 7)
+    leftwards = surprise([3, 5, mask, mask], 3, 7) + surprise([3, 5, mask, 7], 2, 6)
+    assert expected == pytest.approx((first + (rightwards + leftwards) / 2) / 3, rel=1e-9)
+    pieces = list(add_noise(batch, mask, torch.Generator().manual_seed(0), 2).pieces(1))
+    assert [piece.causal_block for piece in pieces] == [2]
 
 
 def test_noise_falls_on_completions_alone_and_as_often_as_its_ratio_says() -> None:

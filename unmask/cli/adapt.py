@@ -24,12 +24,16 @@ def adapt(
             metavar="TOKEN", help="The MASK token; no text may contain it. Default: the model's, or a new one."
         ),
     ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Block-causal attention in blocks of N positions. Default: full."),
+    ] = None,
     out: Out = None,
     resume: Resume = None,
 ) -> None:
     """Turn an autoregressive model into a masked diffusion model: bidirectional attention, then fine-tuning."""
     if resume is not None:
-        resume_sft(resume, (model, arguments, data, mask_token, out))
+        resume_sft(resume, (model, arguments, data, mask_token, block, out))
         return
     if model is None:
         raise ValueError("name the model to adapt: smollm2, a folder, or a hub id")
@@ -56,11 +60,12 @@ def adapt(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         run = RunFolder(aside, config.dump(), CONFIG)
-        done = write_start(source, aside / "start", mask_token)
+        done = write_start(source, aside / "start", mask_token, block)
         write_card_metadata(aside / "start", base_metadata(model, source))
         (aside / "start" / ADAPTED).write_text(json.dumps({"model": model, **done}, indent=2) + "\n")
         origin = "new" if done["new"] else "its own"
-        typer.echo(f"{model}: attends both ways; MASK is {done['mask_token']}, {origin}, token {done['mask_id']}")
+        attends = "both ways" if block is None else f"both ways in blocks of {block}"
+        typer.echo(f"{model}: attends {attends}; MASK is {done['mask_token']}, {origin}, token {done['mask_id']}")
 
         def rename_folder() -> RunFolder:
             check_folder(folder)

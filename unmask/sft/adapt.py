@@ -50,10 +50,11 @@ def base_metadata(name: str, source: Path) -> dict[str, Any]:
     return known if Path(name).is_dir() else {**known, "base_model": name}
 
 
-def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str, Any]:
+def adapt(source: Path, folder: Path, mask_token: str | None = None, block: int | None = None) -> dict[str, Any]:
     """Write the checkpoint in `source` with bidirectional attention and a MASK token; returns what was done.
 
     mask_token   an unused token of the tokenizer that becomes MASK; None: its mask token, or a new one
+    block        attention is block-causal, bidirectional in blocks of this length; None: full
     """
     config = read_json(source / "config.json")
     file = ConfigFile(source / "config.json", config)
@@ -70,10 +71,13 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None) -> dict[str
         weight_VD = lm.model.embed_tokens.weight.data
         weight_VD[mask_id] = weight_VD[: min(len(fast) - 1, rows)].float().mean(0).to(weight_VD.dtype)
     config = {**config, "is_causal": False, "mask_token_id": mask_id, "vocab_size": rows}
+    if block is not None:
+        config["causal_block"] = block
     if apart:
         config[family.tied_field] = False
     save(_released_model(lm, family, config, source, fast), folder)
-    return {"mask_token": fast.mask_token, "mask_id": mask_id, "new": is_new, "rows": rows}
+    done = {"mask_token": fast.mask_token, "mask_id": mask_id, "new": is_new, "rows": rows}
+    return done if block is None else {**done, "block": block}
 
 
 def _ensure_mask(fast: "PreTrainedTokenizerFast", config: dict[str, Any], mask_token: str | None) -> tuple[int, bool]:

@@ -4,6 +4,9 @@
 
 per token of a completion of C. Its expectation is the any-order evidence bound: the mean over all orders of the
 negative log-likelihood of the completion written in that order, one token at a time, divided by C.
+
+A block-causal model sees a masked block after the finished text before it: one pass over two streams, the masked row
+and the clean one (BD3LM 2503.09573, SDAR). The bound is then over the orders that finish one block after the other.
 """
 
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unmask.core.policy import PIECE, Policy
+from unmask.core.policy import PIECE, BlockCausalPolicy, Policy
 from unmask.core.token_sampling import token_logprobs
 from unmask.sft.packing import PackedBatch
 
@@ -30,9 +33,11 @@ class NoisedBatch(NamedTuple):
     """The probability with which each token of the completion was masked."""
     length_B: Tensor
     """Positions of the completion."""
+    causal_block: int | None = None
+    """The block length of a block-causal model, which is trained in two streams."""
 
     def rows(self, part: slice) -> "NoisedBatch":
-        return NoisedBatch(*(each[part] for each in self))
+        return self._replace(**{name: each[part] for name, each in self._asdict().items() if name != "causal_block"})
 
     def pieces(self, rows: int) -> Iterator["NoisedBatch"]:
         for start in range(0, len(self.ratio_B), rows):
@@ -50,11 +55,12 @@ def mask_ratios(rows: int, rng: torch.Generator) -> Tensor:
     return (torch.randperm(rows, generator=rng) + shift) / rows
 
 
-def add_noise(batch: PackedBatch, mask_id: int, rng: torch.Generator) -> NoisedBatch:
+def add_noise(batch: PackedBatch, mask_id: int, rng: torch.Generator, causal_block: int | None = None) -> NoisedBatch:
     """Mask each token of a completion with the probability of its row; prompts are never masked."""
     ratio_B = mask_ratios(len(batch.given_B), rng)
     drawn_BW = torch.rand(batch.tokens_BW.shape, generator=rng, dtype=torch.float64)
-    return mask_tokens(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
+    noise = mask_tokens(batch, (drawn_BW < ratio_B[:, None]) & batch.canvas_BW, ratio_B, mask_id)
+    return noise._replace(causal_block=causal_block)
 
 
 def mask_tokens(batch: PackedBatch, masked_BW: Tensor, ratio_B: Tensor, mask_id: int) -> NoisedBatch:
@@ -66,7 +72,13 @@ def token_losses(policy: Policy, noise: NoisedBatch, device: torch.device | str)
     """-log p of every masked token, (Q,), row by row: one pass through the trunk, the head in pieces."""
     at_Q = noise.masked_BW.flatten().nonzero().squeeze(1)
     target_Q = noise.tokens_BW.flatten()[at_Q].to(device)
-    hidden_QD = policy.hidden(noise.states_BW.to(device), None, at_Q.to(device))
+    states_BW = noise.states_BW.to(device)
+    if noise.causal_block is None:
+        hidden_QD = policy.hidden(states_BW, None, at_Q.to(device))
+    else:
+        assert isinstance(policy, BlockCausalPolicy)
+        clean_BW = noise.tokens_BW.to(device)
+        hidden_QD = policy.hidden_two_streams(states_BW, clean_BW, None, at_Q.to(device), noise.causal_block)
     size = max(1, PIECE // policy.vocabulary)
 
     def losses(hidden_PD: Tensor, target_P: Tensor) -> Tensor:

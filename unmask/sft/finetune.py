@@ -60,12 +60,13 @@ def _finetune(experiment: SftExperiment, make_folder: MakeFolder, hooks: Hooks, 
     policy, batches, micro_batch = experiment.policy, experiment.batches, experiment.micro_batch
     optimizer, rng = make_optimizer(policy, config.optimizer), torch.Generator().manual_seed(config.seed)
     run = SftRun(experiment, optimizer, rng, hooks)
+    block = getattr(policy, "causal_block", None)
     run.start(make_folder if state is not None else with_config(make_folder, experiment.settings(), CONFIG), state)
     for step in run.remaining_steps():
         with run.timed("update"):
             set_learning_rate(optimizer, learning_rate(config, step))
             batch = batches.batch(step)
-            noise = add_noise(batch, policy.mask_id, rng)
+            noise = add_noise(batch, policy.mask_id, rng, block)
             with annealed_attention(policy, step, config.attention_annealing, batch.width):
                 metrics = sft_update(policy, optimizer, batch, noise, micro_batch, config.optimizer.max_grad_norm)
         run.log(step, batch, metrics)

@@ -141,7 +141,7 @@ class SftRun(BaseRun[SftEvaluation]):
             if not data.held_out:
                 continue
             values = self._held_out_loss(data)
-            decoding = Decoding(data.canvas, max(1, data.canvas // 2), data.canvas)
+            decoding = _two_a_step(data.canvas, self.policy)
             if data.task is not None:
                 rows = data.task.rows("test", self.config.eval.prompts, 0)
                 samples, micro_batch = self.config.eval.samples, MicroBatch(ROLLOUTS)
@@ -157,9 +157,8 @@ class SftRun(BaseRun[SftEvaluation]):
         rng, total, sums_24 = torch.Generator().manual_seed(0), 0.0, torch.zeros(2, QUARTERS, dtype=torch.float64)
         for bucket in width_buckets(data.held_out, self.policy.eos_id, self.policy.max_length):
             batch = PackedBatch(bucket.tokens_NW.long(), bucket.given_N, len(bucket.given_N))
-            for piece in add_noise(batch, self.policy.mask_id, rng).pieces(
-                max(1, self.experiment.micro_batch.size // bucket.width)
-            ):
+            noise = add_noise(batch, self.policy.mask_id, rng, getattr(self.policy, "causal_block", None))
+            for piece in noise.pieces(max(1, self.experiment.micro_batch.size // bucket.width)):
                 loss_Q = token_losses(self.policy, piece, self.device)
                 total += float(bound(loss_Q, piece))
                 sums_24 += quarter_sums(loss_Q, piece)
@@ -174,3 +173,10 @@ class SftRun(BaseRun[SftEvaluation]):
         for example, text in zip(examples, texts, strict=True):
             prompt, wanted = (self.policy.tokenizer.raw(ids) for ids in (example.prompt, example.completion))
             yield {"lesson": data.name, "prompt": prompt, "completion": text, "wanted": wanted}
+
+
+def _two_a_step(length: int, policy: Model) -> Decoding:
+    """Two positions a step; one in the blocks of a block-causal model that such steps do not fill."""
+    block = getattr(policy, "causal_block", None)
+    whole = block is None or (length % 2 == 0 and block % 2 == 0)
+    return Decoding(length, max(1, length // 2) if whole else length)
