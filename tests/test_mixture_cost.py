@@ -12,7 +12,7 @@ from unmask.core.options import LoraOptions
 from unmask.models.load import outline
 from unmask.models.lora import add_adapter
 from unmask.studies.cost.counting import Tally
-from unmask.studies.cost.estimate import kept_bytes, operations
+from unmask.studies.cost.estimate import estimate, kept_bytes, operations
 from unmask.studies.cost.network import network_of
 
 MINI, MOE = "inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
@@ -40,6 +40,23 @@ def test_adapters_on_experts_count_all_experts_in_memory_and_those_of_a_token_in
     query, expert = 8 * (2048 + 2048), 8 * 3 * (2048 + 1024)
     assert network.adapter == 16 * (query + 64 * expert)
     assert network.adapter - network.adapter_unused == 16 * (query + 8 * expert)
+
+
+def test_a_block_causal_rollout_with_a_cache_has_memory_though_no_pass_is_whole(monkeypatch):
+    monkeypatch.setattr("unmask.studies.cost.hardware.cpu_rate", lambda *_: 1e11)
+    shape = {"length": 64, "steps": 8, "block": 32, "cache": "prefix"}
+    found = estimate(llada(model=MINI, compile=False, micro_batch_size=2, rollout=shape), "h200", prompt=32)
+    network, rollout = found.network, found.memory_gib["rollout"]
+    assert found.passes["rollout, whole"].states == 0
+    rows = found.passes["rollout, window"].most
+    assert rollout["KV cache"] * 2**30 == rows * 96 * 2 * network.keys * 20 * 2
+    assert rollout["activations"] > 0 and rollout["logits"] > 0
+    # An update sees the masked states and the finished text in one pass: more columns than the canvas has.
+    asked = found.passes["update, gradient"]
+    casts = 2 * network.adapter
+    kept = kept_bytes(network, compiled=False) * 20
+    assert found.memory_gib["update"]["activations"] * 2**30 == pytest.approx(asked.most * asked.width * kept + casts)
+    assert asked.width > 96
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -55,6 +55,11 @@ class Tally:
     sizes: dict[int, float] = field(default_factory=dict)
     """The number of passes, by the canvases in them."""
 
+    @property
+    def width(self) -> float:
+        """Columns that are computed for a canvas, in the mean."""
+        return self.columns / self.states if self.states else 0.0
+
     def add(self, states: int, columns: int, positions: int) -> None:
         self.states, self.columns = self.states + states, self.columns + states * columns
         self.positions, self.asked = self.positions + positions, max(self.asked, positions)

@@ -81,7 +81,8 @@ def memory(
         "fp32 copies": wide if item < 4 and not network.adapter else 0,
         "Adam": 2 * wide,
     }
-    drawn = [passes["rollout, whole"], passes["evaluation, whole"]]
+    # A block-causal model with a cache has no whole passes.
+    drawn = [tally for kind, tally in passes.items() if kind.startswith(("rollout", "evaluation"))]
     rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
     # Of one layer, in its feed-forward half.
     alive = item * ((4 if network.adapter else 3) * inner + 2 * deep + network.routed)
@@ -93,7 +94,7 @@ def memory(
         **fixed,
         "gradients": 0,
         "KV cache": rows * width * 2 * network.keys * network.layers * item if cached else 0,
-        "activations": rows * width * alive,
+        "activations": max(tally.most * tally.width for tally in drawn) * alive,
         "logits": _logits(network, max(tally.asked for tally in drawn)),
     }
     # A compiled pass without gradient saves the same activations as one with gradient, until it ends.
@@ -103,7 +104,7 @@ def memory(
             **rollout,
             "gradients": wide if kind == "update, gradient" else 0,
             "KV cache": 0,
-            "activations": tally.most * width * column + casts,
+            "activations": tally.most * tally.width * column + casts,
             "logits": _logits(network, tally.asked),
         }
         for kind, tally in passes.items()
