@@ -1,6 +1,7 @@
 """DTM: its loss against loops over the vocabulary, its minimum and its gradient by enumeration, its limits, and the
 teacher through training."""
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from test_resume import config_for, run, told
 from torch import Tensor
 
 import unmask.core.answers
-from helpers import MASK, Net, assert_close, assert_identical, cut_at, generator, moved, rolled
+from helpers import MASK, Net, assert_close, assert_identical, cut_at, generator, moved, rolled, sample
 from unmask.config import parse_config
 from unmask.core.advantage import every_sample
 from unmask.core.method import Term
@@ -299,6 +300,33 @@ def test_the_teacher_is_the_policy_as_it_was_when_it_was_refreshed(model: str, k
         third, taught, reference = logits()
         assert torch.equal(taught, second) and torch.equal(reference, first)
         assert not torch.allclose(third, second, atol=0.01)
+
+
+def test_a_teacher_that_shares_the_frozen_weights_does_not_disturb_the_gradient(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It swaps the adapter in and out, also while the backward pass computes logits again."""
+    with set_up(config_for(model, method="dtm", **KINDS["adapter"]), False, needs_teacher=True) as setup:
+        policy, apart = setup.policy, copy.deepcopy(setup.policy)
+        monkeypatch.setattr(unmask.core.answers, "PIECE", 3 * 2 * policy.vocabulary)  # three positions at a time
+        weights = trainable_parameters(policy)
+        with torch.no_grad():
+            for weight in weights:
+                weight += 0.05 * torch.randn(weight.shape, generator=generator())
+        trace = sample(policy, [[5, 6], [7]] * 2, torch.arange(4), length=6, steps=3).trace
+        found = []
+        for teacher in (setup.teacher.model, apart):
+            (term,) = loss_terms(
+                dtm(1.0),
+                ScoredRollouts(Rollouts(trace, None), graded(trace)),
+                Scorer(policy, teacher=teacher),
+                generator(),
+            )[0]
+            policy.zero_grad()
+            accumulate(policy, term, 8)
+            found.append([weight.grad.clone() for weight in weights])
+        assert max(slope.abs().max() for slope in found[0]) > 1e-3
+        assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,15 +1,14 @@
 """DTM, Discrete Tilt Matching (arXiv 2604.18739).
 
     s      a block of which a random part A is masked, clean blocks before it, masked blocks after it
-    loss   = mean over traces of 1/|A| sum_{i in A} L_i
+    loss   = mean over states of 1/|A| sum_{i in A} L_i
     L_i    = - sum_v [ c p_teacher(v | s) + (exp(h r_g) - c) 1{v = o_i} ] log p(v | s),          r_g at least 0
            = c H(p_teacher, p) + (exp(h r_g) - c) (- log p(o_i | s))
 
 The teacher is an earlier policy, refreshed after every `teacher_every` updates. If it wrote the rollouts, and its
 conditionals are those of what it writes, the minimiser is the posterior under p_teacher(o) exp(h r) / Z for every c: c
-is a control variate. With c = 1 a rollout with reward 0
-says "stay", and a reward of 1 weighs exp(h) - 1 = 402 against 1 for the teacher. All positions count, the tail of end
-tokens too. No group, no ratio, no clip.
+is a control variate. With c = 1 a rollout with reward 0 says "stay", and with h = 6 one with reward 1 weighs 402
+against 1 for the teacher. All positions count, the tail of end tokens too. No group, no ratio, no clip.
 
 While teacher and policy are the same, the cross-entropy has no gradient. So with teacher_every = 1 and one inner step
 the teacher does nothing, except that it costs a pass. In the paper the teacher writes the rollouts, and they are
