@@ -29,9 +29,9 @@ SOURCE = re.compile(r"  # (paper (?:\d{4}\.\d{5}|ForkGRPO)|code [\w-]+/[\w-]+|in
 
 
 @cache
-def once(name: str) -> Outline:
+def once(name: str, causal_block: int | None) -> Outline:
     """The network of a model is built once for all recipes."""
-    return outline(name)
+    return outline(name, causal_block)
 
 
 @pytest.fixture
