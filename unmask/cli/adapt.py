@@ -50,6 +50,8 @@ def adapt(
     from unmask.training.run.folder import RunFolder
     from unmask.util.files import check_folder
 
+    if config.causal_block is not None:
+        raise ValueError("causal_block: the block length of an adapted model is --block N")
     if config.full is False:
         raise ValueError("full: an adapter cannot train a new MASK token; adapting trains all weights")
     config = config.model_copy(update={"full": True})
