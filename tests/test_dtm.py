@@ -70,8 +70,7 @@ def logprobs_at(policy: Net, probes: Probes, n: int, i: int) -> Tensor:
     return torch.zeros_like(logits_V).index_put((torch.tensor(words),), logp)
 
 
-@pytest.mark.parametrize(("h", "c"), [(2.0, 1.0), (1.0, 0.3)])
-@pytest.mark.parametrize("sampling", [TokenSampling(), TokenSampling(0.7, top_k=3)])
+@pytest.mark.parametrize(("h", "c", "sampling"), [(2.0, 1.0, TokenSampling()), (1.0, 0.3, TokenSampling(0.7, top_k=3))])
 def test_the_loss_is_its_loop_over_the_vocabulary_however_it_is_cut(h, c, sampling, monkeypatch):
     policy, rollouts = rollout(sampling)
     teacher, trace, parameters = moved(policy, 0.5), rollouts.trace, list(policy.parameters())
