@@ -20,16 +20,16 @@ from unmask.rollout.sample import row_seeds
 def bound_by_hand(policy, trace, b: int) -> float:
     """The sum over blocks of the mean over the orders of a block of its log-likelihood, written one token at a time."""
     first, total = int((~trace.attended_BL[b]).sum()), 0.0
-    blocks = trace.block_BL[b].tolist()
+    tokens, blocks = trace.tokens_BL[b].tolist(), trace.block_BL[b].tolist()
     for number in range(max(blocks) + 1):
         places = [i for i, block in enumerate(blocks) if block == number]
         orders = list(permutations(places))
         for order in orders:
-            canvas = [trace.mask_id if block >= number else token for token, block in zip(trace.tokens_BL[b], blocks)]
+            canvas = [trace.mask_id if block >= number else token for token, block in zip(tokens, blocks, strict=True)]
             for place in order:
-                tokens_SL = torch.tensor([[int(token) for token in canvas[first:]]])
+                tokens_SL = torch.tensor([canvas[first:]])
                 logp_V = token_logprobs(policy(tokens_SL, None, torch.tensor([place - first])), trace.mask_id)[0]
-                canvas[place] = int(trace.tokens_BL[b, place])
+                canvas[place] = tokens[place]
                 total += float(logp_V[canvas[place]]) / len(orders)
     return total
 

@@ -19,10 +19,9 @@ from unmask.core.objective import (
     sequence_clip,
     sequence_divergence,
     sequence_mean,
-    step_clip,
     trace_sum,
 )
-from unmask.core.probes import Probes, ask, segmented, unit_likelihood
+from unmask.core.probes import Probes, ask, unit_likelihood
 from unmask.core.states import elbo
 from unmask.core.trace import Trace, all_tokens
 from unmask.methods.spg import block_random, sandwiched_policy_gradient
@@ -232,38 +231,6 @@ def test_a_tree_of_one_level_is_step_merge_with_one_segment_and_its_histogram_te
     logp_V = logits_V.log_softmax(0)
     histogram = torch.nn.functional.kl_div(logp_V, share_V, reduction="sum")
     assert_close(slope(histogram, logits_V), slope(-(weight_K * logits_V.log_softmax(0)[token_K]).sum(), logits_V))
-
-
-# EBPO
-
-
-def test_ebpo_with_one_block_is_espo_with_step_clip():
-    probes, logp_NL, old_NL = asked(new=0.02)
-    advantage_B, credit_BL = advantage_of(probes.trace), uniform_credit(probes.trace)
-    ratio_B = gain_of(logp_NL, old_NL, probes).exp()
-    direct = -clipped_surrogate(ratio_B, advantage_B, 0.2, 0.2)[0].mean()
-    found = objective_and_slope(step_clip, logp_NL, old_NL, probes, advantage_B, credit_BL)
-    assert_close(found, (direct.detach(), slope(direct, logp_NL, probes)))
-    here_NL = old_NL.clone().requires_grad_()
-    arguments = here_NL, old_NL, probes, advantage_B, credit_BL
-    sums, means = (objective_and_slope(objective, *arguments)[1] for objective in (step_clip, sequence_clip))
-    assert_close(sums, LENGTH * means)
-
-
-def test_block_conditionals_are_the_views_of_step_merge_with_a_segment_for_each_block():
-    trace = rolled(Net(1), length=6, steps=6, block=2).trace
-    probes = segmented(trace, generator(), 3)
-    for n, (state, unit) in enumerate(zip(probes.state_N.tolist(), probes.unit_N.tolist(), strict=True)):
-        block_L, (at,) = trace.block_BL[unit], trace.block_BL[unit][probes.asked_NL[n]].unique().tolist()
-        assert torch.equal(probes.states_SL[state] == trace.mask_id, (block_L >= at) | (trace.step_BL[unit] > 99))
-        assert torch.equal(probes.asked_NL[n], (block_L == at) & trace.filled_BL[unit])
-
-
-def test_blocks_of_one_token_from_left_to_right_are_the_trajectory():
-    policy = Net(1)
-    trace = rolled(policy, length=4, steps=4, block=1, counted=all_tokens).trace
-    with torch.no_grad():
-        assert_close(ask(policy, segmented(trace, generator(), 4)).sum(), trace.logp_BL.sum())
 
 
 def test_the_page_names_every_check():

@@ -115,6 +115,7 @@ from .methods import (
     dispo as dispo,
     dps as dps,
     dtm as dtm,
+    ebpo as ebpo,
     espo as espo,
     fork as fork,
     gspo as gspo,

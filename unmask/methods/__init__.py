@@ -12,6 +12,7 @@ from unmask.methods.daca import daca, dps, sml
 from unmask.methods.diffu_grpo import diffu_grpo
 from unmask.methods.dispo import dispo
 from unmask.methods.dtm import dtm
+from unmask.methods.ebpo import ebpo
 from unmask.methods.espo import espo
 from unmask.methods.fork import fork
 from unmask.methods.gspo import gspo
@@ -36,6 +37,7 @@ BASES: dict[str, Callable[..., Method]] = {
         spg,
         gspo,
         espo,
+        ebpo,
         reinforce_pp,
         agrpo,
         step_merge,

@@ -5,9 +5,9 @@
     rho  = exp((B - B_old) / L),   loss = - mean_g Clip(rho_g, A_g),   A_g = (r_g - mean) / std
 
 B is an unbiased estimate of the sum over blocks of their ELBOs, each given the finished text before it: the context of
-a sampler that goes block by block. The levels x / C_b of a rollout's draws and blocks are equally spaced around a random
-offset. A block-causal model answers one draw in one pass, over noisy and clean text; a model with full attention needs
-one pass for each block, in which later blocks are masked.
+a sampler that goes block by block. The levels x / C_b of the draws and blocks of a rollout are equally spaced around a
+random offset. A block-causal model answers one draw in one pass, over noisy and clean text; a model with full attention
+needs one pass for each block, in which later blocks are masked.
 
 The report gives no number of draws, no weights and no clip; those here are from DARE, whose ratio is that of the sum:
 mean=False. A sum over hundreds of tokens leaves the clip almost at once.
