@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from unmask.core.options import LoraOptions
 from unmask.models import load_checkpoint, save
 from unmask.models.checkpoint import fingerprint_of
+from unmask.models.describe import describe_model
 from unmask.models.lora import add_adapter, disable_adapter, load_adapter, merge, save_adapter, trainable_parameters
 from unmask.models.tiny import CharacterTokenizer
 from wording import mentions
@@ -93,6 +94,11 @@ def test_an_adapter_on_experts_moves_is_saved_under_the_released_names_and_merge
     save(policy, tmp_path / "merged")
     merged = load_checkpoint(tmp_path / "merged", torch.float64, tokenizer=CharacterTokenizer())
     assert torch.equal(logits(merged), logits(policy))
+
+
+def test_the_description_names_the_experts(tmp_path):
+    facts = {fact.what: fact.value for fact in describe_model(mixture_folder(tmp_path, "LLaDA2"))}
+    assert facts["experts"] == "8, 3 for each token, and shared ones, in 1 of 2 layers"
 
 
 def test_all_linear_layers_are_those_outside_the_routed_experts(tmp_path):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from unmask.models.adapter_config import CONFIG, base_of, read_adapter_config
 from unmask.models.checkpoint import INDEX, WEIGHTS, open_safetensors, weight_files
 from unmask.models.config_file import ConfigFile
+from unmask.models.experts import Mixture
 from unmask.models.load import Outline, located_config, outline
 from unmask.models.recognition import block_length, facts_of, kind_of, mask_token
 from unmask.models.tiny import is_tiny
@@ -36,6 +37,7 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
     ]
     if is_tiny(file.fields):
         return facts
+    facts += _experts(model)
     if not file.path.is_file():
         facts.insert(0, DescribedFact("config.json", "not read; built-in sizes", "the name of a well-known model"))
     facts += _tokens(model, folder, file)
@@ -50,6 +52,17 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
         facts.append(_head(model, folder))
     limit = "the family; config.json has more" if model.max_length == model.family.max_length else "config.json"
     return [*facts, DescribedFact("length", f"{model.max_length} tokens", limit)]
+
+
+def _experts(model: Outline) -> list[DescribedFact]:
+    mixtures = [module for module in model.lm.modules() if isinstance(module, Mixture)]
+    if not mixtures:
+        return []
+    first = mixtures[0]
+    shared = ", and shared ones" if first.shared_experts is not None else ""
+    layers = f"in {len(mixtures)} of {model.lm.config.num_hidden_layers} layers"
+    chosen = f"{first.experts.experts}, {first.gate.chosen} for each token{shared}, {layers}"
+    return [DescribedFact("experts", chosen, "config.json")]
 
 
 def _tokens(model: Outline, folder: Path, file: ConfigFile) -> Iterator[DescribedFact]:
