@@ -1,0 +1,44 @@
+"""Block-causal originals: SDAR's pass over two streams, and the greedy decodes of LLaDA2, token for token."""
+
+from itertools import product
+
+import pytest
+import torch
+from test_parity import PARITY, expected, loaded
+
+import unmask.rollout.denoiser
+from helpers import sample
+from unmask.core.token_sampling import TokenSampling
+from unmask.models import load_checkpoint
+from unmask.models.tiny import CharacterTokenizer
+from unmask.rollout.cache import Cache
+
+pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"the reference outputs are not at {PARITY}")
+
+
+@pytest.mark.parametrize("model", ["sdar-1", "sdar-2"])
+@torch.no_grad()
+def test_two_streams_are_the_layout_that_sdar_is_trained_in(model):
+    policy, (stored, _) = loaded(model, torch.float64), expected(model)
+    noisy_SL, clean_SL = stored["cases/two_streams/inputs/input_ids"].chunk(2, dim=1)
+    theirs_SLV = stored["cases/two_streams/logits"].chunk(2, dim=1)[0]
+    every_Q = torch.arange(noisy_SL.numel())
+    hidden_QD = policy.hidden_two_streams(noisy_SL, clean_SL, None, every_Q, policy.causal_block)
+    torch.testing.assert_close(policy.head(hidden_QD), theirs_SLV.flatten(0, 1).double(), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(("model", "number"), [*product(["llada2-1", "llada2-2"], [0, 1, 4]), ("llada2-1", 3)])
+def test_greedy_decodes_of_llada2_are_the_authors(monkeypatch, model, number):
+    """Of six each without the third, and the fourth of the second model: their schedules commit several tokens at some
+    steps at which none reaches the threshold. And without the last, which edits tokens."""
+    stored, noted = expected(model)
+    theirs = noted["samplers"][number]["settings"]
+    policy = load_checkpoint(PARITY / model, torch.float32, tokenizer=CharacterTokenizer())
+    policy.causal_block, policy.eos_id = theirs["block_length"], -1
+    prompt, wanted = (stored[f"samplers/{number}/{name}"][0].tolist() for name in ("prompt", "sequence"))
+    length = -(len(prompt) + theirs["gen_length"]) // theirs["block_length"] * -theirs["block_length"] - len(prompt)
+    monkeypatch.setattr(unmask.rollout.denoiser, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
+    for cache in (None, Cache()):
+        shape = {"length": length, "threshold": theirs["threshold"], "sampling": TokenSampling(0.0), "cache": cache}
+        found = sample(policy, [prompt], torch.zeros(1, dtype=torch.long), **shape).trace.tokens_BL[0].tolist()
+        assert found[: len(wanted)] == wanted
