@@ -40,9 +40,8 @@ def illada(policy, prompts: list[list[int]], theirs: dict, width: int) -> list[l
     block, steps = theirs["block_length"], theirs["steps"]
     if not theirs.get("variable_length"):
         return decode(policy, prompts, theirs["gen_length"], block=block, steps=steps)
-    while len(prompts[0]) < width:  # one block of masks at a time, and nothing masked after it
-        prompts = decode(policy, prompts, block, steps=steps)
-    return prompts
+    length = width - len(prompts[0])
+    return decode(policy, prompts, length, block=block, steps=steps * length // block, append=True)
 
 
 def sdar(policy, prompts: list[list[int]], theirs: dict, width: int) -> list[list[int]]:

@@ -1,19 +1,23 @@
 """The sampler: what it draws has the probabilities of the enumeration, and what it records is what happened."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import sample
+from helpers import PROMPTS, Net, assert_close, sample
 from unmask.core.order import ORDERS
-from unmask.core.probes import ask, every_step
+from unmask.core.probes import ask, every_step, fully_masked
 from unmask.core.shapes import NEVER
 from unmask.core.specs import Branch, Record
 from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import Trace
+from unmask.methods.trace_rl import merged_steps
+from unmask.rollout.cache import Cache
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 from world import (
     NO_EOS,
@@ -243,3 +247,42 @@ def test_neighbouring_noise_is_independent(name):
     first, second = ((uniform * 16).long() for uniform in NEIGHBOURS[name])
     count_X = (first * 16 + second).bincount(minlength=256)
     assert chance_of_worse(count_X, torch.full((256,), 1 / 256)) > 1e-4
+
+
+# Blocks that are appended
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threshold", [None, 0.3])
+def test_a_block_that_is_appended_is_decoded_on_the_canvas_up_to_it(threshold):
+    """Block after block: the text so far is the prompt of the next, which is all there is to denoise."""
+    policy, order = Net(seed=4), "low_confidence" if threshold else "random"
+    shape = {"order": ORDERS[order], "threshold": threshold, "sampling": TokenSampling(0.8, top_k=4)}
+    trace = sample(policy, PROMPTS, torch.arange(4), length=6, block=2, append=True, **shape).trace
+    assert trace.appended
+    for b, prompt in enumerate(PROMPTS):
+        text = list(prompt)
+        for first in (0, 2, 4):
+            written = [(int(t), int(s)) for t, s in zip(trace.tokens_BL[b, -6:], trace.step_BL[b, -6:], strict=True)]
+            for step in sorted({s for _, s in written[first : first + 2] if s < NEVER}):
+                canvas = text + [t if s < step else policy.mask_id for t, s in written[first : first + 2]]
+                for place in range(2):
+                    token, when = written[first + place]
+                    if when == step:
+                        logits_V = policy(torch.tensor([canvas]), None, torch.tensor([len(text) + place]))[0].clone()
+                        logits_V[policy.mask_id] = -torch.inf
+                        logq_V = (logits_V / 0.8).log_softmax(-1)
+                        kept_V = logq_V >= logq_V.topk(4).values[-1]
+                        found = float(logq_V[token] - logq_V[kept_V].logsumexp(0))
+                        assert abs(found - float(trace.logp_BL[b, first + place - 6])) < 1e-9
+            text += [t for t, _ in written[first : first + 2]]
+    probes = every_step(trace, torch.Generator())
+    token_BL = torch.zeros_like(trace.logp_BL).index_add(0, probes.trace_N, ask(policy, probes).detach())
+    assert_close(token_BL, trace.logp_BL, 1e-9)
+    for asked in (fully_masked, partial(merged_steps, merge=3)):
+        with pytest.raises(ValueError, match=r"rollout\.append.*agrpo"):
+            asked(trace, torch.Generator())
+    with pytest.raises(ValueError, match="append"):
+        sample(policy, PROMPTS, torch.arange(4), length=6, block=2, append=True, branch=Branch())
+    with pytest.raises(ValueError, match=r"append.*cache"):
+        Decoding(6, append=True, cache=Cache())

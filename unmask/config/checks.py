@@ -62,7 +62,14 @@ def check_combination(config: Config) -> None:
         raise ValueError(
             f"rollout.cache: {method.name} completes states of its rollouts again, which needs rollout.cache=none"
         )
-    trace = replace(blank_trace(length, steps, block), order=config.rollout.order, threshold=config.rollout.threshold)
+    trace = replace(
+        blank_trace(length, steps, block),
+        order=config.rollout.order,
+        threshold=config.rollout.threshold,
+        appended=config.rollout.append,
+    )
+    if config.rollout.append and any(term.branch is not None for term in method.terms):
+        raise ValueError("rollout.append: dispo fills later blocks too, which are not on the canvas")
     try:
         for term in method.terms:
             if term.branch is None:

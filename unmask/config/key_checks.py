@@ -23,6 +23,8 @@ def check_keys(config: Config, task: Task) -> None:
         raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
     if config.rollout.cache == "none" and config.rollout.refresh != 1:
         raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
+    if config.rollout.append and config.rollout.cache != "none":
+        raise ValueError("rollout.append: rollouts that append their blocks have no cache; leave out rollout.cache")
     if 0 < config.rollout.correction < 1:
         raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
 

@@ -13,7 +13,9 @@ class RolloutConfig(Strict):
     steps: int | None = Field(None, ge=1)
     """Denoising steps; half the length if not given."""
     block: int | None = Field(None, ge=1)
-    """Positions of a semi-autoregressive block; one block if not given."""
+    """Positions of a semi-autoregressive block; if not given one block, or a block-causal model's own."""
+    append: bool = False
+    """Put a block on the canvas when the one before it is finished (iLLaDA); masks after it are never seen."""
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Temperature of sampling and of scoring; 0 is greedy, which training rejects: methods need samples."""
     top_k: int = Field(0, ge=0)

@@ -25,6 +25,11 @@ from unmask.core.policy import BlockCausalPolicy, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace, state_before
 
+ONLY_VISITED = (
+    "rollouts that append their blocks (rollout.append) can be scored at the states that they visited only: use agrpo, "
+    "trace_rl with merge=1, or vine"
+)
+
 
 @dataclass(frozen=True)
 class Probes:
@@ -58,6 +63,8 @@ def views(
 ) -> Probes:
     """K masked canvases a trace, all in one unit, or one unit each if they are `apart`. Only what was filled can be
     asked; empty rows are dropped."""
+    if trace.appended:
+        raise ValueError(ONLY_VISITED)
     views_K, batch, width = masked_KBL.shape
     asked_KBL = asked_KBL & trace.filled_BL
     share_KBL = torch.ones_like(asked_KBL, dtype=torch.float64) if share_KBL is None else share_KBL
@@ -312,14 +319,18 @@ def visited(trace: Trace, step_BK: Tensor, weight_BK: Tensor, choice: bool = Fal
     step_N1, number_N = step_BK.reshape(-1, 1), torch.arange(batch * draws, device=step_BK.device)
     trace_N = number_N // draws
     step_NL, block_NL = trace.step_BL[trace_N], trace.block_BL[trace_N]
-    asked_NL, passed_NL = step_NL == step_N1, None
+    asked_NL, passed_NL, attended_NL = step_NL == step_N1, None, trace.attended_BL[trace_N]
+    block_N1 = torch.where(asked_NL, block_NL, GIVEN).max(-1, keepdim=True).values
+    if trace.appended and (asked_NL & (block_NL != block_N1)).any():
+        raise ValueError(ONLY_VISITED)
+    if trace.appended:
+        attended_NL = attended_NL & (block_NL <= block_N1)
     if choice:
-        block_N1 = torch.where(asked_NL, block_NL, GIVEN).max(-1, keepdim=True).values
         passed_NL = (block_NL == block_N1) & (step_NL > step_N1) & asked_NL.any(-1, keepdim=True)
     probes = Probes(
         trace=trace,
         states_SL=trace.tokens_BL[trace_N].masked_fill(step_NL >= step_N1, trace.mask_id),
-        attended_SL=trace.attended_BL[trace_N],
+        attended_SL=attended_NL,
         state_N=number_N,
         unit_N=number_N,
         asked_NL=asked_NL,

@@ -47,6 +47,8 @@ class Trace:
     causal_block: int | None = None
     """Of a block-causal model: the length of the blocks, counted from a row's first real token, that are finished
     before the next begins. None: attention is full."""
+    appended: bool = False
+    """Blocks were appended one after the other: no state shows the blocks after that in which a step wrote."""
     seen: dict[str, Tensor] = field(default_factory=dict)
     """What was recorded (specs.Record), over the completion's columns only. If a name starts with `step_`, the first
     dimension is the step and the second the trace."""

@@ -76,6 +76,7 @@ def _check_decoding(trace: Trace, decoding: Decoding) -> None:
         "length": (int((trace.block_BL[0] != GIVEN).sum()), decoding.length),
         "steps": (trace.steps, sum(map(len, decoding.commit_counts()))),
         "blocks": (int(trace.block_BL[0].max()) + 1, _blocks(trace, decoding)),
+        "append": (trace.appended, decoding.append),
         "sampling": (trace.sampling, decoding.sampling),
         "order": (trace.order or order_name(decoding.order), order_name(decoding.order)),
         "threshold": (trace.threshold, decoding.threshold),
@@ -110,6 +111,7 @@ def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, deco
         start=start,
         block=decoding.block,
         causal=decoding.causal_block,
+        append=decoding.append,
         padded=not bool(trace.attended_BL.all()),
         merges=True,
     )

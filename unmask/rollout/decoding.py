@@ -32,6 +32,9 @@ class Decoding:
     """The model attends to padding, so a row depends on its batch: for d1's evaluation, not for training."""
     stops: bool = True
     """An end token with nothing masked before it ends a row. False, as in d1's evaluation: every position is filled."""
+    append: bool = False
+    """A block is put on the canvas when the one before it is finished (iLLaDA): nothing masked after it is seen. A
+    block-causal model never sees later blocks. There is no cache for it."""
     causal_block: int | None = None
     """The block of a block-causal model; `for_policy` sets it."""
 
@@ -39,6 +42,8 @@ class Decoding:
         for name in ("steps", "block"):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, self.length)
+        if self.append and self.cache is not None:
+            raise ValueError("append=True has no cache: choose cache none")
 
     def greedy(self) -> "Decoding":
         return replace(self, sampling=replace(self.sampling, temperature=0.0))
@@ -53,7 +58,7 @@ class Decoding:
             raise ValueError(
                 f"block={block} must be a multiple or a divisor of {causal}, the block of this block-causal model"
             )
-        return replace(self, block=block, causal_block=causal)
+        return replace(self, block=block, causal_block=causal, append=False)
 
     def commit_counts(self) -> CommitCounts:
         """How many positions each step of each block commits, at least.

@@ -27,6 +27,8 @@ class Engine:
     causal: int | None = None
     """The block of a block-causal model. Blocks then count from the first real token, so they begin in another column
     in rows whose prompts have another length."""
+    append: bool = False
+    """Later blocks are not on the canvas yet."""
     padded: bool = True
     """Some row of the trace is padded."""
     merges: bool = False
@@ -131,6 +133,8 @@ class Engine:
 
     def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool) -> Tensor:
         tokens_RL, attended_RL = self._canvas(unprompted, live_R)
+        if self.append:
+            attended_RL = self.trace.attended_BL[live_R] & (self.trace.block_BL[live_R] <= number)
         if self.cache is None and self.merges:
             return self._merged(tokens_RL, attended_RL, at_Q)
         if self.cache is None:

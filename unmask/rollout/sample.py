@@ -75,6 +75,8 @@ def sample(
     decoding = decoding.for_policy(policy)
     if len(seed_B) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need {len(prompts)} row seeds, got {len(seed_B)}")
+    if decoding.append and request.branch is not None:
+        raise ValueError("append=True: a branch fills later blocks too, which are not on the canvas; sample without it")
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
     if micro_batch is None:
         return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
@@ -158,6 +160,7 @@ def _sample_batch(
         block=block,
         cache=decoding.cache,
         causal=decoding.causal_block,
+        append=decoding.append,
         padded=not decoding.attend_padding and len({len(prompt) for prompt in prompts}) > 1,
     )
     recorder = RolloutRecorder(
@@ -212,4 +215,5 @@ def _blank(
         order=order_name(decoding.order),
         threshold=decoding.threshold,
         causal_block=causal,
+        appended=decoding.append,
     )

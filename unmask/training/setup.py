@@ -139,6 +139,7 @@ def decoding_of(config: Config, task: Task) -> Decoding:
         schedule=SCHEDULES[rollout.schedule],
         threshold=rollout.threshold,
         cache=cache_of(rollout.cache, rollout.refresh),
+        append=rollout.append,
     )
 
 

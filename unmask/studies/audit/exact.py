@@ -70,8 +70,10 @@ class TooManyStates(Exception):
 
 def can_sum_orders(decoding: Decoding) -> bool:
     """Whether the sum is possible: a fixed number of positions per step, few enough sets of them to list, and blocks
-    that begin in the same column in every row (not of a block-causal model)."""
-    if decoding.threshold is not None or decoding.block > WIDEST or decoding.causal_block is not None:
+    that begin in the same column in every row and see the whole canvas."""
+    if decoding.threshold is not None or decoding.block > WIDEST:
+        return False
+    if decoding.causal_block is not None or decoding.append:
         return False
     for sizes in decoding.schedule(decoding.length, decoding.steps, decoding.block):
         left = decoding.block
