@@ -48,6 +48,7 @@ def test_a_block_causal_rollout_with_a_cache_has_memory_though_no_pass_is_whole(
     found = estimate(llada(model=MINI, compile=False, micro_batch_size=2, rollout=shape), "h200", prompt=32)
     network, rollout = found.network, found.memory_gib["rollout"]
     assert found.passes["rollout, whole"].states == 0
+    assert any("mixture of experts is assumed" in note for note in found.notes)
     rows = found.passes["rollout, window"].most
     assert rollout["KV cache"] * 2**30 == rows * 96 * 2 * network.keys * 20 * 2
     assert rollout["activations"] > 0 and rollout["logits"] > 0
