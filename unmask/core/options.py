@@ -15,7 +15,8 @@ class LoraOptions(Strict):
     alpha: float = Field(64.0, gt=0, allow_inf_nan=False)
     """B A x is multiplied by alpha / rank."""
     targets: Targets = Field("all", min_length=1)
-    """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head."""
+    """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head.
+    Routed experts only by the name `experts`."""
 
 
 class RewardConfig(Strict):
