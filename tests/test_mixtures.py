@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from mixtures import CONFIGS, mixture, mixture_folder, naive_logits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from unmask.core.options import LoraOptions
 from unmask.models import load_checkpoint, save
@@ -108,15 +108,24 @@ def test_all_linear_layers_are_those_outside_the_routed_experts(tmp_path):
     assert any("shared_experts" in name for name in names) and not any(".experts." in name for name in names)
 
 
-def test_an_adapter_of_some_experts_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"exclude_modules": r".*experts\.3\..*"}, "all experts .* rank"),
+        ({"alpha_pattern": {"experts.3.up_proj": 9.0}}, "all experts .* alpha"),
+    ],
+)
+def test_an_adapter_that_differs_between_experts_is_refused(changed, what, tmp_path):
     policy = mixture(tmp_path / "model", "SDAR-MoE")
     add_adapter(policy, LoraOptions(rank=2, targets=("experts",)), seed=0)
     save_adapter(policy, tmp_path / "adapter", base="x")
-    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    config["exclude_modules"] = r".*experts\.3\..*"
-    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    config, weights = (tmp_path / "adapter" / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    config.write_text(json.dumps(json.loads(config.read_text()) | changed))
+    if "exclude_modules" in changed:
+        save_file({name: each for name, each in load_file(weights).items() if ".experts.3." not in name}, weights)
+    (tmp_path / "adapter/SHA256SUMS").unlink()
     again = load_checkpoint(tmp_path / "model", tokenizer=CharacterTokenizer())
-    with pytest.raises(ValueError, match="does not belong"):
+    with pytest.raises(ValueError, match=what):
         load_adapter(again, tmp_path / "adapter")
 
 

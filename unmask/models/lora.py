@@ -202,7 +202,9 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     for name in names:
         linear = linears[path_of[name]]
         rank = settings.rank_pattern.get(key_of(settings.rank_pattern, name), settings.r)
-        alphas[path_of[name]] = settings.alpha_pattern.get(key_of(settings.alpha_pattern, name), settings.lora_alpha)
+        alpha = settings.alpha_pattern.get(key_of(settings.alpha_pattern, name), settings.lora_alpha)
+        if alphas.setdefault(path_of[name], alpha) != alpha:
+            raise ValueError(f"{folder / CONFIG}: all experts of {path_of[name]} must have the same alpha.")
         keys = [f"{PREFIX}{name}.lora_{letter}.weight" for letter in "AB"]
         for key, shape in zip(keys, ((rank, linear.in_features), (linear.out_features, rank)), strict=True):
             tensor = tensors.get(key)
