@@ -14,10 +14,11 @@ from pathlib import Path
 
 from speed_bench import SpeedBench
 from speed_rollout import early, peak, rollout, trunk, waiting
-from speed_training import agreement, growth, memory, methods, step
+from speed_training import adapter, agreement, growth, memory, methods, step
 
-# The first five without an adapter, the others with one.
-SECTIONS = {f.__name__: f for f in (peak, trunk, rollout, early, waiting, agreement, memory, step, methods, growth)}
+# The first five without an adapter, the others with one, which `adapter` adds.
+BARE, ADAPTED = (peak, trunk, rollout, early, waiting), (adapter, agreement, memory, step, methods, growth)
+SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from unmask.core.token_sampling import TokenSampling
 from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
 from unmask.rollout.cache import Cache
-from unmask.rollout.sample import _Denoiser
+from unmask.rollout.denoiser import Denoiser
 from unmask.training.mismatch import mismatch_metrics, replay_logprobs
 from unmask.util.micro_batch import MicroBatch
 
@@ -161,9 +161,9 @@ def waiting(bench: SpeedBench) -> None:
     """The places at which a step waits for the device, by torch's own watch; there should be none."""
     if bench.device == "cpu":
         return
-    plain = _Denoiser.step
+    plain = Denoiser.step
 
-    def watched(denoiser: _Denoiser, *arguments: int) -> None:
+    def watched(denoiser: Denoiser, *arguments: int) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         try:
             plain(denoiser, *arguments)
@@ -177,11 +177,11 @@ def waiting(bench: SpeedBench) -> None:
         {"request": dps(diffu_grpo()).request},
     ):
         bench.roll(4, **settings)  # compiled by now, which does wait
-        _Denoiser.step = watched
+        Denoiser.step = watched
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             bench.roll(4, **settings)
-        _Denoiser.step = plain
+        Denoiser.step = plain
         places = {f"{Path(w.filename).name}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message)}
         named = {name: str(value) for name, value in settings.items()}
         bench.note("waiting", rows=4, steps=bench.shape["steps"], places=sorted(places), how=named)

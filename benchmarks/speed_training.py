@@ -1,5 +1,7 @@
-"""Sections of speed.py with an adapter: training steps, their memory, and how both grow."""
+"""Sections of speed.py with an adapter: rollouts, training steps, their memory, and how both grow."""
 
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from typing import Any
 
 import torch
@@ -10,10 +12,11 @@ from torch import Tensor
 from unmask.core.options import LoraOptions
 from unmask.core.probes import ask
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
-from unmask.models.lora import ReferencePolicy, add_adapter, trainable_parameters
+from unmask.models.lora import ReferencePolicy, add_adapter, merged_adapter, trainable_parameters
 from unmask.rollout.cache import Cache
 from unmask.rollout.sample import Rollouts
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
+from unmask.training.mismatch import scorer_gap
 from unmask.training.update import logprobs, update
 from unmask.util.micro_batch import MicroBatch
 
@@ -45,6 +48,72 @@ class Trainer:
         reference = self.reference if method.needs_reference else None
         for terms in loss_terms(method, batch, Scorer(self.bench.policy, reference, self.micro_batch), rng):
             update(self.bench.policy, self.optimizer, terms, self.micro_batch, 1.0)
+
+
+REPETITIONS = 3
+
+
+def adapter(bench: SpeedBench) -> None:
+    """Dual-cache rollouts of the base model, then with an adapter that is not merged and one that is, in turn.
+
+    The merged rollout includes merging and putting the base weights back. `scorer_gap` as in training.
+    """
+    if trainable_parameters(bench.policy):
+        raise ValueError("adapter: an earlier section has added an adapter to the base model")
+    sizes, base = (2, 4) if bench.toy else (8, 64), {}
+    for rows in sizes:
+        times = [bench.seconds(lambda r=rows: bench.roll(r, cache=Cache()), warm=not i) for i in range(REPETITIONS)]
+        base[rows] = median(times)
+        peak_gib = bench.memory(lambda r=rows: bench.roll(r, cache=Cache()))
+        note_rollout(bench, "base", rows, times, base[rows], peak_gib=peak_gib)
+    Trainer(bench, 1)
+    rng = torch.Generator(bench.device).manual_seed(0)
+    for name, weight in bench.policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(0.0, 1e-3, generator=rng)
+    kinds = ("not merged", "merged")
+    for rows in sizes:
+
+        def roll(kind: str, r: int = rows, **decoding: Any) -> Rollouts:
+            merging: AbstractContextManager[None] = merged_adapter(bench.policy) if kind == "merged" else nullcontext()
+            with merging:
+                return bench.roll(r, **decoding)
+
+        taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for number in range(REPETITIONS):
+            for kind in kinds:
+                taken[kind].append(bench.seconds(lambda k=kind: roll(k, cache=Cache()), warm=not number))
+        for kind in kinds:
+            peak_gib = bench.memory(lambda k=kind: roll(k, cache=Cache()))
+            note_rollout(bench, kind, rows, taken[kind], base[rows], peak_gib=peak_gib)
+    short = {"length": 2 * bench.shape["block"], "steps": bench.shape["block"]}
+    for kind in kinds:
+        gap = scorer_gap(bench.policy, roll(kind, sizes[0], **short).trace, torch.Generator().manual_seed(0))
+        bench.note("adapter", kind=kind, rows=sizes[0], scorer_gap=gap)
+    copied = sum(w.numel() * w.itemsize for n, w in bench.policy.named_parameters() if n.endswith("base_layer.weight"))
+    bench.note("adapter", kind="merging and putting back", seconds=bench.seconds(lambda: _merge_once(bench), repeats=3))
+    bench.note("adapter", kind="copy of the adapted layers", gib=copied / 2**30)
+
+
+def _merge_once(bench: SpeedBench) -> None:
+    with merged_adapter(bench.policy):
+        pass
+
+
+def note_rollout(bench: SpeedBench, kind: str, rows: int, times: list[float], base: float, peak_gib: float) -> None:
+    """The median and the spread of one kind of rollout, and its ratio to the base model."""
+    middle = median(times)
+    bench.note(
+        "adapter",
+        kind=kind,
+        rows=rows,
+        seconds=middle,
+        fastest=min(times),
+        slowest=max(times),
+        tokens_per_second=rows * bench.shape["length"] / middle,
+        times_base=middle / base,
+        peak_gib=peak_gib,
+    )
 
 
 def step(bench: SpeedBench) -> None:

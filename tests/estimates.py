@@ -8,7 +8,8 @@ LLADA = "GSAI-ML/LLaDA-8B-Instruct"
 
 
 def llada(**more: Any) -> Config:
-    shape = {"length": 256, "steps": 128, "block": 32, "cache": "dual", "mismatch": 0.0}
+    """The adapter is not merged, as in the measurements."""
+    shape = {"length": 256, "steps": 128, "block": 32, "cache": "dual", "mismatch": 0.0, "merge_adapter": False}
     rollout = {**shape, **more.pop("rollout", {})}
     return parse_config({"model": LLADA, "task": "countdown", "method": "diffu_grpo", "compile": True, "device": "cpu",
                          "rollout": rollout, "eval": {"prompts": 1, "samples": 1}, **more})  # fmt: skip

@@ -17,7 +17,17 @@ from unmask.models.load import outline
 from unmask.models.lora import add_adapter
 from unmask.models.tiny import TinyShape
 from unmask.studies.cost.counting import Tally
-from unmask.studies.cost.estimate import _time, estimate, kept_bytes, memory, network_of, operations, peak, seconds
+from unmask.studies.cost.estimate import (
+    _time,
+    estimate,
+    kept_bytes,
+    lines,
+    memory,
+    network_of,
+    operations,
+    peak,
+    seconds,
+)
 from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
 
 outlined = cache(outline)
@@ -219,6 +229,22 @@ def test_the_memory_of_training_is_what_was_measured(method: str) -> None:
     assert sizes["rollout"]["KV cache"] == pytest.approx(8 * 456 * 512 / 2**20)  # 512 KiB a token
     assert sizes["update"]["Adam"] == 2 * sizes["update"]["gradients"] == 2 * sizes["update"]["adapter"]
     assert sizes["update"]["reference"] == 128 * 32 * (4 * 4096 + 2 * 12288 + 4096) * 4 / 2**30  # a copy of B
+
+
+def test_a_merged_adapter_costs_a_copy_of_its_layers_in_rollouts_and_no_operations() -> None:
+    shape = {"prompts": 1, "group": 8, "micro_batch_size": 1, "gradient_checkpointing": True}
+    apart, merged = (
+        estimate(llada(**shape, rollout=rollout), "h200", prompt=200) for rollout in ({}, {"merge_adapter": True})
+    )
+    layers = 32 * (4 * 4096**2 + 3 * 4096 * 12288)
+    assert merged.memory_gib["rollout"]["copy of adapted layers"] == 2 * layers / 2**30
+    assert merged.memory_gib["update"] == apart.memory_gib["update"]
+    passes, on = merged.passes, gpu("h200", merged.network, compiled=True)
+    bare, kinds = replace(merged.network, adapter=0), ("rollout, whole", "rollout, window")
+    assert merged.times[-1].rollout_s == sum(seconds(bare, on, kind, passes[kind], 456) for kind in kinds)
+    assert merged.times[-1].update_s == apart.times[-1].update_s
+    config, small = llada(rollout={"merge_adapter": True}), replace(merged.times[-1], memory_gib=24.0)
+    assert "of 24 GiB: set rollout.merge_adapter=false" in "\n".join(lines(replace(merged, times=[small]), config))
 
 
 def test_the_reference_of_a_fresh_adapter_is_a_copy_of_b_where_layers_are_compiled() -> None:

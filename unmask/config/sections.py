@@ -38,6 +38,8 @@ class RolloutConfig(Strict):
     """Share of rollouts scored again without the cache, to measure its effect; 0: none."""
     correction: float = Field(0.0, ge=0)
     """Limit of the importance weights that correct for the cache; 0: no weights. Scores every rollout again."""
+    merge_adapter: bool = True
+    """Add a low-rank adapter to the weights during rollouts and evaluations, which needs a copy of its layers."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Rollouts in one forward pass; 512 for a small model, 32 for a large one if not given."""
 

@@ -7,6 +7,7 @@ released code reads our adapters, and we read theirs.
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -144,13 +145,52 @@ class ReferencePolicy(EarlierPolicy):
 def merge(policy: Adaptable) -> None:
     """Add the adapter to the weights: W + scale * B A in fp32, rounded once. All weights become trainable."""
     for path, layer in _adapter_layers(policy).items():
-        weight = layer.base_layer.weight
-        kind = torch.promote_types(weight.dtype, torch.float32)
-        a, b = layer.lora_A[ADAPTER].weight.to(kind), layer.lora_B[ADAPTER].weight.to(kind)
-        weight.copy_(weight.to(kind) + layer.scaling[ADAPTER] * (b @ a))
+        _add_to_weight(layer)
         policy.lm.set_submodule(path, layer.base_layer)
     del policy.lm.peft_config
     policy.requires_grad_(True)
+
+
+@contextmanager
+def merged_adapter(policy: Adaptable) -> Iterator[None]:
+    """Inside it the adapter is part of the weights and the policy has its base model's modules, so a pass costs what
+    one of the base model costs. For passes without gradient.
+
+    Afterwards the weights have their old bytes, copied back: subtracting B A would round. The copy takes the memory of
+    the adapted layers. If there is not enough, a warning says so and the adapter is not merged. Weights keep their
+    addresses, which captured graphs need.
+    """
+    layers, kept = _adapter_layers(policy), dict[str, Tensor]()
+
+    def restore() -> None:
+        for path, base in kept.items():
+            layers[path].base_layer.weight.data.copy_(base)
+            policy.lm.set_submodule(path, layers[path])
+        kept.clear()
+
+    try:
+        try:
+            for path, layer in layers.items():
+                kept[path] = layer.base_layer.weight.data.clone()
+                _add_to_weight(layer)
+                policy.lm.set_submodule(path, layer.base_layer)
+        except torch.OutOfMemoryError:
+            restore()
+            warnings.warn(
+                "there is not enough memory to merge the adapter for rollouts, so they are slower; "
+                "set rollout.merge_adapter=false",
+                stacklevel=3,
+            )
+        yield
+    finally:
+        restore()
+
+
+def _add_to_weight(layer: Any) -> None:
+    weight = layer.base_layer.weight.data
+    kind = torch.promote_types(weight.dtype, torch.float32)
+    a, b = (factor[ADAPTER].weight.data.to(kind) for factor in (layer.lora_A, layer.lora_B))
+    weight.copy_((b @ a).mul_(layer.scaling[ADAPTER]).add_(weight))
 
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:

@@ -1,5 +1,6 @@
 """A batch: rollouts of this step's prompts, their branches and completions of their states, and all rewards."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from unmask.core.advantage import rewards_differ
 from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.sharding import unsharded
-from unmask.models.lora import has_adapter
+from unmask.models.lora import has_adapter, merged_adapter
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.rollout.step_values import continue_steps, with_state_values
@@ -99,11 +100,19 @@ class Experiment:
         }
         return with_resolved(self.config.dump(), decided, setup.policy.fingerprint)
 
+    def merged(self) -> AbstractContextManager[None]:
+        """Inside it the policy's adapter is merged for rollouts, unless `rollout.merge_adapter` is false."""
+        policy = self.setup.policy
+        merges = self.config.rollout.merge_adapter and has_adapter(policy)
+        return merged_adapter(policy) if merges else nullcontext()
+
 
 def collect(experiment: Experiment, step: int) -> Batch:
     """Rollouts with rewards. `idle_groups` decides whether groups with identical rewards stay, go or are replaced."""
     with unsharded(experiment.setup.policy, experiment.setup.ranks):
-        return measure_mismatch(experiment, _collect(experiment, step), step)
+        with experiment.merged():
+            batch = _collect(experiment, step)
+        return measure_mismatch(experiment, batch, step)
 
 
 def _collect(experiment: Experiment, step: int) -> Batch:

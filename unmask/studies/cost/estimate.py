@@ -5,7 +5,7 @@ operations over a measured rate; memory is the sum of what is allocated at once.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unmask.config import Config
@@ -85,13 +85,14 @@ def memory(
     drawn = [tally for kind, tally in passes.items() if kind.startswith(("rollout", "evaluation"))]
     rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
     # Of one layer, in its feed-forward half.
-    alive = item * ((4 if network.adapter else 3) * inner + 2 * deep + network.routed)
+    alive = item * ((4 if _rollout_network(config, network).adapter else 3) * inner + 2 * deep + network.routed)
     casts, saved = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
     column = saved * network.layers
     if config.gradient_checkpointing:
         column, casts = item * deep * network.layers + saved, casts / network.layers
     rollout = {
         **fixed,
+        "copy of adapted layers": item * network.adapted if config.rollout.merge_adapter else 0,
         "gradients": 0,
         "KV cache": rows * width * 2 * network.keys * network.layers * item if cached else 0,
         "activations": max(tally.most * tally.width for tally in drawn) * alive,
@@ -102,6 +103,7 @@ def memory(
     updates = [
         {
             **rollout,
+            "copy of adapted layers": 0,
             "gradients": wide if kind == "update, gradient" else 0,
             "KV cache": 0,
             "activations": tally.most * tally.width * column + casts,
@@ -112,6 +114,11 @@ def memory(
     ]
     stages = {"rollout": rollout, "update": max(updates, key=lambda parts: sum(parts.values()))}
     return {name: {part: size / GIB for part, size in parts.items()} for name, parts in stages.items()}
+
+
+def _rollout_network(config: Config, network: Network) -> Network:
+    """The network in rollouts and evaluations: a merged adapter adds no operations."""
+    return replace(network, adapter=0, adapter_unused=0) if config.rollout.merge_adapter else network
 
 
 def kept_bytes(network: Network, compiled: bool) -> int:
@@ -251,8 +258,16 @@ def _time(
 ) -> TimeEstimate:
     # A reference with its own weights has an adapter too, like the policy.
     like = {"update, reference": "update, no gradient"} if copied else {}
+    drawing = _rollout_network(config, network)
     spent = {
-        kind: seconds(network, device, like.get(kind, kind), tally, width, config.gradient_checkpointing)
+        kind: seconds(
+            drawing if kind.startswith(("rollout", "evaluation")) else network,
+            device,
+            like.get(kind, kind),
+            tally,
+            width,
+            config.gradient_checkpointing,
+        )
         for kind, tally in passes.items()
     }
     rollout = spent["rollout, whole"] + spent["rollout, window"]
@@ -298,8 +313,11 @@ def lines(cost: CostEstimate, config: Config) -> Iterator[str]:
     yield ""
     yield f"{'time on one device':28}{'rollout s':>12}{'update s':>14}{'eval s':>12}{'run h':>12}"
     need = max(parts["peak"] for parts in cost.memory_gib.values())
+    apart = max(parts["peak"] - parts["copy of adapted layers"] for parts in cost.memory_gib.values())
     for time in cost.times:
-        fits = f"{need:.1f} of {time.memory_gib:.0f} GiB" if need < time.memory_gib else "MEMORY DOES NOT SUFFICE"
+        fits = f"{need:.1f} of {time.memory_gib:.0f} GiB"
+        if need >= time.memory_gib:
+            fits = f"{fits}: set rollout.merge_adapter=false" if apart < time.memory_gib else "MEMORY DOES NOT SUFFICE"
         values = (time.rollout_s, time.update_s, time.evaluation_s, time.run_h)
         shown = [f"{value:.2f}" if value < 1e5 else f"{value:.1e}" for value in values]
         yield f"  {time.hardware:26}{shown[0]:>12}{shown[1]:>14}{shown[2]:>12}{shown[3]:>12}   {fits}; {time.source}"

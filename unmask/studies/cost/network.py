@@ -46,6 +46,8 @@ class Network:
     """Weights of the adapter in experts that a column does not use."""
     adapter_b: int
     """Weights of B alone, which are zero in a new adapter."""
+    adapted: int
+    """Weights of the layers that have an adapter."""
 
     @property
     def trained(self) -> int:
@@ -89,6 +91,7 @@ def network_of(config: Config, model: Outline) -> Network:
         adapter=a + b,
         adapter_unused=rank * sum((each.in_features + each.out_features) * (_matrices(each) - chosen) for each in low),
         adapter_b=b,
+        adapted=sum(linears[path].weight.numel() for path in paths),
     )
 
 

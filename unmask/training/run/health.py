@@ -174,7 +174,7 @@ CHECKS: dict[str, HealthCheck] = {
         last_of("train/scorer_gap"),
         0.1,
         "sampler and scorer differ by more than 0.1 nats a token, so ratios are wrong: the model's passes are not "
-        "reproducible, or its precision is too low",
+        "reproducible, or its precision is too low (for an adapter try rollout.merge_adapter=false)",
     ),
     "entropy_collapse": HealthCheck(
         completion_nll,
