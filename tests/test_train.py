@@ -203,7 +203,7 @@ def _collected(model: str, monkeypatch: pytest.MonkeyPatch, dull: int, idle_grou
 
 
 def _source(config: Config, policy: Tiny) -> Experiment:
-    setup = Setup(policy, None, "cpu", ALONE, MicroBatch(512), MicroBatch(512))
+    setup = Setup(policy, None, None, "cpu", ALONE, MicroBatch(512), MicroBatch(512))
     return Experiment(
         setup, config.build_task(), config.build_method(), config, decoding_of(config, config.build_task())
     )
