@@ -52,7 +52,8 @@ def save_adapter_of(folder: Path, out: Path, **settings: int) -> None:
 @pytest.mark.parametrize(
     ("stated", "name", "given", "block", "source"),
     [
-        (8, "SDAR-4B-Chat-b16", None, 8, "block_size in config.json"),
+        (8, "SDAR-4B-Chat", None, 8, "block_size in config.json"),
+        (16, "SDAR-4B-Chat-b16", None, 16, "block_size in config.json"),
         ("absent", "SDAR-4B-Chat-b16", None, 16, "SDAR-4B-Chat-b16"),
         (None, "SDAR-4B-Chat-b64", None, 64, "SDAR-4B-Chat-b64"),
         ("absent", "SDAR-4B-Chat", 8, 8, "by you"),
@@ -80,6 +81,34 @@ def test_without_a_source_the_block_length_is_asked_for(tmp_path):
         outline(folder, 0)
     folder, _, _ = qwen(tmp_path / "SDAR-4B-Chat-b0", SDAR, block_size="absent")
     assert mentions(said(folder), "SDAR-4B-Chat-b0", 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "stated", "named"),
+    [
+        (SDAR, "SDAR-4B-Chat-b16", {}, ("block_size", 4, "SDAR-4B-Chat-b16", 16, "causal_block=N")),
+        (SDAR, "sdar", {"causal_block": 8}, ("causal_block", 8, "block_size", 4)),
+        (SDAR, "sdar", {"block_size": "absent", "causal_block": None}, ("block length", "causal_block=N")),
+        (SDAR, "sdar", {"block_size": 65}, ("blocks of 65", "block_size", 64)),
+        (FAST, "fast", {"bd_size": "absent", "block_size": 16}, ("block_size", 16, "bd_size")),
+        (ILLADA, "illada", {"block_size": 16}, ("block_size", 16, "no blocks")),
+        (A2D, "a2d-bd3lm", {"block_size": None}, ("block length", "causal_block=N")),
+    ],
+)
+def test_block_lengths_that_contradict_each_other_or_the_family_are_refused(tmp_path, kind, name, stated, named):
+    folder, _, _ = qwen(tmp_path / name, kind, **stated)
+    assert mentions(said(folder), "FOLDER/config.json", *named)
+
+
+@pytest.mark.parametrize("stated", [{"bd_size": None}, {"bd_size": "absent", "causal_block": None}])
+def test_an_empty_field_does_not_make_a_block_causal_family_bidirectional(tmp_path, stated):
+    assert loaded(qwen(tmp_path, FAST, **stated)[0]).causal_block == 32
+
+
+def test_the_users_block_length_replaces_all_that_a_config_has(tmp_path):
+    folder, _, _ = qwen(tmp_path / "SDAR-b16", SDAR, causal_block=8)
+    save(loaded(folder, causal_block=16), tmp_path / "copy")
+    assert loaded(tmp_path / "copy").causal_block == 16
 
 
 def test_the_block_length_travels_with_an_adapter(tmp_path):

@@ -150,7 +150,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{f"JetLM/SDAR-{size}-Chat-b{block}": fields for size, fields in _SDAR.items() for block in (8, 16, 32, 64)},
     **{f"Gen-Verse/TraDo-{size}-Instruct": {**_SDAR[size], "block_size": 4} for size in ("4B", "8B")},
     **{f"Efficient-Large-Model/Fast_dLLM_v2_{size}": fields for size, fields in _FAST.items()},
-    "JetLM/SDAR-30B-A3B-Chat": {**_SDAR_MOE, "block_size": 4},
+    "JetLM/SDAR-30B-A3B-Chat": _SDAR_MOE,  # its config.json has no block_size
     **{f"inclusionAI/LLaDA-MoE-7B-A1B-{name}": _LLADA_MOE for name in ("Base", "Instruct")},
     **{f"inclusionAI/LLaDA2.{version}-mini": _LLADA2_MINI for version in (0, 1)},
 }

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
+BLOCK_FIELDS = ("causal_block", "block_size", "bd_size")
+"""Fields of config.json with a block length: ours, that of SDAR and A2D, that of Fast-dLLM v2."""
+
+
 class Stated(NamedTuple):
     value: Any
     source: str
@@ -146,6 +150,16 @@ def length_of(family: Family, file: ConfigFile) -> int:
 
 def block_length(family: Family, file: ConfigFile, name: str, causal_block: int | None = None) -> Stated:
     """The block length of block-causal attention; None for full attention."""
+    found = _stated_block(family, file, name, causal_block)
+    if found.value is not None and found.value > length_of(family, file):
+        raise ValueError(
+            f"{file.path}: blocks of {found.value} tokens ({found.source}) are longer than the {length_of(family, file)} "
+            "tokens that the model takes; correct the block length."
+        )
+    return found
+
+
+def _stated_block(family: Family, file: ConfigFile, name: str, causal_block: int | None) -> Stated:
     if causal_block is not None:
         if not family.takes_blocks and file.get("causal_block") is None:
             raise ValueError(
@@ -155,10 +169,28 @@ def block_length(family: Family, file: ConfigFile, name: str, causal_block: int 
         return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, stated by you or an adapter")
     if family.encoder:
         file.only({"causal_block": None})
-    for key in ("causal_block", family.block_field):
-        if key in file.fields and not (file.fields[key] is None and key == family.block_field and family.needs_block):
-            return Stated(_checked_block(file.fields[key], f"{file.path} sets {key} to"), f"{key} in config.json")
+    always = family.needs_block or family.causal_block is not None
+    if "causal_block" in file.fields and file.get("causal_block") is None and not always:
+        return Stated(None, "causal_block in config.json")
+    stated = {key: file.fields[key] for key in BLOCK_FIELDS if file.get(key) is not None}
+    for key, block in stated.items():
+        if key not in ("causal_block", family.block_field):
+            raise ValueError(
+                f"{file.path} sets {key} to {block!r}, but the {family.name} family "
+                + (f"has its block length in {family.block_field}" if family.takes_blocks else "has no blocks")
+                + "; rename or remove it in a copy of the folder."
+            )
+        _checked_block(block, f"{file.path} sets {key} to")
+    if len(set(stated.values())) > 1:
+        raise ValueError(f"{file.path} has two block lengths, {stated}; remove one of them, or set causal_block=N.")
     suffix = re.search(r"-b(\d+)$", name) if family.needs_block else None
+    for key, block in stated.items():
+        if suffix is not None and int(suffix[1]) != block:
+            raise ValueError(
+                f"{file.path} sets {key} to {block}, but the name {name} says {int(suffix[1])}: set causal_block=N to "
+                "the block length that the model was trained with."
+            )
+        return Stated(block, f"{key} in config.json")
     if suffix is not None:
         return Stated(_checked_block(int(suffix[1]), f"the name {name} sets the block length to"), f"the name {name}")
     if family.needs_block or (family.name == "A2D" and "bd3lm" in name.lower()):
@@ -178,7 +210,8 @@ def _checked_block(block: Any, what: str) -> int | None:
 
 def with_block(family: Family, config: dict[str, Any], block: int | None) -> dict[str, Any]:
     """config.json with the block length in it, so that a copy does not need its name or the user."""
-    stated = next((config[key] for key in ("causal_block", family.block_field) if key in config), family.causal_block)
-    if block is None or block == stated:
+    stated = {config[key] for key in BLOCK_FIELDS if key in config} or {family.causal_block}
+    if block is None or stated == {block}:
         return config
-    return {**config, "causal_block" if "causal_block" in config else family.block_field: block}
+    key = "causal_block" if "causal_block" in config else family.block_field
+    return {**{name: value for name, value in config.items() if name not in BLOCK_FIELDS}, key: block}
