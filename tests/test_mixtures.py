@@ -108,6 +108,16 @@ def test_all_linear_layers_are_those_outside_the_routed_experts(tmp_path):
     assert any("shared_experts" in name for name in names) and not any(".experts." in name for name in names)
 
 
+def test_a_bias_of_the_router_that_is_not_finite_is_refused(tmp_path):
+    """It decides the experts and leaves the logits finite."""
+    folder = mixture_folder(tmp_path, "LLaDA2")
+    weights, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.gate.expert_bias"
+    weights[name][3] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=name):
+        load_checkpoint(folder, tokenizer=CharacterTokenizer())
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
@@ -150,6 +160,9 @@ def test_every_trained_weight_gets_a_gradient(family, tmp_path):
         ("LLaDA-MoE", {"partial_rotary_factor": 0.5}),
         ("LLaDA-MoE", {"moe_layer_freq": [1]}),
         ("LLaDA-MoE", {"num_experts_per_tok": 9}),
+        ("LLaDA-MoE", {"moe_router_enable_expert_bias": "false"}),
+        ("LLaDA2", {"use_rmsnorm": False}),
+        ("SDAR-MoE", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("LLaDA2", {"score_function": "softmax"}),
         ("LLaDA2", {"use_qk_norm": False}),
         ("LLaDA2", {"editing_threshold": 0.9}),

@@ -209,6 +209,10 @@ def test_relatives_with_a_borrowed_name_are_refused_by_their_own(tmp_path, state
     ("kind", "changes", "named"),
     [
         (ILLADA, {"layer_norm_eps": 1e-5}, ("layer_norm_eps", 1e-5)),
+        (ILLADA, {"rope_theta": "absent"}, ("rope_theta",)),
+        (SDAR, {"num_key_value_heads": 3}, ("4 heads", "3 key heads")),
+        (SDAR, {"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types", "sliding_attention")),
+        (SDAR, {"architectures": ["Qwen3ForCausalLM"], "is_causal": False}, ("Qwen3ForCausalLM", "model_type", "sdar")),
         (ILLADA, {"resid_pdrop": 0.1}, ("resid_pdrop", 0.1)),
         (ILLADA, {"rope_scaling": {"type": "default", "factor": 2.0}}, ("factor", 2.0)),
         (FAST, {"attention_bias": False}, ("attention_bias", False)),
@@ -271,6 +275,9 @@ def test_doctor_knows_released_models_without_a_connection_and_names_what_it_ref
     )
     assert found["shift"][0] == "token i is predicted at i - 1" and found["mask token"][0] == "151665"
     assert facts(unmask, "tiny")["family"][0] == "the embedded model"
+    small = qwen(tmp_path / "small", SDAR, **{**QWEN_TEXT, "vocab_size": 261})[0]
+    code, out, err = unmask("doctor", str(with_tokenizer(small, [*QWEN_SPECIALS, "<a>", "<b>"])))
+    assert code == 2 and not out and mentions(err, "tokenizer", 263, 261)
     folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent")
     code, out, err = unmask("doctor", str(folder))
     assert code == 2 and not out and mentions(err, "causal_block=N")
@@ -284,6 +291,13 @@ def test_a_load_looks_at_a_canvas_with_mask(tmp_path):
     weights["model.embed_tokens.weight"][126] = torch.nan
     write(folder, config, weights)
     assert mentions(said(folder), "FOLDER", "logits", "finite")
+
+
+def test_weights_of_several_dtypes_need_a_stated_one(tmp_path):
+    folder, weights, config = qwen(tmp_path, SDAR, torch_dtype="absent")
+    write(folder, config, {**weights, "model.norm.weight": weights["model.norm.weight"].bfloat16()})
+    assert mentions(said(folder), "FOLDER", "bfloat16, float32", "config.json", "dtype")
+    assert loaded(folder, dtype=torch.float32).lm.model.norm.weight.dtype == torch.float32
 
 
 def test_a_tensor_in_two_shards_must_have_one_value(tmp_path):

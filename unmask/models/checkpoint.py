@@ -186,6 +186,12 @@ def load_weights(
                     _set(lm, name, weight)
                 # A copy: memory that is mapped to the file changes with the file.
                 places.pop(part).copy_(stored)
+    kinds = {weight.dtype for weight in lm.parameters() if not weight.is_meta}
+    if len(kinds) > 1:
+        found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise ValueError(
+            f"{folder} has weights of several dtypes ({found}): add the one to use to config.json, as dtype."
+        )
     apart = {
         name
         for name, base in tied.items()
@@ -194,6 +200,9 @@ def load_weights(
     for name in tied.keys() - apart:
         _set(lm, name, lm.get_parameter(tied[name]))
     _restore_buffers(lm, device)
+    for name, buffer in lm.named_buffers():  # a router's bias that is not finite gives finite logits
+        if not buffer.isfinite().all():
+            raise ValueError(f"{folder}: {names.own(name)} has values that are not finite: the files are damaged.")
     return apart
 
 

@@ -54,7 +54,8 @@ _ILLADA: dict[str, Any] = {
     "intermediate_size": 14336,
     "vocab_size": 155136,
     "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,  # this and the default rope_theta change no size
+    "rms_norm_eps": 1e-5,  # this and rope_theta change no size
+    "rope_theta": 1e4,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }

@@ -1,7 +1,6 @@
 """Models by name, by folder, or by their id on the Hugging Face hub."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,9 +105,7 @@ def load_checkpoint(
     fast = read_tokenizer(folder) if tokenizer is None else None
     facts = facts_of(family, file, rows, fast, hub or folder.name, causal_block)
     if fast is not None:
-        tokenizer = _hub_tokenizer(family, config, facts, fast)
-        if tokenizer.size > rows:
-            raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, but the model only {rows}.")
+        tokenizer = _hub_tokenizer(family, file, facts, fast, rows)
     assert tokenizer is not None
     shared = {name: base for name, base in family.tied.items() if tied or name.endswith(".bias")}
     dtype = dtype or stated_dtype(config, file.path)
@@ -178,13 +175,17 @@ def check_attention(
         raise ValueError("Changing a later block changes the logits of an earlier one: the model is not block-causal.")
 
 
-def _hub_tokenizer(family: Family, config: Mapping[str, Any], facts: Facts, fast: Any) -> HubTokenizer:
-    vocabulary, listed = fast.get_vocab(), config.get("eos_token_id")
+def _hub_tokenizer(family: Family, file: ConfigFile, facts: Facts, fast: Any, rows: int) -> HubTokenizer:
+    vocabulary, listed = fast.get_vocab(), file.get("eos_token_id")
     listed = listed if isinstance(listed, list) else []
     ends = [facts.eos_id, *listed, *(vocabulary[token] for token in family.ends if token in vocabulary)]
     if facts.mask_id in ends:
         raise ValueError(f"The mask token {facts.mask_id} also ends a turn in this tokenizer; correct mask_token_id.")
-    return HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
+    tokenizer = HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
+    if tokenizer.size > rows:
+        folder = file.path.parent
+        raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, but the model only {rows}.")
+    return tokenizer
 
 
 # --- without weights ----------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outlin
     elif has_tokenizer(folder):
         fast = read_tokenizer(folder)
         facts = facts_of(family, file, lm.config.vocab_size, fast, name, causal_block)
-        tokenizer = _hub_tokenizer(family, file.fields, facts, fast)
+        tokenizer = _hub_tokenizer(family, file, facts, fast, lm.config.vocab_size)
     shared = [lm.get_parameter(name).numel() for name in family.tied if tied or name.endswith(".bias")]
     return Outline(
         family=family,

@@ -10,7 +10,7 @@ from typing import Any
 from unmask.models.config_file import ConfigFile
 from unmask.models.experts import SigmoidRouter, SoftmaxRouter, add_mixtures
 from unmask.models.llama import Linear
-from unmask.models.networks import PLAIN
+from unmask.models.networks import PLAIN, check_layer_types
 
 # Other values of these settings are not supported; the authors' own code ignores most of them.
 ROTARY_PLAIN = {"rope_scaling": None, "rope_parameters": None}
@@ -35,6 +35,7 @@ LLADA2_PLAIN = {
     "use_bias": False,
     "use_qkv_bias": False,
     "use_qk_norm": True,
+    "use_rmsnorm": True,
     "using_split_qkv_in_self_attention": False,
     "use_sliding_window": False,
     "norm_topk_prob": True,
@@ -75,6 +76,7 @@ def sdar_moe_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
 
 
 def _qwen3(file: ConfigFile, inner: int) -> dict[str, Any]:
+    check_layer_types(file)
     width, heads = file.size("hidden_size"), file.size("num_attention_heads")
     return {
         "hidden_size": width,
@@ -98,7 +100,7 @@ def llada_moe_layers(lm: Any, file: ConfigFile) -> None:
     layers = file.kind("moe_layer_freq", list, [1] * file.size("num_hidden_layers"))
     if len(layers) != file.size("num_hidden_layers") or set(layers) - {0, 1}:
         raise ValueError(f"{file.path} sets moe_layer_freq to {layers!r}; it must have a 0 or a 1 for every layer.")
-    bias = bool(file.get("moe_router_enable_expert_bias", False))
+    bias = file.kind("moe_router_enable_expert_bias", bool, False)
     width, experts, chosen = _choice(file)
     router = partial(SoftmaxRouter, width, experts, chosen, bias=bias, normalised=False)
     shared = file.size("shared_expert_intermediate_size") if file.get("shared_expert_intermediate_size") else 0

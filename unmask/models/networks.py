@@ -84,11 +84,12 @@ def llada_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
     return ("Qwen2" if file.get("include_qkv_bias") else "Llama"), config
 
 
-def decoder_network(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+def decoder_network(kind: str, theta: float | None = None) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
+    """theta: the rotary base if config.json has none; None: it must have one."""
+
     def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
         file.only({**PLAIN, **BIASES[kind]})
-        if set(file.kind("layer_types", list, [])) - {"full_attention"}:
-            raise ValueError(f"{file.path} has layers with a sliding window, which are not supported.")
+        check_layer_types(file)
         config: dict[str, Any] = {name: file.size(name) for name in SIZES}
         config["rms_norm_eps"] = file.need("rms_norm_eps")
         config["num_key_value_heads"] = file.size("num_key_value_heads", config["num_attention_heads"])
@@ -97,10 +98,16 @@ def decoder_network(kind: str) -> Callable[[ConfigFile], tuple[str, dict[str, An
         for name in ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings", "pad_token_id"):
             if file.get(name) is not None:
                 config[name] = file.get(name)
-        config["rope_parameters"] = _rotary(file, 1e4 if kind == "Llama" else None)
+        config["rope_parameters"] = _rotary(file, theta)
         return kind, {**config, "bos_token_id": None, "eos_token_id": None}
 
     return network
+
+
+def check_layer_types(file: ConfigFile) -> None:
+    types = file.kind("layer_types", list, [])
+    if any(kind != "full_attention" for kind in types):
+        raise ValueError(f"{file.path} sets layer_types to {types!r}; layers with a sliding window are not supported.")
 
 
 def _rotary(file: ConfigFile, theta: float | None) -> dict[str, Any]:

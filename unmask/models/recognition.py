@@ -31,6 +31,12 @@ def family_of(file: ConfigFile) -> Family:
     kind = kind_of(file).value
     for family in FAMILIES:
         if kind in (*family.architectures, *family.model_types):
+            others = [name for other in FAMILIES if other is not family for name in other.model_types]
+            if family.autoregressive and file.get("model_type") in others:
+                raise ValueError(
+                    f"{file.path} is of two families: architectures says {kind}, and model_type says "
+                    f"{file.get('model_type')}; correct one of them."
+                )
             return family
     for name, (kinds, reason) in REFUSED.items():
         if kind in kinds:
@@ -63,6 +69,9 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
     try:
         config = getattr(transformers, f"{kind}Config")(**fields)
         tied = bool(config.tie_word_embeddings)
+        heads = config.num_attention_heads
+        if heads % getattr(config, "num_key_value_heads", heads):
+            raise ValueError(f"{heads} heads cannot share {config.num_key_value_heads} key heads evenly")
         config.tie_word_embeddings = False
         config.is_causal = False
         model = getattr(transformers, f"{kind}For{'MaskedLM' if family.encoder else 'CausalLM'}")
@@ -151,10 +160,11 @@ def length_of(family: Family, file: ConfigFile) -> int:
 def block_length(family: Family, file: ConfigFile, name: str, causal_block: int | None = None) -> Stated:
     """The block length of block-causal attention; None for full attention."""
     found = _stated_block(family, file, name, causal_block)
-    if found.value is not None and found.value > length_of(family, file):
+    longest = length_of(family, file)
+    if found.value is not None and found.value > longest:
         raise ValueError(
-            f"{file.path}: blocks of {found.value} tokens ({found.source}) are longer than the {length_of(family, file)} "
-            "tokens that the model takes; correct the block length."
+            f"{file.path}: blocks of {found.value} tokens ({found.source}) are longer than the {longest} tokens that "
+            "the model takes; correct the block length."
         )
     return found
 
