@@ -422,4 +422,6 @@ def test_a_row_that_ends_is_replaced_by_the_next_prompt(cached, threshold, guida
     if cached is not None:
         starts = [columns for name, columns, *_ in policy.passes if name == "blocks"]
         assert all(len(columns) <= 5 for columns in starts)
+        streams = 2 if guidance else 1
+        assert sum(name == "remembered" for name, *_ in policy.passes) == 2 * streams  # 5 prompts, and the 4 others
         assert any(max(columns) - min(columns) >= 8 for columns in starts)  # two blocks apart

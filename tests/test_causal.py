@@ -15,6 +15,7 @@ from unmask.core.order import low_confidence, random
 from unmask.core.probes import Probes, ask, every_step, fully_masked, left_to_right_views, one_shot, segmented, visited
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Branch, Record
+from unmask.core.states import STATES
 from unmask.core.steps import sampled_steps
 from unmask.core.strata import stratified
 from unmask.core.token_sampling import TokenSampling
@@ -63,6 +64,7 @@ ESTIMATORS = {
     "every step": every_step,
     "sampled steps": partial(sampled_steps, draws=3),
     "merged steps": partial(merged_steps, merge=3),
+    **{name: STATES[name] for name in ("pairs", "uniform", "semi_autoregressive")},
 }
 
 

@@ -54,9 +54,10 @@ def denoise_in_turn(denoiser: "Denoiser", sizes: list[int], slots: int) -> None:
     rows, number, taken = len(denoiser.trace), 0, 0
     while True:
         denoiser.begin(number)
-        new = range(taken, min(rows, taken + slots - len(denoiser.live_R)))
-        denoiser.admit(torch.arange(new.start, new.stop, device=denoiser.seed_B.device), number, len(sizes))
-        taken = new.stop
+        new = min(rows, taken + slots - len(denoiser.live_R))
+        next_R = torch.arange(taken, min(rows, taken + slots), device=denoiser.seed_B.device)
+        denoiser.admit(next_R[: new - taken], next_R[new - taken :], number, len(sizes))
+        taken = new
         if not len(denoiser.live_R):
             return
         left = denoiser.engine.block
@@ -108,13 +109,13 @@ class Denoiser:
         if step in self.starts:
             self.live_R = torch.cat([self.live_R, self.starts[step]]).sort().values
 
-    def admit(self, new_R: Tensor, number: int, steps_in_block: int) -> None:
-        """Add rows whose first block is the present one."""
+    def admit(self, new_R: Tensor, ahead_R: Tensor, number: int, steps_in_block: int) -> None:
+        """Add rows whose first block is the present one; `ahead_R` come next."""
         self.late_B = torch.zeros_like(self.seed_B) if self.late_B is None else self.late_B
         self.late_B[new_R], self.steps_in_block = number, steps_in_block
         if len(new_R):
             self.live_R, order_R = torch.cat([self.live_R, new_R]).sort()
-            self.engine.admit(new_R, order_R)
+            self.engine.admit(new_R, ahead_R, order_R)
         if len(self.live_R):
             self.engine.furthest = number - int(self.late_B[self.live_R].min())
 

@@ -37,6 +37,8 @@ class Engine:
     """Of the live rows, by stream."""
     waiting: list[dict[bool, Memory]] = field(default_factory=list)
     """Of the rows that have been set aside."""
+    ready: dict[bool, Memory] = field(default_factory=dict)
+    """Of the prompts of the rows that come next."""
     furthest: int = 0
     """If rows are at different blocks: the largest number of a block."""
 
@@ -51,18 +53,25 @@ class Engine:
         if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
             self.memories, self.waiting = {}, []
 
-    def admit(self, new_R: Tensor, order_R: Tensor) -> None:
+    def admit(self, new_R: Tensor, ahead_R: Tensor, order_R: Tensor) -> None:
         """Append rows whose first block begins to the live ones, which are at later blocks, and sort all by `order_R`.
 
-        If there are no live rows, the first pass of the block makes the memory.
+        Their prompts pass through the model together with those of `ahead_R`, the rows that come next. If there are no
+        live rows, the first pass of the block makes the memory.
         """
         if len(new_R) == len(order_R):
-            self.memories = {}
+            self.memories, self.ready = {}, {}
         for unprompted, memory in self.memories.items():
             assert isinstance(self.policy, CachingPolicy)
-            tokens_RL, attended_RL = self._canvas(unprompted, new_R)
-            _, new = self.policy.remember(tokens_RL, attended_RL, new_R[:0], last=self.start)
-            self.memories[unprompted] = memory.concat([new], order_R)
+            ready = [self.ready[unprompted]] if unprompted in self.ready else []
+            if not ready or len(ready[0].keys[0]) < len(new_R):
+                row_R = torch.cat([new_R, ahead_R])[len(ready[0].keys[0]) if ready else 0 :]
+                tokens_RL, attended_RL = self._canvas(unprompted, row_R)
+                ready.append(self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=self.start)[1])
+            every_R = torch.arange(sum(len(each.keys[0]) for each in ready), device=new_R.device)
+            known = ready[0].concat(ready[1:], every_R)
+            self.memories[unprompted] = memory.concat([known.rows(every_R[: len(new_R)])], order_R)
+            self.ready[unprompted] = known.rows(every_R[len(new_R) :])
 
     def block_columns(self, row_R: Tensor, number: int | Tensor) -> Tensor:
         """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too.
