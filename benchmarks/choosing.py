@@ -5,10 +5,12 @@
     python benchmarks/choosing.py long   --device cuda --jobs 22    # every line, 300,000 forwards
     python benchmarks/choosing.py signs  --device cuda --jobs 22    # five likelihoods, five ways to use the signs
     python benchmarks/choosing.py worlds --device cuda --jobs 22    # other tasks, starts, orders and sizes
+    python benchmarks/choosing.py worlds --only "random order" ...  # one part of a stage
     python benchmarks/choosing.py tables > tables.md
 
-Every stage writes benchmarks/results/choosing_STAGE.json. Forwards are those spent. A line is written as for
-`unmask compare --methods`. With many processes on one GPU, start the CUDA MPS daemon first.
+Every stage writes benchmarks/results/choosing_STAGE.json; a part of a stage replaces its entry there. Forwards are
+those spent. A line is written as for `unmask compare --methods`. With many processes on one GPU, start the CUDA MPS
+daemon first.
 """
 
 import argparse
@@ -50,14 +52,15 @@ LINES: dict[str, str] = {
 }
 
 LIKELIHOODS = {
-    "fully masked": "diffu_grpo:kl=0:prompt_masking=0{advantage}+positive:negative={negative}",
-    "mask pair": "diffu_grpo{advantage}+sml:strata=2:negative={negative}",
-    "SML": "diffu_grpo{advantage}+sml:negative={negative}",
-    "ELBO": "unigrpo:kl=0:advantage={name}+positive:negative={negative}",
-    "visited": "agrpo{advantage}+positive:negative={negative}",
+    "fully masked": ("diffu_grpo:kl=0:prompt_masking=0", "positive"),
+    "mask pair": ("diffu_grpo", "sml:strata=2"),
+    "SML": ("diffu_grpo", "sml"),
+    "ELBO": ("unigrpo:kl=0:advantage=group_mean", "positive"),
+    "visited": ("agrpo", "positive"),
 }
-SIGNS = {"both": 1.0, "0.3": 0.3, "0.1": 0.1, "positive": 0.0, "correct": None}
-"""The weight of negative advantages; None: correct answers only."""
+"""A base, and the plug-in that weighs its negative advantages."""
+SIGNS = {"both": 1.0, "0.3": 0.3, "0.1": 0.1, "positive": 0.0}
+"""The weight of negative advantages."""
 
 WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "countdown": ("tiny-two", "countdown", ()),
@@ -79,6 +82,8 @@ WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "blocks of a row": ("tiny-two", "sudoku", ("rollout.block=4",)),
 }
 """The start, the task and its settings."""
+OWN_RATES = ("countdown", "2 M parameters", "arithmetic", "json_mini")
+"""Worlds of another task or size. A rate for each line is chosen there; the others take that of tiny-two's Sudoku."""
 WORLD_LINES = (
     "diffu_grpo",
     "coupled_grpo",
@@ -94,12 +99,11 @@ WORLD_LINES = (
 
 def sign_lines() -> dict[str, str]:
     lines = {}
-    for likelihood, line in LIKELIHOODS.items():
+    for likelihood, (base, plugin) in LIKELIHOODS.items():
         for name, negative in SIGNS.items():
-            advantage = "" if negative is not None else ":advantage=correct_only"
-            text = line.format(advantage=advantage, name="group_mean" if negative is not None else "correct_only",
-                               negative=1.0 if negative is None else negative)  # fmt: skip
-            lines[f"{likelihood}, {name}"] = text
+            lines[f"{likelihood}, {name}"] = f"{base}+{plugin}:negative={negative}"
+        correct = base.replace(":advantage=group_mean", "") + ":advantage=correct_only"
+        lines[f"{likelihood}, correct"] = correct + (f"+{plugin}" if plugin != "positive" else "")
     return lines
 
 
@@ -147,22 +151,23 @@ def long(study: Study) -> dict[str, Any]:
     return study.run("long", lines, settings, seeds=5, budget="forwards=3e5")
 
 
-def signs(study: Study) -> dict[str, Any]:
-    found = {}
-    for world in ("choosing", "mixed", "sharpening", "careless rows"):
-        model, task, more = WORLDS.get(world, ("tiny-two", "sudoku", ()))
-        settings = study.settings(model, task, "optimizer.lr=2e-4", "eval.every=0", *more)
-        found[world] = study.run(f"signs {world}", sign_lines(), settings, seeds=3, budget="forwards=1e5")
-    return found
+def signs(study: Study, world: str) -> dict[str, Any]:
+    model, task, more = WORLDS.get(world, ("tiny-two", "sudoku", ()))
+    settings = study.settings(model, task, "optimizer.lr=2e-4", "eval.every=0", *more)
+    return study.run(f"signs {world}", sign_lines(), settings, seeds=3, budget="forwards=1e5")
 
 
-def worlds(study: Study) -> dict[str, Any]:
-    found = {}
-    for world, (model, task, more) in WORLDS.items():
-        settings = study.settings(model, task, "eval.every=0", *more)
-        lines = {name: with_options(LINES[name], f"optimizer.lr={chosen_rates()[name]}") for name in WORLD_LINES}
-        found[world] = study.run(f"worlds {world}", lines, settings, seeds=5, budget="forwards=1e5")
-    return found
+def worlds(study: Study, world: str) -> dict[str, Any]:
+    model, task, more = WORLDS[world]
+    settings = study.settings(model, task, "eval.every=0", *more)
+    lines, rates, chosen = {name: LINES[name] for name in WORLD_LINES}, RATES, chosen_rates()
+    if world not in OWN_RATES:
+        lines = {name: with_options(line, f"optimizer.lr={chosen[name]}") for name, line in lines.items()}
+        rates = ()
+    return study.run(f"worlds {world}", lines, settings, seeds=5, budget="forwards=1e5", rates=rates)
+
+
+STAGES_IN_PARTS = {signs: ("choosing", "mixed", "sharpening", "careless rows"), worlds: tuple(WORLDS)}
 
 
 def value_at(curve: list[dict[str, float]], forwards: float, measure: str) -> float:
@@ -215,31 +220,50 @@ def tables() -> None:
         cells += [f"{100 * mean(value_at(curve, 1e5, 'sampled') for curve in curves):.1f}"]
         cells += [f"{p_values[name]:.2g}" if name in p_values else ""]
         print("| " + " | ".join(cells) + " |")
-    worlds = json.loads((RESULTS / "choosing_worlds.json").read_text())
-    print("\n| sampled / greedy | " + " | ".join(worlds) + " |\n|---|" + "---|" * len(worlds))
-    first = [next(iter(world["lines"].values())) for world in worlds.values()]
-    starts = [next(iter(line["curves"].values()))[0] for line in first]
-    print("| start | " + " | ".join(f"{100 * s['sampled']:.1f} / {100 * s['greedy']:.1f}" for s in starts) + " |")
-    for name in WORLD_LINES:
-        cells = [name]
-        for world in worlds.values():
-            ends_here = [curve[-1] for curve in world["lines"][name]["curves"].values()]
-            cells.append(" / ".join(f"{100 * mean(e[m] for e in ends_here):.1f}" for m in ("sampled", "greedy")))
+    print_worlds(json.loads((RESULTS / "choosing_worlds.json").read_text()))
+    print_signs(json.loads((RESULTS / "choosing_signs.json").read_text()))
+
+
+def both(points: list[dict[str, float]]) -> str:
+    return " / ".join(f"{100 * mean(point[measure] for point in points):.1f}" for measure in ("sampled", "greedy"))
+
+
+def print_worlds(worlds: dict[str, Any]) -> None:
+    print("\n| sampled / greedy | start | " + " | ".join(WORLD_LINES) + " |\n|---|" + "---|" * (len(WORLD_LINES) + 1))
+    for name, world in worlds.items():
+        curves = [list(world["lines"][line]["curves"].values()) for line in WORLD_LINES]
+        cells = [name, both(curves[0][0][:1]), *(both([curve[-1] for curve in runs]) for runs in curves)]
         print("| " + " | ".join(cells) + " |")
 
 
+def print_signs(worlds: dict[str, Any]) -> None:
+    for name, world in worlds.items():
+        print(f"\n| {name} | " + " | ".join([*SIGNS, "correct"]) + " |\n|---|" + "---|" * (len(SIGNS) + 1))
+        for likelihood in LIKELIHOODS:
+            runs = [world["lines"][f"{likelihood}, {sign}"]["curves"].values() for sign in (*SIGNS, "correct")]
+            print(f"| {likelihood} | " + " | ".join(both([curve[-1] for curve in curves]) for curves in runs) + " |")
+
+
 def main() -> None:
-    stages = {stage.__name__: stage for stage in (rates, long, signs, worlds)}
+    stages = {stage.__name__: stage for stage in (rates, long, *STAGES_IN_PARTS)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=[*stages, "tables"])
+    parser.add_argument("--only", nargs="+", metavar="PART", help="parts of signs or worlds")
     parser.add_argument("--out", type=Path, default=Path("runs/choosing"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int)
     arguments = parser.parse_args()
     if arguments.stage == "tables":
         return tables()
-    found = stages[arguments.stage](Study(arguments))
-    (RESULTS / f"choosing_{arguments.stage}.json").write_text(json.dumps(found, indent=None) + "\n")
+    stage, study = stages[arguments.stage], Study(arguments)
+    path = RESULTS / f"choosing_{arguments.stage}.json"
+    if stage not in STAGES_IN_PARTS:
+        path.write_text(json.dumps(stage(study)) + "\n")
+        return None
+    found = json.loads(path.read_text()) if arguments.only and path.exists() else {}
+    for part in arguments.only or STAGES_IN_PARTS[stage]:
+        found[part] = stage(study, part)
+        path.write_text(json.dumps({name: found[name] for name in STAGES_IN_PARTS[stage] if name in found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import RESULTS, value_at
+from choosing import LIKELIHOODS, RESULTS, value_at
 
 from unmask.util.plots import new_figure
 from unmask.util.statistics import t_interval
@@ -83,6 +83,30 @@ def draw_lines(lines: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def draw_signs(worlds: dict[str, Any], path: Path) -> None:
+    """The end of every likelihood by the weight of wrong answers, a panel for each world."""
+    figure = new_figure(12, 3.8)
+    assert figure is not None
+    signs = {"both signs": "both", "x 0.3": "0.3", "x 0.1": "0.1", "positive": "positive", "correct only": "correct"}
+    colours = ("0.4", "#e69f00", "#009e73", "#0072b2", "#cc79a7")
+    for axes, (world, found) in zip(figure.subplots(1, len(worlds), sharey=True), worlds.items(), strict=True):
+        for likelihood, colour in zip(LIKELIHOODS, colours, strict=True):
+            ends = [
+                [100 * curve[-1]["sampled"] for curve in found["lines"][f"{likelihood}, {sign}"]["curves"].values()]
+                for sign in signs.values()
+            ]
+            axes.plot(range(len(signs)), [mean(values) for values in ends], color=colour, marker="o", label=likelihood)
+            for place, values in enumerate(ends):
+                axes.plot([place] * len(values), values, ".", color=colour, markersize=3, alpha=0.5)
+        axes.set_xticks(range(len(signs)), list(signs), rotation=40, ha="right", fontsize=8)
+        axes.set(title=world, ylim=(0, 100))
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("solved, sampled, %")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, frameon=False, ncols=5, loc="outside lower center")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, metavar="FOLDER", required=True)
@@ -90,6 +114,7 @@ def main() -> None:
     lines = json.loads((RESULTS / "choosing_long.json").read_text())["lines"]
     draw_curves(lines, folder / "choosing_curves.png")
     draw_lines(lines, folder / "choosing_lines.png")
+    draw_signs(json.loads((RESULTS / "choosing_signs.json").read_text()), folder / "choosing_signs.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,121 @@
+"""What should I use? The newer lines beside the best of choosing.py, in every world: docs/studies/shelf.md.
+
+    python benchmarks/shelf.py --device cuda --jobs 22                     # every column, one after the other
+    python benchmarks/shelf.py "Sudoku, mixed" --device cuda --jobs 22    # one column
+    python benchmarks/shelf.py --tables > tables.md
+
+100,000 forwards spent, five seeds. A line's learning rate is chosen on validation problems of each task, from the start
+of the task's first column. Writes benchmarks/results/shelf.json; a column replaces its entry there.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choosing import LINES, RATES, RESULTS, Study, percent, with_options
+
+from unmask.util.statistics import t_interval
+
+SHELF: dict[str, str] = {
+    "raft, SML": "raft",
+    "raft, mask pairs": "raft:states=pairs",
+    "raft, uniform": "raft:states=uniform",
+    "raft, semi-autoregressive": "raft:states=semi_autoregressive",
+    "raft, visited": "raft:states=visited",
+    "raft, fully masked": "raft:states=fully_masked",
+    "raft, best of the group": "raft:advantage=best_of_group",
+    "dtm": "dtm",
+    "diffu_grpo+daca": "diffu_grpo+daca",
+    "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",
+    "diffu_grpo+daca 0.1": LINES["diffu_grpo+daca 0.1"],
+    "agrpo": "agrpo",
+    "diffu_grpo": "diffu_grpo",
+}
+ONE_COLUMN: dict[str, str] = {
+    "agrpo, choice": "agrpo:choice=true",
+    "trace_rl": "trace_rl",
+    "step_merge": "step_merge",
+    "agrpo+keep_correct": "agrpo+keep_correct",
+}
+"""Lines that are run in the first column only."""
+MINIS = "runs/starts/minis_two"
+ARITHMETIC = ("arithmetic.terms=2", "arithmetic.largest=99", "arithmetic.signs=+")
+COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
+    "Sudoku, noise": ("tiny", "sudoku", ()),
+    "Sudoku, mixed": ("runs/starts/mixed", "sudoku", ()),
+    "Countdown, two behaviours": ("tiny-two", "countdown", ()),
+    "Countdown, noise": ("tiny", "countdown", ()),
+    "arithmetic": (MINIS, "arithmetic", ARITHMETIC),
+    "json_mini": (MINIS, "json_mini", ("json_mini.fields=2",)),
+}
+"""The start, the task and its settings."""
+FIRST = {task: name for name, (_, task, _) in reversed(COLUMNS.items())}
+"""The column in which the rates of a task are chosen."""
+
+
+def column(study: Study, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    model, task, more = COLUMNS[name]
+    lines, rates = SHELF | (ONE_COLUMN if name == next(iter(COLUMNS)) else {}), RATES
+    if name != FIRST[task]:
+        first = found[FIRST[task]]
+        chosen = {label: choice["chosen"] for label, choice in first["rates"].items()}
+        lines = {line: with_options(text, f"optimizer.lr={chosen[text]}") for line, text in lines.items()}
+        rates = ()
+    settings = study.settings(model, task, "eval.every=0", *more)
+    return study.run(f"shelf {name}", lines, settings, seeds=5, budget="forwards=1e5", rates=rates)
+
+
+def values(found: dict[str, Any], name: str, line: str, measure: str) -> list[float]:
+    return [curve[-1][measure] for curve in found[name]["lines"][line]["curves"].values()]
+
+
+def tables() -> None:
+    """Print the tables of docs/studies/shelf.md."""
+    found = json.loads((RESULTS / "shelf.json").read_text())
+    for measure in ("sampled", "greedy", "pass@4"):
+        print(f"\n| {measure} | " + " | ".join(found) + " | mean | most behind |\n|---|" + "---|" * (len(found) + 2))
+        best = {name: max(mean(values(found, name, line, measure)) for line in SHELF) for name in found}
+        starts = {name: next(iter(found[name]["lines"]["agrpo"]["curves"].values()))[0][measure] for name in found}
+        print("| start | " + " | ".join(f"{100 * start:.1f}" for start in starts.values()) + " | | |")
+        means = {line: {name: mean(values(found, name, line, measure)) for name in found} for line in SHELF}
+        for line in sorted(SHELF, key=lambda line: -mean(means[line].values())):
+            cells = [percent(values(found, name, line, measure)) for name in found]
+            behind = max(best[name] - means[line][name] for name in found)
+            print(
+                f"| {line} | " + " | ".join(cells) + f" | {100 * mean(means[line].values()):.1f} | {100 * behind:.1f} |"
+            )
+    print("\n| sampled minus raft, SML | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in SHELF:
+        cells = []
+        for name in found:
+            pairs = zip(values(found, name, line, "sampled"), values(found, name, "raft, SML", "sampled"), strict=True)
+            middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
+            cells.append(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]")
+        print(f"| {line} | " + " | ".join(cells) + " |")
+    first = next(iter(found))
+    for line in ONE_COLUMN:
+        print(line, *(percent(values(found, first, line, measure)) for measure in ("sampled", "greedy", "pass@4")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("columns", nargs="*", metavar="COLUMN", help=", ".join(COLUMNS))
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("runs/shelf"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int)
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return tables()
+    study, path = Study(arguments), RESULTS / "shelf.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.columns or COLUMNS:
+        found[name] = column(study, name, found)
+        path.write_text(json.dumps({name: found[name] for name in COLUMNS if name in found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
