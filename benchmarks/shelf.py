@@ -3,6 +3,7 @@
     python benchmarks/shelf.py --device cuda --jobs 22                     # every column, one after the other
     python benchmarks/shelf.py "Sudoku, mixed" --device cuda --jobs 22    # one column
     python benchmarks/shelf.py --tables > tables.md
+    python benchmarks/shelf.py --figures docs/figures
 
 100,000 forwards spent, five seeds. A line's learning rate is chosen on validation problems of each task, from the start
 of the task's first column. Writes benchmarks/results/shelf.json; a column replaces its entry there.
@@ -16,6 +17,7 @@ from typing import Any
 
 from choosing import LINES, RATES, RESULTS, Study, percent, with_options
 
+from unmask.util.plots import new_figure
 from unmask.util.statistics import t_interval
 
 SHELF: dict[str, str] = {
@@ -37,6 +39,7 @@ ONE_COLUMN: dict[str, str] = {
     "agrpo, choice": "agrpo:choice=true",
     "trace_rl": "trace_rl",
     "step_merge": "step_merge",
+    "fork": "fork:rollout.order=left_to_right:rollout.threshold=0.9",
     "agrpo+keep_correct": "agrpo+keep_correct",
 }
 """Lines that are run in the first column only."""
@@ -52,6 +55,10 @@ COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "json_mini": (MINIS, "json_mini", ("json_mini.fields=2",)),
 }
 """The start, the task and its settings."""
+MARKS = dict(
+    zip(COLUMNS, ["o#0072b2", "s#0072b2", "D#0072b2", "^#d55e00", "v#d55e00", "*#009e73", "P#cc79a7"], strict=True)
+)
+"""The mark of a column in the figure, and its colour."""
 FIRST = {task: name for name, (_, task, _) in reversed(COLUMNS.items())}
 """The column in which the rates of a task are chosen."""
 
@@ -91,8 +98,10 @@ def tables() -> None:
     for line in SHELF:
         cells = []
         for name in found:
-            pairs = zip(values(found, name, line, "sampled"), values(found, name, "raft, SML", "sampled"), strict=True)
-            middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
+            curves, others = (found[name]["lines"][of]["curves"] for of in (line, "raft, SML"))
+            seeds = [seed for seed in curves if seed in others]
+            differences = [curves[seed][-1]["sampled"] - others[seed][-1]["sampled"] for seed in seeds]
+            middle, low, high = (100 * x for x in t_interval(differences))
             cells.append(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]")
         print(f"| {line} | " + " | ".join(cells) + " |")
     first = next(iter(found))
@@ -100,16 +109,43 @@ def tables() -> None:
         print(line, *(percent(values(found, first, line, measure)) for measure in ("sampled", "greedy", "pass@4")))
 
 
+def draw(path: Path) -> None:
+    """The gain of every line over the start at equal cost: a point for each column, a bar for their mean."""
+    found = json.loads((RESULTS / "shelf.json").read_text())
+    figure = new_figure(9.5, 5.2)
+    assert figure is not None
+    axes = figure.subplots()
+    starts = {name: next(iter(column["lines"]["agrpo"]["curves"].values()))[0] for name, column in found.items()}
+    gain = {
+        line: {name: 100 * (mean(values(found, name, line, "sampled")) - starts[name]["sampled"]) for name in found}
+        for line in SHELF
+    }
+    order = sorted(SHELF, key=lambda line: -mean(gain[line].values()))
+    axes.barh(range(len(order)), [mean(gain[line].values()) for line in order], color="0.85")
+    for name in found:
+        points = [gain[line][name] for line in order]
+        axes.plot(points, range(len(order)), MARKS[name][0], color=MARKS[name][1:], markersize=5, label=name)
+    axes.set_yticks(range(len(order)), order, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel("points gained, sampled, after 100,000 forwards (bar: mean of the columns)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path / "shelf.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("columns", nargs="*", metavar="COLUMN", help=", ".join(COLUMNS))
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("runs/shelf"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int)
     arguments = parser.parse_args()
     if arguments.tables:
         return tables()
+    if arguments.figures:
+        return draw(arguments.figures)
     study, path = Study(arguments), RESULTS / "shelf.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     for name in arguments.columns or COLUMNS:
