@@ -151,7 +151,11 @@ def test_the_catalogues_list_everything_with_a_line_each(unmask) -> None:
     assert rows["daca"]["options"]["strata"] == 3 and rows["agrpo"]["options"]["steps"] == "uniform"
     assert [name for name, row in rows.items() if row["default"]] == ["raft"]
     _, out, _ = unmask("methods")
+    out, _, advice = out.partition("\n\n")
     assert len(out.splitlines()) == len(rows)
+    named = re.findall(r"--(?:method|with) (\w+)", advice)
+    assert {"raft", "agrpo", "daca"} <= {*named} <= {*rows}
+    assert all(option in rows[method]["options"] for method, option in re.findall(r"(\w+)\.(\w+)=", advice))
     assert [line.split()[0] for line in out.splitlines() if line.endswith("(the default)")] == ["raft"]
     _, out, _ = unmask("tasks", "--json")
     assert {row["name"] for row in json.loads(out)} == set(TASKS)

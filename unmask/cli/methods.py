@@ -7,6 +7,15 @@ import typer
 
 from unmask.cli.arguments import AsJson
 
+ADVICE = """
+What to use when (the measurements: docs/choosing.md)
+  the reward is right or wrong     --method raft raft.states=uniform, and the default beside it: raft with SML
+  the reward is graded             --method diffu_grpo --with daca; daca.anchor=0.5 if it gains little
+  raft gains little                --method agrpo
+  few states are asked             --with dispo
+  never                            sml.negative=1 without a KL, or raft.advantage=every_sample"""
+"""The last lines of the list, as in docs/choosing.md."""
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them.")] = None,
@@ -38,6 +47,7 @@ def methods(
         for row in rows:
             summary = row["summary"].partition("\n")[0]
             typer.echo(f"{row['name']:14} {row['kind']:8} {summary}{' (the default)' if row['default'] else ''}")
+        typer.echo(ADVICE)
     else:
         flag = "--method" if kinds[name] == "base" else "--with"
         kind = "base method" if kinds[name] == "base" else "plug-in"
