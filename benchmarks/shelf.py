@@ -43,6 +43,7 @@ ONE_COLUMN: dict[str, str] = {
     "agrpo+keep_correct": "agrpo+keep_correct",
 }
 """Lines that are run in the first column only."""
+SEEDS = 5
 MINIS = "runs/starts/minis_two"
 ARITHMETIC = ("arithmetic.terms=2", "arithmetic.largest=99", "arithmetic.signs=+")
 COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -72,11 +73,21 @@ def column(study: Study, name: str, found: dict[str, Any]) -> dict[str, Any]:
         lines = {line: with_options(text, f"optimizer.lr={chosen[text]}") for line, text in lines.items()}
         rates = ()
     settings = study.settings(model, task, "eval.every=0", *more)
-    return study.run(f"shelf {name}", lines, settings, seeds=5, budget="forwards=1e5", rates=rates)
+    return study.run(f"shelf {name}", lines, settings, seeds=SEEDS, budget="forwards=1e5", rates=rates)
 
 
 def values(found: dict[str, Any], name: str, line: str, measure: str) -> list[float]:
-    return [curve[-1][measure] for curve in found[name]["lines"][line]["curves"].values()]
+    """The ends of a line in a column; none if it was not run there."""
+    return [curve[-1][measure] for curve in found[name]["lines"].get(line, {"curves": {}})["curves"].values()]
+
+
+def means(found: dict[str, Any], line: str, measure: str) -> dict[str, float]:
+    """The mean of a line over seeds, in every column in which it was run."""
+    return {name: mean(ends) for name in found if (ends := values(found, name, line, measure))}
+
+
+def start_of(found: dict[str, Any], name: str, measure: str) -> float:
+    return next(iter(found[name]["lines"]["agrpo"]["curves"].values()))[0][measure]
 
 
 def tables() -> None:
@@ -84,29 +95,36 @@ def tables() -> None:
     found = json.loads((RESULTS / "shelf.json").read_text())
     for measure in ("sampled", "greedy", "pass@4"):
         print(f"\n| {measure} | " + " | ".join(found) + " | mean | most behind |\n|---|" + "---|" * (len(found) + 2))
-        best = {name: max(mean(values(found, name, line, measure)) for line in SHELF) for name in found}
-        starts = {name: next(iter(found[name]["lines"]["agrpo"]["curves"].values()))[0][measure] for name in found}
-        print("| start | " + " | ".join(f"{100 * start:.1f}" for start in starts.values()) + " | | |")
-        means = {line: {name: mean(values(found, name, line, measure)) for name in found} for line in SHELF}
-        for line in sorted(SHELF, key=lambda line: -mean(means[line].values())):
-            cells = [percent(values(found, name, line, measure)) for name in found]
-            behind = max(best[name] - means[line][name] for name in found)
-            print(
-                f"| {line} | " + " | ".join(cells) + f" | {100 * mean(means[line].values()):.1f} | {100 * behind:.1f} |"
-            )
+        print("| start | " + " | ".join(f"{100 * start_of(found, name, measure):.1f}" for name in found) + " | | |")
+        ends = {line: means(found, line, measure) for line in SHELF}
+        best = {name: max(end[name] for end in ends.values() if name in end) for name in found}
+        for line in sorted(SHELF, key=lambda line: -mean(ends[line].values())):
+            cells = [cell(values(found, name, line, measure)) for name in found]
+            whole = len(ends[line]) == len(found)
+            behind = max(best[name] - end for name, end in ends[line].items())
+            cells += [f"{100 * mean(ends[line].values()):.1f}" if whole else "", f"{100 * behind:.1f}"]
+            print(f"| {line} | " + " | ".join(cells) + " |")
     print("\n| sampled minus raft, SML | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
     for line in SHELF:
-        cells = []
-        for name in found:
-            curves, others = (found[name]["lines"][of]["curves"] for of in (line, "raft, SML"))
-            seeds = [seed for seed in curves if seed in others]
-            differences = [curves[seed][-1]["sampled"] - others[seed][-1]["sampled"] for seed in seeds]
-            middle, low, high = (100 * x for x in t_interval(differences))
-            cells.append(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]")
-        print(f"| {line} | " + " | ".join(cells) + " |")
+        print(f"| {line} | " + " | ".join(difference(found[name]["lines"], line) for name in found) + " |")
     first = next(iter(found))
     for line in ONE_COLUMN:
         print(line, *(percent(values(found, first, line, measure)) for measure in ("sampled", "greedy", "pass@4")))
+
+
+def cell(ends: list[float]) -> str:
+    """The mean with its interval; fewer than five seeds are counted."""
+    return "" if not ends else percent(ends) + (f" ({len(ends)})" if len(ends) < SEEDS else "")
+
+
+def difference(lines: dict[str, Any], line: str) -> str:
+    """A line minus raft with SML, paired by the seeds that both have."""
+    if line not in lines:
+        return ""
+    curves, others = lines[line]["curves"], lines["raft, SML"]["curves"]
+    differences = [curves[seed][-1]["sampled"] - others[seed][-1]["sampled"] for seed in curves if seed in others]
+    middle, low, high = (100 * x for x in t_interval(differences))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def draw(path: Path) -> None:
@@ -115,16 +133,18 @@ def draw(path: Path) -> None:
     figure = new_figure(9.5, 5.2)
     assert figure is not None
     axes = figure.subplots()
-    starts = {name: next(iter(column["lines"]["agrpo"]["curves"].values()))[0] for name, column in found.items()}
     gain = {
-        line: {name: 100 * (mean(values(found, name, line, "sampled")) - starts[name]["sampled"]) for name in found}
+        line: {
+            name: 100 * (end - start_of(found, name, "sampled")) for name, end in means(found, line, "sampled").items()
+        }
         for line in SHELF
     }
     order = sorted(SHELF, key=lambda line: -mean(gain[line].values()))
     axes.barh(range(len(order)), [mean(gain[line].values()) for line in order], color="0.85")
     for name in found:
-        points = [gain[line][name] for line in order]
-        axes.plot(points, range(len(order)), MARKS[name][0], color=MARKS[name][1:], markersize=5, label=name)
+        places = [place for place, line in enumerate(order) if name in gain[line]]
+        points = [gain[order[place]][name] for place in places]
+        axes.plot(points, places, MARKS[name][0], color=MARKS[name][1:], markersize=5, label=name)
     axes.set_yticks(range(len(order)), order, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("points gained, sampled, after 100,000 forwards (bar: mean of the columns)")
