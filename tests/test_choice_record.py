@@ -9,6 +9,7 @@ from test_exact_agrpo import expected_update
 from test_sampler import rolled
 from torch import Tensor, nn
 
+from unmask.core.choice import log_mass_outside
 from unmask.core.objective import step_clip
 from unmask.core.probes import ask, every_step
 from unmask.core.shapes import NEVER
@@ -113,6 +114,17 @@ def test_noise_in_the_scorer_hardly_moves_the_gradient_if_the_choice_was_recorde
         return max(relative_error(expected_update(each, paths, probed, step_clip), exact) for each in off)
 
     assert change(trace) < 1e-3 < 8e-3 < change(paths.trace)
+
+
+def test_the_recorded_number_of_tokens_ranks_above_also_if_the_scorer_rounds_them_to_equal_scores() -> None:
+    """Of two equal tokens one ranked above for the sampler, whose logits had more digits or were rounded otherwise."""
+    world = World(TablePolicy(3, 2, scale=0.0), "low_confidence", steps=2)
+    logits_QV = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0], [2.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    count_Q = torch.tensor([1, 1, 2], dtype=torch.int32)
+    found, possible_Q = log_mass_outside(logits_QV, enumerated(world).trace, count_Q)
+    p_QV = logits_QV[:, :3].softmax(-1)
+    assert torch.allclose(found.exp(), torch.stack([p_QV[0, 1:].sum(), p_QV[1, 1:].sum(), p_QV[2, 2]]))
+    assert possible_Q.all()
 
 
 def test_methods_that_score_the_choice_ask_for_the_record() -> None:

@@ -43,12 +43,12 @@ def log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, level_Q: Te
 
 
 def log_mass_outside(logits_QV: Tensor, trace: Trace, count_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """log F_j(c) if the `count_Q` likeliest tokens of a position outrank the cut."""
+    """log F_j(c) if the `count_Q` likeliest tokens of a position outrank the cut: that many, also among equal ones."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     most = int(count_Q.max()) if len(count_Q) else 0
-    first_QK, count_Q1 = plain_QV.detach().topk(max(1, most)).values, count_Q[:, None].long()
-    last_Q1 = first_QK.gather(-1, (count_Q1 - 1).clamp(min=0)).masked_fill(count_Q1 == 0, torch.inf)
-    return _log_mass(plain_QV, trace, plain_QV.detach() < last_Q1)
+    first_QK = plain_QV.detach().topk(most).indices
+    below_QK = torch.arange(most, device=count_Q.device) >= count_Q[:, None]
+    return _log_mass(plain_QV, trace, torch.ones_like(plain_QV, dtype=torch.bool).scatter(-1, first_QK, below_QK))
 
 
 def _log_mass(plain_QV: Tensor, trace: Trace, below_QV: Tensor) -> tuple[Tensor, Tensor]:
