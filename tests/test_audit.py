@@ -220,10 +220,14 @@ def test_the_exact_value_agrees_with_itself_and_a_draw_that_says_nothing_is_left
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right", "low_confidence"])
-def test_the_reference_is_the_gradient_of_what_the_sampler_earns(order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "threshold"),
+    [(order, math.inf) for order in ("random", "left_to_right", "low_confidence")]
+    + [(order, 0.6) for order in ("left_to_right", "low_confidence", "surest_position")],
+)
+def test_the_reference_is_the_gradient_of_what_the_sampler_earns(order: str, threshold: float) -> None:
     """Every trajectory with its probability times its reward as advantage: the sum is grad J, by autograd."""
-    world = World(NetPolicy(2, 3, seed=1), order)
+    world = World(NetPolicy(2, 3, seed=1), order, threshold=threshold)
     paths = enumerated(world)
     batch, weight_B = len(paths.trace), paths.probability_B.detach() * reward_of(world, paths.trace)
     part = reference_term(paths.trace, batch * weight_B, scores_choice(decoding_of(world)))

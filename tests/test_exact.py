@@ -20,7 +20,8 @@ EVERYTHING = 1e-300
 
 def decoding_of(world: World) -> Decoding:
     steps, block = world.steps or world.length, world.block or world.length
-    return Decoding(world.length, steps, block, world.sampling, ORDERS[world.order])
+    threshold = world.threshold if world.threshold < math.inf else None
+    return Decoding(world.length, steps, block, world.sampling, ORDERS[world.order], threshold=threshold)
 
 
 def by_canvas(world: World, paths: Paths) -> Tensor:

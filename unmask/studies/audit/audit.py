@@ -24,11 +24,12 @@ from torch import Tensor
 from unmask.core.advantage import group_mean
 from unmask.core.method import Method
 from unmask.core.objective import step_clip
-from unmask.core.order import low_confidence
+from unmask.core.order import order_name
 from unmask.core.policy import Policy
 from unmask.core.probes import Probes, every_step, unit_asked, unit_likelihood
 from unmask.core.shapes import Metrics
 from unmask.core.trace import Trace, all_tokens, select_traces
+from unmask.methods import agrpo
 from unmask.models import Model
 from unmask.models.lora import trainable_parameters
 from unmask.rollout.decoding import Decoding
@@ -67,7 +68,7 @@ class ExactValues(NamedTuple):
 
 def scores_choice(decoding: Decoding) -> bool:
     """Whether `probes.ask` can score the choice of positions."""
-    return decoding.order is low_confidence and decoding.threshold is None
+    return agrpo(choice=True).scores_order(order_name(decoding.order), decoding.threshold)
 
 
 def exact_values(policy: Policy, trace: Trace, settings: AuditSettings) -> ExactValues:
