@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import unmask
 from checkpoints import LLADA_SPECIALS, LLADA_TEMPLATE, LLADA_TEXT, bert, llada, with_tokenizer
 from helpers import ON_ROLLOUTS, assert_close
 from unmask.core.options import LoraOptions
+from unmask.core.order import left_to_right
 from unmask.core.probes import ask, at_states
 from unmask.integrations.trl import DiffusionGRPOTrainer, fast_tokenizer, prompt_ids, rows_loss
 from unmask.models import TinyShape, load_model, tiny_policy
@@ -175,6 +177,19 @@ def test_an_evaluation_in_the_middle_of_a_batch_changes_nothing_and_is_the_same_
     rewards = [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row]
     assert len(rewards) == UPDATES
     assert trainer.evaluate()["eval_reward"] == rewards[-1]
+
+
+def test_a_batch_without_a_question_moves_nothing():
+    """Every draw reaches the threshold, so fork has no step to train on."""
+    policy, method = small(), unmask.fork()
+    decoding = Decoding(length=6, order=left_to_right, threshold=1e-9)
+    rollouts = unmask.sample(policy, [[5], [6]], unmask.row_seeds(0, 2), decoding, request=method.request)
+    trace = replace(rollouts.trace, group_B=torch.zeros(2, dtype=torch.long))
+    batch = unmask.ScoredRollouts(rollouts._replace(trace=trace), torch.tensor([0.0, 1.0]))
+    ((term,),) = unmask.loss_terms(method, batch, unmask.Scorer(policy), torch.Generator())
+    loss, number_N, _ = rows_loss(policy, term, torch.tensor([0]))
+    loss.backward()
+    assert loss == 0 and not len(number_N) and all(weight.grad is None for weight in policy.parameters())
 
 
 def llada_of(folder):

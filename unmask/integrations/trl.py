@@ -183,7 +183,8 @@ def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Te
     """The part of a term's loss that belongs to some traces, normalised over all; the indices of their probes, and
     their log-probabilities. The sum over a partition of the traces is the loss, and likewise for the gradient.
 
-    All other traces get advantage zero and the reference's log-probabilities, so they add nothing.
+    All other traces get advantage zero and the reference's log-probabilities, so they add nothing. If the term asks
+    nothing (fork, if no step of the batch is a fallback), the loss is zero and its backward pass reaches no weight.
     """
     probes, mine_B = term.probes, torch.zeros_like(term.advantage_B, dtype=torch.bool)
     mine_B[row_b] = True
@@ -194,7 +195,7 @@ def rows_loss(policy: Policy, term: LossTerm, row_b: Tensor) -> tuple[Tensor, Te
     others_NL = torch.zeros_like(probes.share_NL) if others_NL is None else others_NL
     logp_NL = others_NL.to(own_NL.dtype).index_put((number_N,), own_NL)
     loss, _ = term_loss(replace(term, advantage_B=term.advantage_B * mine_B), logp_NL)
-    return loss, number_N, own_NL
+    return loss if len(probes.state_N) else loss.requires_grad_(), number_N, own_NL
 
 
 def check(method: Method, args: GRPOConfig) -> None:
