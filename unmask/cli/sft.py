@@ -112,8 +112,12 @@ def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[H
     result = run_until_paused("sft", folder, train_until)
     if result is None:
         return
+    for name, counts in result.behaviours.items():
+        taught = " and ".join(f"{count:,} {what}" for what, count in counts.items() if what != "redrawn")
+        typer.echo(f"{name}: trained on {taught} answers; rows redrawn: {counts['redrawn']:,}")
+    shown = tuple(f"{name}/behaviour/{one}" for name, counts in result.behaviours.items() for one in (*counts, "other"))
     for key, value in result.after.items():
-        if key.endswith(("/loss", "solved_sampled", "solved_greedy")):
+        if key.removeprefix("eval/") in shown or key.endswith(("/loss", "solved_sampled", "solved_greedy")):
             typer.echo(f"{key.removeprefix('eval/')}: {result.before[key]:.3f} -> {value:.3f}")
     typer.echo(f"{result.seconds:.0f} s. Model: {folder / 'checkpoint'}")
     tasks = [source.task for source in config.data if source.task is not None]

@@ -10,6 +10,7 @@ from unmask.config.defaults import check_device, device_of
 from unmask.config.keys import apply_overrides, validate, with_current_keys
 from unmask.config.schema import TrainingConfig
 from unmask.config.sections import EvalSchedule
+from unmask.sft.behaviours import Shares
 from unmask.sft.sources import Sources, check_sources
 from unmask.util.parsing import read_keys
 from unmask.util.user_file import run_file
@@ -40,7 +41,9 @@ class SftConfig(TrainingConfig):
     model: str = Field(min_length=1)
     """tiny, a folder with a checkpoint or an adapter, or an id on the hub."""
     data: Sources
-    """Files and tasks to train on, by name or as {task, file, options, max_examples, canvas}."""
+    """Files and tasks to train on, by name or as {task, file, options, behaviours, max_examples, canvas}."""
+    behaviours: Shares = Field(default_factory=dict)
+    """Share of the answers that each of these behaviours gives, for every task without its own `behaviours`."""
     max_examples: int = Field(20_000, ge=1, lt=2**32)
     """Largest number of training examples of each source, unless the source sets its own limit."""
     attention_annealing: int = Field(0, ge=0)
@@ -76,7 +79,7 @@ def read_sft_without_torch(path: Path | None = None, overrides: Iterable[str] = 
         if not data.get(key):
             raise ValueError(f"{key}: is missing; give it on the command line or in the configuration")
     config = validate(SftConfig, data)
-    check_sources(config.data)
+    check_sources(config.data, config.behaviours)
     if config.optimizer.warmup > config.updates or config.attention_annealing > config.updates:
         key = "attention_annealing" if config.attention_annealing > config.updates else "optimizer.warmup"
         raise ValueError(f"{key}: is larger than the number of updates, {config.updates}")

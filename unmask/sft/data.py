@@ -2,12 +2,15 @@
 
 import random
 import warnings
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from unmask.core.policy import Policy
+from unmask.sft.behaviours import CAREFUL, answer_of, drawn_behaviour, mixture_rows
 from unmask.sft.packing import Example, next_multiple, width_of
 from unmask.sft.sources import SftSource, sft_row, task_of
-from unmask.tasks import Task
+from unmask.tasks import Row, Task
 from unmask.tasks.support.data import read_rows
 
 
@@ -22,26 +25,38 @@ class SftData:
     """Positions that are enough for every completion."""
     task: Task | None
     """None for a file: its completions cannot be graded."""
+    behaviours: dict[str, int] = field(default_factory=dict)
+    """Examples of each behaviour, and `redrawn` rows; empty if the source has only solutions."""
 
 
-def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: int, held_out: int) -> SftData:
-    """The examples of a source. `held_out` examples of a file, at most a tenth, are not trained on."""
-    count = source.max_examples or max_examples
+def load_sft_data(
+    source: SftSource,
+    policy: Policy,
+    seed: int,
+    max_examples: int,
+    held_out: int,
+    behaviours: Mapping[str, float] = {},
+) -> SftData:
+    """The examples of a source. `held_out` examples of a file, at most a tenth, are not trained on.
+
+    behaviours   the shares of the wrong behaviours of a source that has none of its own; held-out answers are solutions
+    """
+    count, shares = source.max_examples or max_examples, source.shares(behaviours)
     task = task_of(source) if source.task is not None else None
+    shown, redrawn = list[str](), 0
     if task is not None:
-        train, test = (
-            [(task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(task.solution(row))) for row in rows]
-            for rows in (task.rows("train", count, seed), task.rows("test", held_out, 0))
-        )
+        rows, redrawn = mixture_rows(task, shares, count, seed)
+        rng = random.Random(f"unmask behaviours {source.name} {seed}")
+        shown = [drawn_behaviour(shares, rng) for _ in rows]
+        train = [_pair(policy, task, row, name) for row, name in zip(rows, shown, strict=True)]
+        test = [_pair(policy, task, row, CAREFUL) for row in task.rows("test", held_out, 0)]
     else:
         train, test = _file_pairs(policy, source, seed, count, held_out)
     if any(policy.mask_id in ids for pair in (*train, *test) for ids in pair):
         raise ValueError(f"{source.name}: a text contains the MASK token, which training cannot use; remove it")
     room = policy.max_length
-    fits, fits_test = (
-        [(prompt, text) for prompt, text in pairs if width_of(Example(prompt, text, 1), room) is not None]
-        for pairs in (train, test)
-    )
+    fits, fits_test = ([pair for pair in pairs if _fits(pair, room)] for pairs in (train, test))
+    taught = Counter(name for name, pair in zip(shown, train, strict=False) if _fits(pair, room))
     if not fits:
         raise ValueError(f"{source.name}: no example fits into the {room} tokens of this model")
     if dropped := len(train) - len(fits):
@@ -55,10 +70,20 @@ def load_sft_data(source: SftSource, policy: Policy, seed: int, max_examples: in
     train_examples, test_examples = (
         [Example(prompt, text, canvas) for prompt, text in pairs] for pairs in (fits, fits_test)
     )
-    return SftData(source.name, train_examples, test_examples, max(canvas, longest), task)
+    counts = {"redrawn": redrawn, **{name: taught[name] for name in (CAREFUL, *shares)}} if shares else {}
+    return SftData(source.name, train_examples, test_examples, max(canvas, longest), task, counts)
 
 
 Pair = tuple[list[int], list[int]]
+
+
+def _pair(policy: Policy, task: Task, row: Row, behaviour: str) -> Pair:
+    return task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(answer_of(task, row, behaviour))
+
+
+def _fits(pair: Pair, room: int) -> bool:
+    prompt, text = pair
+    return width_of(Example(prompt, text, 1), room) is not None
 
 
 def _file_pairs(

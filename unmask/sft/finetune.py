@@ -89,7 +89,8 @@ def set_up_sft(config: SftConfig, weights: Path | None = None) -> SftExperiment:
     if config.compile:
         decoder_of(policy, "compile").compile_layers()
     data = [
-        load_sft_data(source, policy, config.seed, config.max_examples, config.eval.prompts) for source in config.data
+        load_sft_data(source, policy, config.seed, config.max_examples, config.eval.prompts, config.behaviours)
+        for source in config.data
     ]
     examples = [example for each in data for example in each.examples]
     step = width_step(examples, policy.max_length, config.batch_tokens)

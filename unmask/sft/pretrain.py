@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
 from unmask.config.keys import with_current_keys
 from unmask.core.policy import Policy
 from unmask.models.tiny import CharacterTokenizer, Tiny, TinyShape, save, tiny_policy
+from unmask.sft.behaviours import Share, Shares, answer_of, drawn_behaviour, mixture_rows
 from unmask.tasks import TASKS, Row, Task
 from unmask.util.parsing import parse_yaml
 
@@ -27,9 +28,6 @@ FIELD = re.compile(r"(\w+):([nsb])=(\w+)")  # of a request of json_mini
 RENAMED = {"lessons": "mixture"}  # keys that had another name in 0.1
 RECORD = "pretrain.json"  # the configuration, saved with the weights
 REDRAWN = "redrawn.json"  # rows of each task that were redrawn because a wrong behaviour was right
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PretrainTask(BaseModel):
@@ -45,14 +43,8 @@ class PretrainTask(BaseModel):
     """Share of the answers that are corrupted."""
     noise: Share = 0.0
     """Probability that a place of a corrupted answer is redrawn."""
-    behaviours: dict[str, Share] = {}
+    behaviours: Shares = {}
     """Share of the answers that each of these behaviours of the task gives."""
-
-    @model_validator(mode="after")
-    def shares_fit(self) -> "PretrainTask":
-        if sum(self.behaviours.values()) > 1:
-            raise ValueError("the shares of the behaviours exceed 1")
-        return self
 
 
 class PretrainConfig(BaseModel):
@@ -159,42 +151,12 @@ def mixture_tokens(part: PretrainTask, task: Task, rows: list[Row], rng: random.
     tokenizer = CharacterTokenizer()
     prompts, completions = [], []
     for row in rows:
-        answer = _answer(part, task, row, rng)
+        answer = answer_of(task, row, drawn_behaviour(part.behaviours, rng))
         corrupted = rng.random() < part.wrong
         completion = tokenizer.encode(WRONG[part.task](row, answer, part.noise, rng) if corrupted else answer)
         prompts.append(tokenizer.encode(task.prompt(row)))
         completions.append(completion + [Tiny.eos_id] * (task.length - len(completion)))
     return torch.tensor(prompts), torch.tensor(completions)
-
-
-def _answer(part: PretrainTask, task: Task, row: Row, rng: random.Random) -> str:
-    """The solution, or the answer of a behaviour, drawn by the shares of the mixture."""
-    names = list(part.behaviours)
-    if not names:
-        return task.solution(row)
-    shares = list(part.behaviours.values())
-    (name,) = rng.choices(["careful", *names], [1 - sum(shares), *shares])
-    return task.solution(row) if name == "careful" else task.behaviours[name](row)
-
-
-def mixture_rows(part: PretrainTask, task: Task, n: int, seed: int) -> tuple[list[Row], int]:
-    """n training rows on which every behaviour of the mixture is wrong, and how many rows were redrawn for that."""
-    if unknown := [name for name in part.behaviours if name not in task.behaviours]:
-        known = ", ".join(task.behaviours) or "none"
-        raise ValueError(f"{part.task} has no behaviour {unknown[0]!r}; known: {known}")
-    answers, count = [task.behaviours[name] for name in part.behaviours], n
-    while True:
-        drawn = task.rows("train", count, seed)
-        kept = [row for row in drawn if not any(task.behaviour_solves(row, answer(row)) for answer in answers)]
-        if 2 * len(kept) < len(drawn):
-            names = ", ".join(part.behaviours)
-            raise ValueError(
-                f"{part.task}: the behaviour {names} is right on {len(drawn) - len(kept)} of {len(drawn)} rows, "
-                "more than half: choose options of the task that make it wrong"
-            )
-        if len(kept) >= n:
-            return kept[:n], count - len(kept)
-        count += 2 * (n - len(kept)) + 16
 
 
 def masked_positions(rows: int, length: int, rng: torch.Generator) -> Tensor:
@@ -259,7 +221,7 @@ def pretrain(
     data: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     for part in config.mixture:
         task = TASKS[part.task](**part.options)
-        rows, redrawn_rows[part.task] = mixture_rows(part, task, config.steps * part.batch, config.seed)
+        rows, redrawn_rows[part.task] = mixture_rows(task, part.behaviours, config.steps * part.batch, config.seed)
         prompt_NP, completion_NC = mixture_tokens(part, task, rows, rng)
         data.append((part.task, prompt_NP.split(part.batch), completion_NC.split(part.batch)))
 

@@ -23,6 +23,7 @@ from unmask.sft.config import CONFIG, SftConfig
 from unmask.sft.data import SftData
 from unmask.sft.diffusion_loss import QUARTERS, add_noise, bound, quarter_metrics, quarter_sums, token_losses
 from unmask.sft.packing import Batches, PackedBatch, width_buckets
+from unmask.sft.sources import SftSource
 from unmask.training.optim import Optimizer, learning_rate
 from unmask.training.run.base_run import EVAL_SEED, BaseRun, Hooks
 from unmask.training.run.card import Training, task_arguments
@@ -59,6 +60,8 @@ class SftResult:
     after: dict[str, float]
     run: RunFolder
     seconds: float
+    behaviours: dict[str, dict[str, int]]
+    """Of each source with behaviours: examples of each, and `redrawn` rows."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class SftRun(BaseRun[SftEvaluation]):
 
     def _training(self) -> Training:
         names = [data.name for data in self.experiment.data]
-        sources = [str(source.file or f"the task {source.task}") for source in self.config.data]
+        sources = [_described(source, self.config.behaviours) for source in self.config.data]
         adapted = Path(self.config.model) / ADAPTED
         base = json.loads(adapted.read_text())["model"] if adapted.is_file() else self.config.model
         first = self.config.data[0]
@@ -124,8 +127,10 @@ class SftRun(BaseRun[SftEvaluation]):
         assert self.folder is not None  # fine-tuning runs in one process
         canvas = {each.name: each.canvas for each in self.experiment.data}
         card = self._card(self.step, SftEvaluation(after), self.step)
-        self.folder.finish(before, after, {"canvas": canvas}, card)
-        return SftResult(before, after, self.folder, time.perf_counter() - self.started)
+        behaviours = {each.name: each.behaviours for each in self.experiment.data if each.behaviours}
+        facts = {"canvas": canvas, **({"behaviours": behaviours} if behaviours else {})}
+        self.folder.finish(before, after, facts, card)
+        return SftResult(before, after, self.folder, time.perf_counter() - self.started, behaviours)
 
     def _log_evaluation(self, step: int, evaluation: SftEvaluation) -> None:
         if self.folder is not None:
@@ -173,6 +178,13 @@ class SftRun(BaseRun[SftEvaluation]):
         for example, text in zip(examples, texts, strict=True):
             prompt, wanted = (self.policy.tokenizer.raw(ids) for ids in (example.prompt, example.completion))
             yield {"lesson": data.name, "prompt": prompt, "completion": text, "wanted": wanted}
+
+
+def _described(source: SftSource, behaviours: Mapping[str, float]) -> str:
+    """For the model card: wrong answers that were taught on purpose are part of it."""
+    shares = [f"{share:.0%} {name}" for name, share in source.shares(behaviours).items()]
+    answers = f" with {' and '.join(shares)} answers, wrong on purpose" if shares else ""
+    return source.file or f"the task {source.task}{answers}"
 
 
 def _two_a_step(length: int, policy: Model) -> Decoding:

@@ -5,13 +5,14 @@ conversation whose last turn, the assistant's, is the completion. A task trains 
 on its test split, which share no row. A part of a file is held out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from unmask.config.keys import with_current_keys
+from unmask.sft.behaviours import Shares, mixture_rows
 from unmask.tasks import TASKS, Row, Task
 from unmask.tasks.support.data import read_rows
 from unmask.util.strict_model import Strict
@@ -27,6 +28,8 @@ class SftSource(Strict):
     """A JSONL file."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the task."""
+    behaviours: Shares | None = None
+    """Share of the answers that each of these behaviours of the task gives; if not given, the configuration's."""
     max_examples: int | None = Field(None, ge=1, lt=2**32)
     """Largest number of training examples; the configuration's `max_examples` if not given."""
     canvas: int | None = Field(None, ge=1, lt=2**17)
@@ -38,11 +41,17 @@ class SftSource(Strict):
             raise ValueError("give either a task or a file")
         if self.file is not None and self.options:
             raise ValueError("a file has no options; only a task has")
+        if self.file is not None and self.behaviours:
+            raise ValueError("a file has no behaviours; only a task has")
         return self
 
     @property
     def name(self) -> str:
         return self.task or Path(str(self.file)).name.partition(".")[0]
+
+    def shares(self, default: Mapping[str, float]) -> Mapping[str, float]:
+        """The shares of its behaviours; `default` is the configuration's."""
+        return default if self.behaviours is None and self.task is not None else self.behaviours or {}
 
 
 def _source_keys(value: Any) -> Any:
@@ -59,18 +68,20 @@ def _source_list(value: Any) -> Any:
 Sources = Annotated[tuple[SftSource, ...], BeforeValidator(_source_list), Field(min_length=1)]
 
 
-def check_sources(sources: Sequence[SftSource]) -> None:
+def check_sources(sources: Sequence[SftSource], behaviours: Mapping[str, float]) -> None:
     """ValueError for mistakes that can be found before a model is loaded."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise ValueError(f"data: {next(name for name in names if names.count(name) > 1)} is given twice")
+    if behaviours and not any(source.task for source in sources):
+        raise ValueError("behaviours: only tasks have behaviours, and data names no task; leave it out")
     for source in sources:
         if source.file is not None:
             read_rows(source.file, {}, sft_row)
         else:
             task = task_of(source)
-            for split in ("train", "test"):
-                task.rows(split, 1, 0)
+            mixture_rows(task, source.shares(behaviours), 1, 0)
+            task.rows("test", 1, 0)
 
 
 def task_of(source: SftSource) -> Task:

@@ -116,8 +116,8 @@ class Task:
     other_scores: Mapping[str, Callable[[Row, str], Grade]] = {}
     """Other grades of the same completions by name, reported next to the protocol's."""
     behaviours: Mapping[str, Callable[[Row], str]] = {}
-    """Typical wrong answers by name, each a function of the row alone. `unmask pretrain` can teach them, and metrics
-    count them."""
+    """Typical wrong answers by name, each a function of the row alone. `unmask pretrain`, `sft` and `adapt` can teach
+    them, and metrics count them."""
     runs_user_code: bool = False
     """Whether the reward is a user's program, called in a separate process with a time limit."""
 

@@ -195,7 +195,7 @@ class CountdownText(TextPuzzle):
         super().__init__(data, test_data, protocol, partial, rewards, weights)
         if not 3 <= numbers <= MOST:
             raise ValueError(f"numbers must be within 3 to {MOST} for generated problems, not {numbers}")
-        self.generator = Countdown(numbers=numbers, largest=100, target_largest=100, signs="+-*/")
+        self.set_generator(Countdown(numbers=numbers, largest=100, target_largest=100, signs="+-*/"))
 
     def parse_row(self, row: Row) -> Row:
         numbers, target = row["numbers"], row["target"]

@@ -207,12 +207,15 @@ class SudokuText(TextPuzzle):
         weights: Weights = None,
     ) -> None:
         super().__init__(data, test_data, protocol, partial, rewards, weights)
-        self.generator = Sudoku(holes=holes, unique=unique)
+        self.set_generator(Sudoku(holes=holes, unique=unique))
         self.other_scores = {"cells": cells_grade} if self.rules.grade is grade else {"puzzles": d1_puzzle_grade}
 
     def generated_rows(self, split: str, n: int, seed: int) -> list[Row]:
         rows = super().generated_rows(split, n, seed)
         return [{**row, "puzzle": row["puzzle"].replace(".", "0")} for row in rows]
+
+    def generator_row(self, row: Row) -> Row:
+        return {**row, "puzzle": with_dots(row["puzzle"])}
 
     def parse_row(self, row: Row) -> Row:
         puzzle, grid = row["puzzle"].replace(".", "0"), row["solution"]

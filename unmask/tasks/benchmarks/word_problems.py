@@ -2,13 +2,18 @@
 
 Prompts, form and graders are GSM8K's (`gsm8k.py`), so a model that is trained here can be evaluated there. The
 split is by the story and its numbers: no test problem is a training problem with another name.
+
+The behaviour `careless` writes the same steps and forgets every carry: 12 * 7 = 74, 58 + 26 = 74, 32 - 17 = 25. A step
+continues from the wrong result before it, and a division drops the remainder.
 """
 
 import random
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from unmask.tasks.benchmarks.gsm8k import PROTOCOLS, Gsm8k
+from unmask.tasks.puzzles.arithmetic import column_sum
 from unmask.tasks.support.split import GeneratedTask, hashed_split
 from unmask.tasks.task import About, Row
 
@@ -82,6 +87,32 @@ def divided(name: str, thing: str, rng: random.Random) -> Story:
 STORIES: tuple[Callable[[str, str, random.Random], Story], ...] = (shared, saved, bought, divided)
 
 
+STEP = re.compile(r"([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)")
+
+
+def careless_result(left: int, sign: str, right: int) -> int:
+    if sign in "+-":
+        return column_sum(left, int(f"{sign}{right}"))
+    if sign == "/":
+        return left // right
+    factor, digits = min(left, right), str(max(left, right))
+    return int(str(int(digits[0]) * factor) + "".join(str(int(digit) * factor % 10) for digit in digits[1:]))
+
+
+def careless_answer(answer: str) -> str:
+    """The steps of an answer without carries, and their last result."""
+    steps, right_before, before = list[str](), -1, -1
+    for left, sign, right, result in STEP.findall(answer):
+        a, b = int(left), int(right)
+        if a == right_before:
+            a = before
+        elif b == right_before:
+            b = before
+        right_before, before = int(result), careless_result(a, sign, b)
+        steps.append(f"{a} {sign} {b} = {before}")
+    return "\n".join((*steps, f"#### {before}"))
+
+
 class WordProblems(GeneratedTask, Gsm8k):
     """Generated word problems with the prompts and graders of GSM8K. The reward is 1 for the right number."""
 
@@ -96,6 +127,7 @@ class WordProblems(GeneratedTask, Gsm8k):
 
     def __init__(self, protocol: str = "unmask") -> None:
         super().__init__(protocol=protocol)
+        self.behaviours = {"careless": lambda row: self.solution({**row, "answer": careless_answer(row["answer"])})}
 
     def draw(self, rng: random.Random, split: str) -> Row | None:
         kind = rng.choice(STORIES)

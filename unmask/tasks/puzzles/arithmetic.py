@@ -40,8 +40,10 @@ def right_steps(terms: list[int], completion: str) -> int:
     return next((i for i, step in enumerate(gold) if given[i : i + 1] != [step]), len(gold))
 
 
-def _digits(number: int) -> list[int]:
-    return [int(digit) for digit in f"{number:06d}"]
+def column_sum(total: int, term: int) -> int:
+    """total + term without carry or borrow: every column of digits by itself, up to six columns."""
+    sign, columns = (-1 if term < 0 else 1), zip(f"{total:06d}", f"{abs(term):06d}", strict=True)
+    return int("".join(str((int(a) + sign * int(b)) % 10) for a, b in columns))
 
 
 class Arithmetic(GeneratedTask):
@@ -89,8 +91,7 @@ class Arithmetic(GeneratedTask):
         """Every column of digits added or subtracted by itself, without carry or borrow; later steps use the result."""
         steps, total = [], row["terms"][0]
         for term in row["terms"][1:]:
-            sign, pairs = (-1 if term < 0 else 1), zip(_digits(total), _digits(abs(term)), strict=True)
-            result = int("".join(str((a + sign * b) % 10) for a, b in pairs)) % 10**self.total_width
+            result = column_sum(total, term) % 10**self.total_width
             steps += sum_steps([total, term], self.total_width, self.width)
             steps[-1] = steps[-1].partition("=")[0] + f"={result:>{self.total_width}}"
             total = result

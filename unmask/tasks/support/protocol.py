@@ -182,6 +182,14 @@ class ProtocolTask(TextTask):
         """The solution of a row as a `tagged_completion`."""
         raise NotImplementedError
 
+    def behaviour(self, row: Row, completion: str, solved: bool) -> str:
+        """As in `Task`, by the answers that the grader reads; the reasoning may differ."""
+        if solved or not self.behaviours:
+            return super().behaviour(row, completion, solved)
+        answer = self.grade(row, completion).answer
+        names = (name for name, wrong in self.behaviours.items() if self.grade(row, wrong(row)).answer == answer)
+        return next(names, "other")
+
     def in_form(self, completion: str) -> bool:
         return in_form((self.prefill + completion).replace(f"{self.rules.tag}>", "reasoning>"))
 
@@ -209,6 +217,19 @@ class TextPuzzle(ProtocolTask):
             raise ValueError("partial: d1's rewards define the credit of a wrong answer; remove partial")
         super().__init__(data, test_data, protocol, rewards, weights)
         self.fixed = bool(data or test_data or self.rules.sets)
+
+    def set_generator(self, generator: Task) -> None:
+        """Set the generator of the puzzles. Its behaviours become worked solutions in the task's form."""
+
+        def in_words(answer: Callable[[Row], str]) -> Callable[[Row], str]:
+            return lambda row: self.solution({**row, "solution": answer(self.generator_row(row))})
+
+        self.generator = generator
+        self.behaviours = {name: in_words(answer) for name, answer in generator.behaviours.items()}
+
+    def generator_row(self, row: Row) -> Row:
+        """The row as the generator makes it."""
+        return row
 
     def generated_rows(self, split: str, n: int, seed: int) -> list[Row]:
         return self.generator.rows(split, n, seed)
