@@ -148,6 +148,8 @@ def _kind(annotation: Any, field: FieldInfo | None = None) -> str:
         return " ".join([" or ".join(parts), ", ".join(bounds)]).strip()
     if origin is list:
         return f"{_kind(inside[0])}s"
+    if origin is dict and inside[0] is str and get_origin(inside[1]) is Annotated:
+        return f"{_kind(inside[1])}s by name"
     if origin is tuple:
         return f"list of {_kind(inside[0])}s" if inside[-1] is Ellipsis else f"{len(inside)} {_kind(inside[0])}s"
     return " ".join([WORDS.get(annotation, "list"), ", ".join(bounds)]).strip()

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from unmask.cli.display import show_evaluation
 from unmask.cli.panel import Panel
 from unmask.config import parse_config
+from unmask.evaluation.evaluate import Evaluation
 from unmask.sft.behaviours import drawn_behaviour, mixture_rows
 from unmask.sft.config import read_sft_config
 from unmask.sft.data import load_sft_data
@@ -24,6 +26,7 @@ from unmask.sft.sources import SftSource
 from unmask.tasks import TASKS, Row
 from unmask.tasks.task import main_behaviours
 from unmask.training.run.folder import curves_figure
+from unmask.util.statistics import Proportion
 from wording import naming
 
 CASES: dict[str, dict[str, Any]] = {
@@ -308,6 +311,15 @@ def test_a_wrong_behaviour_is_shown_once_it_has_a_tenth_and_rare_ones_are_other_
     assert main_behaviours([before, after]) == shown
     assert main_behaviours([{}, before]) == [{}, shown[0]]  # a resumed run of 0.1 has no shares before
     assert main_behaviours([after, {}]) == [{}, {}]
+
+
+def test_the_table_of_an_evaluation_shows_the_main_behaviours(monkeypatch: pytest.MonkeyPatch) -> None:
+    console, share = Console(width=90, record=True, file=StringIO()), Proportion(0.25, 0.1, 0.4)
+    monkeypatch.setattr("unmask.cli.display.console", console)
+    shares = {"careful": 0.25, "careless": 0.5, "careless_rows": 0.0625, "other": 0.1875}
+    show_evaluation("model", Evaluation(share, share, {1: share}, 0.25, 4, 4, behaviours=shares))
+    shown = re.findall(r"(\w+), of all samples +│ +([0-9.]+) %", console.export_text())
+    assert shown == [("careful", "25.0"), ("careless", "50.0"), ("other", "25.0")]
 
 
 def test_panel_and_curves_show_the_main_behaviours_of_every_update() -> None:

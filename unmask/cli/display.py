@@ -144,6 +144,9 @@ def show_evaluation(title: str, evaluation: "Evaluation") -> None:
     for k, share in evaluation.passes.items():
         if k > 1:
             table.add_row(f"pass@{k}", str(share))
+    (shares,) = main_behaviours([evaluation.behaviours])
+    for behaviour, share in shares.items():
+        table.add_row(f"{behaviour}, of all samples", _percent(share))
     if evaluation.mixed is not None:
         table.add_row(f"{max(evaluation.passes)} samples differ", str(evaluation.mixed))
     console.print(table)

@@ -182,7 +182,7 @@ class SftRun(BaseRun[SftEvaluation]):
 
 def _described(source: SftSource, behaviours: Mapping[str, float]) -> str:
     """For the model card: wrong answers that were taught on purpose are part of it."""
-    shares = [f"{share:.0%} {name}" for name, share in source.shares(behaviours).items()]
+    shares = [f"{share:.0%} {name}" for name, share in source.shares(behaviours).items() if share]
     answers = f" with {' and '.join(shares)} answers, wrong on purpose" if shares else ""
     return source.file or f"the task {source.task}{answers}"
 
