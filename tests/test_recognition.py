@@ -14,6 +14,7 @@ from checkpoints import (
     ILLADA,
     QWEN_CONFIG,
     QWEN_SPECIALS,
+    QWEN_TEMPLATE,
     QWEN_TEXT,
     SDAR,
     TOKENS,
@@ -316,12 +317,25 @@ def test_a_tensor_in_two_shards_must_have_one_value(tmp_path):
         "{{ 'a' * 10000000000 }}",
         "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
         "{% generation %}{{ 'a' * 200000 }}{% endgeneration %}",
+        "{{ messages[0].content * messages[0].content | length }}",
+        "{% for a in messages %}{% if loop.index > 8 %}{{ 'a' * 200000 }}{% endif %}{% endfor %}",
+        "{{ 'a' * (strftime_now('%Y') | int) * 100 }}",
     ],
 )
 def test_a_chat_template_that_makes_a_huge_text_is_refused(tmp_path, template):
     folder, _, _ = qwen(tmp_path, SDAR, **QWEN_TEXT)
     with_tokenizer(folder, QWEN_SPECIALS, chat_template=template)
     assert mentions(said(folder, load_model), "chat template", "chat_template")
+
+
+def test_a_chat_template_may_refuse_a_conversation_of_several_turns():
+    trial.check_template("{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}a", {})
+
+
+def test_a_chat_template_that_writes_the_mask_is_refused(tmp_path):
+    folder, _, _ = qwen(tmp_path, SDAR, **{**QWEN_TEXT, "mask_token_id": 257})
+    with_tokenizer(folder, QWEN_SPECIALS, chat_template=QWEN_TEMPLATE)  # 257 is <|im_start|>
+    assert mentions(said(folder, load_model), 257, "mask token", "mask_token_id")
 
 
 def test_a_chat_template_that_does_not_end_is_refused(monkeypatch):
@@ -344,6 +358,12 @@ def test_an_adapter_pattern_that_backtracks_for_ever_is_refused(tmp_path, monkey
     if key == "target_modules":
         with pytest.raises(ValueError, match=naming(CONFIG, pattern)):  # and in a dry run
             estimate(read_config(DEMO, [f"model={tmp_path / 'adapter'}", "method=diffu_grpo"]))
+
+
+def test_a_pattern_that_backtracks_without_a_repeat_is_refused(monkeypatch):
+    monkeypatch.setattr(trial, "SECONDS", 0.1)
+    with pytest.raises(ValueError, match=naming("q_proj", "0.1 s")):
+        trial.check_patterns(["q_proj", "(|)" * 40 + "q_proj"], ["model.layers.0.mlp.up_proj"])
 
 
 def test_patterns_in_use_are_accepted():

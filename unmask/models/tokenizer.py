@@ -53,7 +53,11 @@ class HubTokenizer:
         self.anchor = self.encode("a")
         if fast.chat_template:
             check_template(fast.get_chat_template(), {**fast.special_tokens_map, **self.template})
-        self.prompt("a")  # a chat template with an error fails here
+        if mask_id in self.prompt("a"):  # a chat template with an error fails here
+            raise ValueError(
+                f"The chat template of this tokenizer writes the mask token {mask_id} into a prompt of one letter; "
+                "correct mask_token_id in config.json."
+            )
 
     def encode(self, text: str) -> list[int]:
         return self.fast.encode(text, add_special_tokens=False)

@@ -14,41 +14,44 @@ from unmask.util.processes import start_process
 WORKER = Path(__file__).with_name("trial_worker.py")
 SECONDS = 2.0
 LONGEST = 100_000
-"""Characters that a chat template may make of a prompt of one letter."""
+"""Characters that a chat template may make of each conversation in TRIED."""
+TRIED = tuple(
+    [{"role": ("user", "assistant")[number % 2], "content": "a" * letters} for number in range(turns)]
+    for turns, letters in ((1, 1), (1, 1000), (9, 1000))
+)
 
 
 def check_template(template: str, values: Mapping[str, Any]) -> None:
-    """ValueError for a chat template that makes a huge text, or takes for ever, of a prompt of one letter.
+    """ValueError for a chat template that makes a huge text of a short conversation, or takes for ever.
 
     values   the special tokens and settings that the template reads
     """
     length = _rendered_length(template, json.dumps(values, sort_keys=True, default=str))
     if length > LONGEST:
         what = f"makes {length} characters" if length < sys.maxsize else f"takes more than {SECONDS:g} s or 512 MB"
-        raise ValueError(f"The chat template of this tokenizer {what} for a prompt of one letter; fix chat_template.")
+        raise ValueError(f"The chat template of this tokenizer {what} for at most 9 short turns; fix chat_template.")
 
 
 @lru_cache(maxsize=64)
 def _rendered_length(template: str, values: str) -> int:
     """0 if the template fails: the tokenizer says why."""
-    turns = [{"role": "user", "content": "a"}]
-    known = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
-    reply = _reply({"template": template, "values": {**known, **json.loads(values)}})
+    known = {"tools": None, "documents": None, "add_generation_prompt": True}
+    reply = _reply({"template": template, "conversations": TRIED, "values": {**known, **json.loads(values)}})
     return sys.maxsize if reply is None else reply.get("length", 0)
 
 
 def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     """ValueError for a regular expression that is invalid or takes for ever on one of these names."""
-    # \\d+ between dots and escaped characters cannot backtrack, and nothing else repeats.
-    risky = [pattern for pattern in patterns if re.search(r"[*+?{]", re.sub(r"\\d\+\\.|\\[^dwsDWS]", "", pattern))]
+    # \\d+ between dots and escaped characters cannot backtrack; without repeats and groups nothing else can.
+    risky = [pattern for pattern in patterns if re.search(r"[*+?{(]", re.sub(r"\\d\+\\.|\\[^dwsDWS]", "", pattern))]
     for pattern in patterns:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}.") from None
-    for pattern in risky:
-        if _reply({"patterns": [pattern], "names": list(names)}) is None:
-            raise ValueError(f"the pattern {pattern!r} takes more than {SECONDS:g} s on this model; simplify it.")
+    if risky and _reply({"patterns": risky, "names": list(names)}) is None:
+        what = f"the pattern {risky[0]!r} takes" if len(risky) == 1 else f"the patterns {risky!r:.300} together take"
+        raise ValueError(f"{what} more than {SECONDS:g} s on this model; simplify it.")
 
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any] | None:

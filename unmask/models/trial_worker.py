@@ -1,9 +1,9 @@
 """A process that runs what a checkpoint brings along and that may not end: a chat template, or patterns of an adapter.
 
 It runs as a file, so it imports neither unmask nor torch, and it bounds its memory and its CPU time. One line of JSON
-in: {"seconds": ..., "template": text, "values": {...}} or {"seconds": ..., "patterns": [...], "names": [...]}. One line
-out: an object with `length`, that of the text that the template makes, or with `error`. A process that needs more
-memory or CPU time ends without a line.
+in: {"seconds": ..., "template": text, "conversations": [...], "values": {...}} or {"seconds": ..., "patterns": [...],
+"names": [...]}. One line out: an object with `length`, that of the longest text that the template makes, or with
+`error`. A process that needs more memory or CPU time ends without a line.
 """
 
 import json
@@ -11,6 +11,8 @@ import re
 import resource
 import signal
 import sys
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 MEMORY = 2**29
@@ -18,8 +20,12 @@ MEMORY = 2**29
 FORMS = ("{}", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
 
 
-def rendered_length(template: str, values: dict[str, Any]) -> int:
-    """The length of one rendering, in the environment that transformers gives to a template."""
+def rendered_length(template: str, conversations: list[Any], values: dict[str, Any]) -> int:
+    """The length of the longest rendering, in the environment that transformers gives to a template.
+
+    A template may refuse any conversation but the first.
+    """
+    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> None:
@@ -29,9 +35,14 @@ def rendered_length(template: str, values: dict[str, Any]) -> int:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value)
-    environment.globals.update(raise_exception=raise_exception, strftime_now=lambda form: form)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=datetime.now().strftime)
     template = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag, which renders nothing
-    return len(environment.from_string(template).render(**values))
+    compiled = environment.from_string(template)
+    lengths = [len(compiled.render(messages=conversations[0], **values))]
+    for messages in conversations[1:]:
+        with suppress(ValueError, TemplateError):
+            lengths.append(len(compiled.render(messages=messages, **values)))
+    return max(lengths)
 
 
 def match_all(patterns: list[str], names: list[str]) -> None:
@@ -50,7 +61,7 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # without a handler, its signal ends the process
     try:
         if "template" in request:
-            reply["length"] = rendered_length(request["template"], request["values"])
+            reply["length"] = rendered_length(request["template"], request["conversations"], request["values"])
         else:
             match_all(request["patterns"], request["names"])
     except MemoryError:
