@@ -233,6 +233,8 @@ def test_an_adapter_of_peft_on_transformers_names_is_read(names: Names, dtype: t
         ({"peft_type": "IA3"}, ["peft_type", "LORA", "IA3"]),
         ({"r": 0}, ["r", 0]),
         ({"lora_alpha": "much"}, ["lora_alpha", "much"]),
+        ({"lora_alpha": float("nan")}, ["lora_alpha", "nan"]),
+        ({"lora_dropout": -1.0}, ["lora_dropout", "-1.0"]),
         ({"target_modules": None}, ["target_modules", None]),
         ({"target_modules": ["query"]}, ["query", "linear layer"]),
     ],

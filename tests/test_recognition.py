@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from checkpoints import (
     A2D,
@@ -29,7 +29,7 @@ from checkpoints import (
 from unmask.config import DEMO, read_config
 from unmask.core.options import LoraOptions
 from unmask.models import load_checkpoint, load_model, save, trial
-from unmask.models.adapter_config import CONFIG
+from unmask.models.adapter_config import CONFIG, WEIGHTS
 from unmask.models.config_file import ConfigFile
 from unmask.models.families import SUPPORTED
 from unmask.models.load import outline
@@ -257,6 +257,19 @@ def test_doctor_prints_every_fact_with_its_source(unmask, tmp_path):
     assert facts(unmask, tmp_path / "adapter")["adapter"][0] == f"rank 2 on {folder}"
     code, out, _ = unmask("doctor", str(tmp_path / "adapter"))
     assert code == 0 and "block-causal, blocks of 8  (causal_block, stated by you or an adapter)" in out
+    weights = tmp_path / "adapter" / WEIGHTS
+    save_file(load_file(weights), weights)  # an adapter of peft does not state it
+    assert facts(unmask, tmp_path / "adapter")["attention"] == ("block-causal, blocks of 8", "the name SDAR-b8")
+
+
+def test_doctor_refuses_tensors_that_a_load_refuses_and_says_what_config_json_does_not_have(unmask, tmp_path):
+    folder, weights, config = qwen(tmp_path, DREAM, tie_word_embeddings="absent", max_position_embeddings=2048)
+    found = facts(unmask, folder)
+    assert found["head"] == ("its own matrix", "config.json has no tie_word_embeddings")
+    assert found["length"] == ("2048 tokens", "config.json")
+    write(folder, config, {name: weight for name, weight in weights.items() if name != "lm_head.weight"})
+    code, out, err = unmask("doctor", str(folder))
+    assert code == 2 and not out and mentions(err, "lm_head.weight")
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -364,6 +377,15 @@ def test_a_pattern_that_backtracks_without_a_repeat_is_refused(monkeypatch):
     monkeypatch.setattr(trial, "SECONDS", 0.1)
     with pytest.raises(ValueError, match=naming("q_proj", "0.1 s")):
         trial.check_patterns(["q_proj", "(|)" * 40 + "q_proj"], ["model.layers.0.mlp.up_proj"])
+
+
+def test_an_adapter_with_values_that_are_not_finite_is_refused(tmp_path):
+    folder, _, _ = qwen(tmp_path / "base", SDAR, **QWEN_TEXT)
+    save_adapter_of(with_tokenizer(folder, QWEN_SPECIALS), tmp_path / "adapter")
+    weights, key = tmp_path / "adapter" / WEIGHTS, "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+    save_file({**load_file(weights), key: torch.full((2, 48), torch.nan)}, weights)
+    (tmp_path / "adapter/SHA256SUMS").unlink()
+    assert mentions(said(tmp_path / "adapter", load_model), f"FOLDER/{WEIGHTS}", key, "finite")
 
 
 def test_patterns_in_use_are_accepted():

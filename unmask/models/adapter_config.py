@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
 
 from unmask.models.checkpoint import open_safetensors, read_json
 from unmask.models.trial import check_patterns
@@ -21,11 +21,11 @@ class AdapterConfig(BaseModel):
     peft_type: Literal["LORA"]
     base_model_name_or_path: str | None = None
     r: PositiveInt
-    lora_alpha: float
-    lora_dropout: float = 0.0
+    lora_alpha: FiniteFloat
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
     use_rslora: bool = False
     rank_pattern: dict[str, PositiveInt] = {}
-    alpha_pattern: dict[str, float] = {}
+    alpha_pattern: dict[str, FiniteFloat] = {}
     target_modules: list[str] | str
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None

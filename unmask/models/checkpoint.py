@@ -169,7 +169,7 @@ def load_weights(
     """
     tied = tied or {}
     check_sums(folder)
-    where = _tensor_places(lm, weight_files(folder), names, tied, unused)
+    where = tensor_places(lm, weight_files(folder), names, tied, unused)
     files: dict[Path, list[tuple[str, str]]] = {}
     for name, (path, own) in where.items():
         files.setdefault(path, []).append((name, own))
@@ -241,7 +241,7 @@ def fingerprint_of(policy: StoredTensors) -> str:
     return total.hexdigest()
 
 
-def _tensor_places(
+def tensor_places(
     lm: "PreTrainedModel", paths: list[Path], names: Names, tied: Mapping[str, str], unused: tuple[str, ...]
 ) -> dict[str, tuple[Path, str]]:
     """For every tensor of the network, its file and its name there. Reads headers only."""

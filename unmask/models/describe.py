@@ -1,15 +1,16 @@
 """What is recognised in a checkpoint, and why: each fact with its source. No weights are loaded."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from unmask.models.adapter_config import CONFIG, base_of, read_adapter_config
-from unmask.models.checkpoint import INDEX, WEIGHTS, open_safetensors, weight_files
+from unmask.models.adapter_config import CONFIG, base_block, base_of, read_adapter_config
+from unmask.models.checkpoint import INDEX, WEIGHTS, tensor_places, weight_files
 from unmask.models.config_file import ConfigFile
 from unmask.models.experts import Mixture
 from unmask.models.load import Outline, located_config, outline
-from unmask.models.recognition import block_length, facts_of, kind_of, mask_token
+from unmask.models.recognition import block_length, facts_of, kind_of, length_of, mask_token
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import has_tokenizer, read_tokenizer
 
@@ -26,7 +27,7 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
     if model.adapter is not None:
         base, rank = base_of(model.adapter), read_adapter_config(model.adapter).r
         adapter = DescribedFact("adapter", f"rank {rank} on {base}", CONFIG)
-        return [adapter, *describe_model(base, model.causal_block)]
+        return [adapter, *describe_model(base, base_block(model.adapter) if causal_block is None else causal_block)]
     folder, name, file = located_config(name_or_path)
     kind, config = kind_of(file), model.lm.config
     family = "the embedded model" if is_tiny(file.fields) else model.family.name
@@ -49,8 +50,9 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
         shift = "i - 1" if model.family.shift else "i"
         facts.append(DescribedFact("shift", f"token i is predicted at {shift}", f"the {model.family.name} family"))
         facts += [_rotary(model, file)] if file.path.is_file() else []
-        facts.append(_head(model, folder))
-    limit = "the family; config.json has more" if model.max_length == model.family.max_length else "config.json"
+        facts.append(_head(model, folder, file))
+    more = length_of(replace(model.family, max_length=None), file) > model.max_length
+    limit = "the family; config.json has more" if more else "config.json"
     return [*facts, DescribedFact("length", f"{model.max_length} tokens", limit)]
 
 
@@ -88,15 +90,17 @@ def _rotary(model: Outline, file: ConfigFile) -> DescribedFact:
     return DescribedFact("rotary", f"theta {base:g}, {kind}{more}, {precision}", "config.json; precision: the family")
 
 
-def _head(model: Outline, folder: Path) -> DescribedFact:
-    source = f"{model.family.tied_field} in config.json"
+def _head(model: Outline, folder: Path, file: ConfigFile) -> DescribedFact:
+    """ValueError if tensors are missing, unexpected or of another shape, as in a load. Reads the headers only."""
+    stated = model.family.tied_field in file.fields
+    source = f"{model.family.tied_field} in config.json" if stated else f"config.json has no {model.family.tied_field}"
+    stored = {}
+    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        tied, unused = model.family.tied if model.tied else {}, model.family.unused
+        stored = tensor_places(model.lm, weight_files(folder), model.family.names, tied, unused)
     if not model.tied:
         return DescribedFact("head", "its own matrix", source)
     value = "shares the matrix of the embedding"
-    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
-        own = model.family.names.own("lm_head.weight")
-        for path in weight_files(folder):
-            with open_safetensors(path) as weights:
-                if own in weights.keys():  # noqa: SIM118 (no mapping)
-                    value = f"shares the matrix of the embedding if the stored {own} is equal to it"
+    if "lm_head.weight" in stored:
+        value += f" if the stored {stored['lm_head.weight'][1]} is equal to it"
     return DescribedFact("head", value, source)

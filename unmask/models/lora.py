@@ -251,6 +251,8 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
             if tensor is None or tensor.shape != shape or not tensor.is_floating_point():
                 what = "missing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise ValueError(f"{folder / WEIGHTS}: {key} is {what}; {CONFIG} and this model need floats {shape}.")
+            if not tensor.isfinite().all():
+                raise ValueError(f"{folder / WEIGHTS}: {key} has values that are not finite: the file is damaged.")
         pairs.setdefault(path_of[name], []).append((tensors.pop(keys[0]), tensors.pop(keys[1])))
     for key in tensors:
         raise ValueError(f"{folder / WEIGHTS}: {key} does not belong to a linear layer that {CONFIG} adapts.")

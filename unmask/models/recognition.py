@@ -121,8 +121,11 @@ def facts_of(
     pad = end if pad is None else pad
     others = [(end, "end"), (pad, "padding"), *((token, "end") for token in listed)]
     for token, role in ((mask, "mask"), *others):
+        key = {"mask": "mask_token_id", "end": "eos_token_id", "padding": "pad_token_id"}[role]
         if type(token) is not int or not 0 <= token < rows:
-            raise ValueError(f"{file.path}: the {role} token {token} is outside the vocabulary of {rows}.")
+            raise ValueError(
+                f"{file.path}: the {role} token {token} is outside the vocabulary of {rows}; set {key} in config.json."
+            )
     for token, role in others:
         if token == mask:
             raise ValueError(f"{file.path}: token {mask} is both the mask token and the {role} token; correct the ids.")
