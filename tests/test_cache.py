@@ -70,7 +70,7 @@ def rolled(policy: Decoder, prompts: list[list[int]], cached: Cache | None, seed
 # Block-causal: exact
 
 ENDS = {"llama": 20, "qwen3": 22}
-LENGTHS = {4: 12, 8: 16, 2: 8}  # by block; of the model: 4
+LENGTHS = {4: 12, 8: 16, 2: 8}  # by block; of the model: 4, and so is 8
 CAUSAL = {"sampling": TokenSampling(0.9, top_k=8), "record": Record(3, True)}
 
 
@@ -81,7 +81,7 @@ def test_a_block_causal_model_is_rolled_out_with_a_cache_as_without_one(kind, pr
     policy, settings = policy_of(kind, causal_block=4, eos_id=ENDS[kind]), CAUSAL | {"block": block}
     settings |= {"length": LENGTHS[block], "steps": LENGTHS[block] // 2}
     plain = rolled(policy, PROMPTS[prompts], None, **settings)
-    assert plain.trace.causal_block == max(4, block)
+    assert plain.trace.causal_block == 4
     for cached in (Cache(True, 1), Cache(False, 3)):
         policy.passes.clear()
         assert_same(rolled(policy, PROMPTS[prompts], cached, **settings), plain, 1e-5)
@@ -90,9 +90,7 @@ def test_a_block_causal_model_is_rolled_out_with_a_cache_as_without_one(kind, pr
         assert len(policy.passes) <= plain.trace.steps
 
 
-@pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("block", [None, 8, 2])
-@pytest.mark.parametrize("threshold", [None, 0.3])
+@pytest.mark.parametrize(("block", "shift", "threshold"), [(None, False, None), (None, True, 0.3), (2, True, None)])
 def test_its_blocks_count_from_the_first_token_of_each_prompt(block, shift, threshold):
     """A prompt that ends inside a block is followed by the rest of it: by loops, one row alone."""
     policy = policy_of("qwen3", dtype=torch.float64, causal_block=4, eos_id=ENDS["qwen3"], shift=shift)
@@ -167,7 +165,7 @@ def test_finished_blocks_of_a_block_causal_model_are_not_computed_again():
 
 def test_blocks_that_do_not_fit_a_block_causal_model_are_refused():
     policy = policy_of("llama", causal_block=4)
-    for settings, words in (({"block": 6}, ("block=6", "4")), ({"steps": 5}, ("steps=5", "12", "4"))):
+    for settings, words in (({"block": 6}, ("block=6", "4")), ({"steps": 5}, ("steps=5", "12", "multiple of 3"))):
         with pytest.raises(ValueError) as refused:
             rolled(policy, [[3]], None, length=12, **settings)
         assert all(word in str(refused.value) for word in words)
@@ -199,7 +197,7 @@ def test_which_columns_are_computed(kind, refresh, guidance):
 
 # By threshold
 
-FACTS = [{}, {"shift": True}, {"causal_block": 4}, {"causal_block": 2, "shift": True}]
+FACTS = [{}, {"shift": True}, {"causal_block": 4}, {"causal_block": 4, "shift": True}]
 CACHES = [None, Cache(True), Cache(False), Cache(True, 2), Cache(False, 2), Cache(True, 3)]
 CASES = [(cached, facts, 0.0) for cached in CACHES for facts in FACTS] + [(Cache(True, 2), {}, 0.5)]
 

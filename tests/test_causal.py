@@ -68,8 +68,7 @@ ESTIMATORS = {
 }
 
 
-@pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("block", [None, 8, 2])
+@pytest.mark.parametrize(("block", "shift"), [(None, False), (2, True)])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_tokens_are_asked_after_the_finished_text_that_the_sampler_saw(name, block, shift):
     policy = model(shift=shift)

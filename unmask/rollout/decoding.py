@@ -1,6 +1,7 @@
 """How completions are made: the settings of a rollout, in training and evaluation."""
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 from unmask.core.order import Order, low_confidence, score_threshold
 from unmask.core.schedule import CommitCounts, Schedule, even, one_by_one
@@ -49,15 +50,14 @@ class Decoding:
         return replace(self, sampling=replace(self.sampling, temperature=0.0))
 
     def for_policy(self, policy: object) -> "Decoding":
-        """These settings for a model. The blocks of a block-causal model count from the first token of the prompt."""
+        """These settings for a model. A block-causal model is sampled in its own blocks, which count from the first
+        token of the prompt, or in equal parts of them."""
         causal = getattr(policy, "causal_block", None)
         if causal is None:
             return replace(self, causal_block=None)
-        block = causal if self.block == self.length else self.block
-        if block % causal and causal % block:
-            raise ValueError(
-                f"block={block} must be a multiple or a divisor of {causal}, the block of this block-causal model"
-            )
+        block = causal if self.block == self.length or self.block % causal == 0 else self.block
+        if causal % block:
+            raise ValueError(f"block={block} must be a divisor of {causal}, the block of this block-causal model")
         return replace(self, block=block, causal_block=causal, append=False)
 
     def commit_counts(self) -> CommitCounts:
@@ -71,9 +71,10 @@ class Decoding:
             return schedule(self.length, self.steps, self.block)
         steps, rest = divmod(self.steps * self.block, self.length)
         if rest and self.threshold is None:
+            least = self.length // gcd(self.length, self.block)
             raise ValueError(
                 f"steps={self.steps} for a length of {self.length} is not a whole number of steps for each block of "
-                f"{self.block}"
+                f"{self.block}: choose a multiple of {least}"
             )
         blocks = (self.length + self.block - 2) // self.block + 1
         return schedule(self.block, steps, self.block) * blocks

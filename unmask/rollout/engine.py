@@ -67,7 +67,7 @@ class Engine:
             if not ready or len(ready[0].keys[0]) < len(new_R):
                 row_R = torch.cat([new_R, ahead_R])[len(ready[0].keys[0]) if ready else 0 :]
                 tokens_RL, attended_RL = self._canvas(unprompted, row_R)
-                ready.append(self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=self.start)[1])
+                ready.append(self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=max(1, self.start))[1])
             every_R = torch.arange(sum(len(each.keys[0]) for each in ready), device=new_R.device)
             known = ready[0].concat(ready[1:], every_R)
             self.memories[unprompted] = memory.concat([known.rows(every_R[: len(new_R)])], order_R)
@@ -150,7 +150,7 @@ class Engine:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, CachingPolicy)
         if unprompted not in self.memories:
-            more = {} if self.causal is None else {"last": self.start + max(self.block, self.causal)}
+            more = {} if self.causal is None else {"last": self.start + self.causal}
             hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
             return hidden_QD
         if self.causal is not None:
@@ -186,7 +186,7 @@ class Engine:
         Earlier blocks are finished: what is remembered of them is exact.
         """
         assert self.causal is not None
-        size, given_R1 = max(self.block, self.causal), self.given_B[row_R, None]
+        size, given_R1 = self.causal, self.given_B[row_R, None]
         place_R1 = (given_R1 // self.block + number) * self.block
         first_R1 = self.start - given_R1 + place_R1 // self.causal * self.causal
         reach = self.start + (number if isinstance(number, int) else self.furthest) * self.block + size

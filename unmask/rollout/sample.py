@@ -194,10 +194,9 @@ def _blank(
     """A trace with nothing filled yet; `sample` writes into its tensors."""
     tokens_BL, attended_BL = canvas(prompts, decoding.length, policy, device)
     attended_BL = torch.ones_like(attended_BL) if decoding.attend_padding else attended_BL
-    column_L, causal = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length), None
+    column_L = torch.arange(tokens_BL.shape[1], device=device) - (tokens_BL.shape[1] - decoding.length)
     place_BL = column_L.repeat(len(prompts), 1)
     if decoding.causal_block is not None:
-        causal = max(decoding.block, decoding.causal_block)
         given_B1 = attended_BL.sum(1, keepdim=True) - decoding.length
         place_BL = place_BL + given_B1 % decoding.block
     return Trace(
@@ -214,6 +213,6 @@ def _blank(
         sampling=decoding.sampling,
         order=order_name(decoding.order),
         threshold=decoding.threshold,
-        causal_block=causal,
+        causal_block=decoding.causal_block,
         appended=decoding.append,
     )
