@@ -145,8 +145,8 @@ def show_evaluation(title: str, evaluation: "Evaluation") -> None:
         if k > 1:
             table.add_row(f"pass@{k}", str(share))
     (shares,) = main_behaviours([evaluation.behaviours])
-    for behaviour, share in shares.items():
-        table.add_row(f"{behaviour}, of all samples", _percent(share))
+    for behaviour, shown in shares.items():
+        table.add_row(f"{behaviour}, of all samples", _percent(shown))
     if evaluation.mixed is not None:
         table.add_row(f"{max(evaluation.passes)} samples differ", str(evaluation.mixed))
     console.print(table)
