@@ -29,6 +29,10 @@ WORLDS = {
     "two a step, left to right": (World(NetPolicy(2, 4, seed=2), "left_to_right", steps=2), False),
     "low confidence, with its choice": (World(NetPolicy(2, 3, seed=7), "low_confidence", steps=3), True),
 }
+BY_THRESHOLD = {
+    order: (World(NetPolicy(2, 3, seed=7), order, steps=3, threshold=0.6), True)
+    for order in ("left_to_right", "low_confidence")
+}
 
 
 def with_exact_values(world: World):
@@ -52,9 +56,9 @@ def expected_update(world: World, choice: bool, final: bool, draws: int, law) ->
 
 
 @pytest.mark.parametrize("final", [False, True])
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", WORLDS | BY_THRESHOLD)
 def test_the_expected_update_is_the_policy_gradient(name: str, final: bool) -> None:
-    world, choice = WORLDS[name]
+    world, choice = (WORLDS | BY_THRESHOLD)[name]
     truth = value_gradient(world, enumerated(world)) / world.steps
     for draws, law in ((1, uniform_steps), (2, entropy_steps)):
         assert relative_error(expected_update(world, choice, final, draws, law), truth) < 1e-9

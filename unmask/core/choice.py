@@ -36,13 +36,13 @@ def outranking(score_QV: Tensor, least_Q: Tensor, level_Q: Tensor) -> Tensor:
     return (score_QV > least_Q[:, None]) | ((score_QV == least_Q[:, None]) & level_Q[:, None])
 
 
-def log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, level_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """log F_j(c): the mass of the draws that rank below the cut; and at which positions it is above zero."""
+def log_mass_below(logits_QV: Tensor, trace: Trace, least_Q: Tensor, level_Q: Tensor) -> tuple[Tensor]:
+    """log F_j(c): the mass of the draws that rank below the cut; FLOOR if there is none."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     return _log_mass(plain_QV, trace, ~outranking(plain_QV.detach(), least_Q, level_Q))
 
 
-def log_mass_outside(logits_QV: Tensor, trace: Trace, count_Q: Tensor) -> tuple[Tensor, Tensor]:
+def log_mass_outside(logits_QV: Tensor, trace: Trace, count_Q: Tensor) -> tuple[Tensor]:
     """log F_j(c) if the `count_Q` likeliest tokens of a position outrank the cut: that many, also among equal ones."""
     plain_QV = token_logprobs(logits_QV, trace.mask_id)
     most = int(count_Q.max()) if len(count_Q) else 0
@@ -51,7 +51,7 @@ def log_mass_outside(logits_QV: Tensor, trace: Trace, count_Q: Tensor) -> tuple[
     return _log_mass(plain_QV, trace, torch.ones_like(plain_QV, dtype=torch.bool).scatter(-1, first_QK, below_QK))
 
 
-def _log_mass(plain_QV: Tensor, trace: Trace, below_QV: Tensor) -> tuple[Tensor, Tensor]:
+def _log_mass(plain_QV: Tensor, trace: Trace, below_QV: Tensor) -> tuple[Tensor]:
     logq_QV = tempered_logprobs(plain_QV, trace.sampling.temperature)
     if trace.sampling.truncated:
         logq_QV = restricted_logprobs(logq_QV, kept_tokens(logq_QV.detach(), trace.sampling))
@@ -59,4 +59,4 @@ def _log_mass(plain_QV: Tensor, trace: Trace, below_QV: Tensor) -> tuple[Tensor,
     possible_Q = below_QV.any(-1)
     logq_QV = torch.where(below_QV, logq_QV, -torch.inf)
     safe_QV = torch.where(possible_Q[:, None], logq_QV, 0.0)  # an empty sum would poison the gradient
-    return torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR), possible_Q
+    return (torch.where(possible_Q, safe_QV.logsumexp(-1), FLOOR),)

@@ -74,8 +74,8 @@ class Term:
     uses_old_logprobs: bool = True
     """The objective uses the old policy's log-probabilities."""
     skip_zero_advantage: bool = False
-    """On-policy and without a KL, traces with zero advantage are not asked. Set it only if their part of the objective
-    is zero for all log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
+    """On-policy, without a KL and a teacher, traces with zero advantage are not asked. Set it only if their part of the
+    objective is zero for all log-probabilities: true of the clipped ratios, false of a bonus on the likelihood."""
     branch: Branch | None = None
     """None: the term is about the rollouts. Otherwise it is about one-shot fillings of visited states, which are
     sampled and rewarded in addition."""

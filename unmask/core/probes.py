@@ -236,13 +236,13 @@ def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> t
     if probes.visited and (above_TBC := probes.trace.seen.get("step_above")) is not None:
         step_N = torch.where(probes.asked_NL, probes.trace.step_BL[probes.trace_N], 0).max(-1).values
         at = (step_N[row], probes.trace_N[row], column - (probes.asked_NL.shape[1] - above_TBC.shape[2]))
-        log_f, _ = in_pieces(policy, log_mass_outside, probes.trace, hidden_QD[count:], (above_TBC[at],))
+        (log_f,) = in_pieces(policy, log_mass_outside, probes.trace, hidden_QD[count:], (above_TBC[at],))
     else:
         score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
         column_NL = torch.arange(score_NL.shape[1], device=score_NL.device).expand_as(score_NL)
         least_N, place_N = cut(score_NL, column_NL, probes.trace.order, probes.trace.threshold)
         about = (least_N[row], column < place_N[row])
-        log_f, _ = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
+        (log_f,) = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
     return answer_NL.index_put(passed_Q, log_f), *cross
 
 

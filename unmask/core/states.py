@@ -91,7 +91,8 @@ def block_views(trace: Trace, level_KB: Tensor, noise_KBL: Tensor) -> Probes:
 
 def block_elbo(trace: Trace, rng: torch.Generator) -> Probes:
     """The ELBO of completions that are written block by block, from one semi-autoregressive state: its k asked tokens
-    have the weight L / k. Take a normaliser that does not divide by k: token_mean, canvas_mean or trace_sum."""
+    have the weight L / k. Take a normaliser that does not divide by k: canvas_mean, trace_sum, or in a large batch
+    token_mean, which divides by the sum of all k."""
     probes = semi_autoregressive(trace, rng)
     asked_M, written_B = unit_asked(probes).sum(-1).clamp(min=1), trace.filled_BL.sum(-1)
     return replace(probes, weight_M=written_B[probes.trace_M] / asked_M.double())
