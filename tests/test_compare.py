@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from unmask.config import Config, parse_config
+from unmask.config.keys import ADDED
 from unmask.config.method_names import MethodSpec
 from unmask.evaluation.evaluate import Evaluator
 from unmask.studies.compare import compare as compare_module, report as compare_report, worker as compare_worker
@@ -72,6 +73,19 @@ def test_a_key_is_the_configuration_and_the_files_it_names(tmp_path: Path) -> No
     assert key_of({"gsm8k": {"data": str(data)}, "seed": 1}) == first != key_of(config | {"seed": 2})
     data.write_text("two")
     assert key_of(config) != first
+
+
+def test_keys_that_came_later_change_the_key_of_a_cell_only_if_they_change_the_run() -> None:
+    """So a comparison of an earlier version is not trained again."""
+    config = parse_config({"method": "raft"}).dump()
+    earlier = {**config, "rollout": dict(config["rollout"]), "raft": dict(config["raft"])}
+    for key in ADDED:
+        section, _, name = key.rpartition(".")
+        values = earlier[section] if section else earlier
+        del values[name]
+        changed = config | ({section: config[section] | {name: "other"}} if section else {name: "other"})
+        assert key_of(changed) != key_of(config)
+    assert key_of(earlier) == key_of(config)
 
 
 # --- planning, with runs that are made up ---------------------------------------------------------------------------

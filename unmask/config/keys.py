@@ -20,6 +20,15 @@ RENAMED = {
 }
 """Old name -> present name. Old names are accepted until 0.3, with one warning each."""
 
+ADDED = {
+    "max_forwards": None,
+    "causal_block": None,
+    "rollout.append": False,
+    "rollout.merge_adapter": True,
+    "raft.states": "sml",
+}
+"""Keys that earlier versions did not have, and the value with which a run is what it was without the key."""
+
 RESOLVED = "resolved"
 """The section of a run's configuration that lists the defaults it filled in, by key."""
 FINGERPRINT = "model_fingerprint"
@@ -120,8 +129,13 @@ def _without_resolved(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved configuration under the key names of 0.1."""
-    keys = dict(data)
+    """A resolved configuration under the key names of 0.1, without the keys that came later and change nothing."""
+    keys = deepcopy(dict(data))
+    for key, value in ADDED.items():
+        section, _, name = key.rpartition(".")
+        values = keys.get(section, {}) if section else keys
+        if name in values and values[name] == value:
+            del values[name]
     for old, new in RENAMED.items():
         keys = _with_key_renamed(keys, new, old)
     return keys

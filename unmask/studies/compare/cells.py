@@ -115,9 +115,8 @@ def cost_of(config: Config) -> CellCost:
 
 
 def key_of(data: Mapping[str, Any]) -> str:
-    """A hash of a resolved configuration and of the files that it names. It uses the key names of 0.1, so that cells
-    finished by 0.1 are not trained again."""
-    data = {key: value for key, value in data.items() if key != "max_forwards" or value is not None}  # not in 0.1
+    """A hash of a resolved configuration and of the files that it names. It uses the keys of 0.1, so that cells of
+    earlier versions are not trained again."""
     sections = [section for section in data.values() if isinstance(section, dict)]
     values = [value for section in sections for value in section.values() if isinstance(value, str) and value]
     words = [WORD.fullmatch(word) for word in (data.get("method", ""), *data.get("with", ()))]
