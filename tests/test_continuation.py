@@ -1,6 +1,7 @@
 """Continuations of visited states: the limits at step 0 and T, the trace's own noise, and values by enumeration."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from helpers import PROMPTS, Net, assert_close
 from unmask.core.order import low_confidence, random
-from unmask.core.schedule import timestep
+from unmask.core.schedule import fewer_steps, timestep
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, select_traces, state_before
 from unmask.rollout.cache import Cache
@@ -96,6 +97,55 @@ def test_the_mean_reward_of_continuations_is_the_enumerated_value(order: str) ->
         gap_B = (earned_BZ.mean(1) - value_BT[:, step]).abs()
         assert (gap_B <= 4.5 * error_B + 1e-9).all(), step
         assert gap_B.max() > 0
+
+
+def test_merged_steps_commit_the_same_and_enough_of_them_change_nothing() -> None:
+    counts = [[2, 1, 1, 0], [1, 1, 1, 1]]
+    assert fewer_steps(counts, 0, 1) == [[4, 0, 0, 0], [4, 0, 0, 0]]
+    assert fewer_steps(counts, 1, 2) == [[2, 1, 1, 0], [2, 0, 2, 0]]
+    assert fewer_steps(counts, 6, 1) == [[2, 1, 1, 0], [1, 1, 2, 0]]
+    assert fewer_steps(counts, 3, 4) == counts == fewer_steps(counts, 8, 1)
+    policy, seed_B = Net(1, ends=1.0), row_seeds(0, len(ROWS))
+    for decoding in (DECODINGS["random"], DECODINGS["low confidence in blocks"], DECODINGS["threshold"]):
+        trace = sample(policy, ROWS, seed_B, decoding).trace
+        step_B = torch.arange(len(ROWS)) % (trace.steps + 1)
+        plain = continue_from(policy, trace, step_B, row_seeds(1, len(ROWS)), decoding)
+        assert same(continue_from(policy, trace, step_B, row_seeds(1, len(ROWS)), decoding, 5, most_steps=6), plain)
+
+
+def one_shot_values(world: World) -> Tensor:
+    """The exact mean reward if all masked positions of a state are drawn at once, (B, T + 1)."""
+    trace = enumerated(world).trace
+    columns = []
+    for step in range(trace.steps):
+        state_BL, value_B = state_before(trace, step), torch.zeros(len(trace), dtype=torch.float64)
+        places = torch.arange(len(trace) * state_BL.shape[1])
+        logits_BLV = world.policy(state_BL, trace.attended_BL, places).view(*state_BL.shape, -1).detach().double()
+        logp_BLV = logits_BLV[..., : world.policy.words].log_softmax(-1)
+        for text in product(range(world.policy.words), repeat=world.length):
+            filled_BL = state_BL.clone()
+            filled_BL[:, -world.length :] = torch.tensor(text)
+            masked_BL = state_BL == trace.mask_id
+            fits_B = (filled_BL == state_BL)[:, -world.length :].logical_or(masked_BL[:, -world.length :]).all(1)
+            logp_BL = logp_BLV.gather(-1, filled_BL[..., None].clamp(max=world.policy.words - 1)).squeeze(-1)
+            chance_B = (logp_BL * masked_BL).sum(1).exp() * fits_B
+            value_B += chance_B * reward_of(world, replace(trace, tokens_BL=filled_BL))
+        columns.append(value_B)
+    return torch.stack([*columns, reward_of(world, trace).double()], 1)
+
+
+def test_in_one_shot_the_mean_reward_is_that_of_independent_draws() -> None:
+    world, count = World(NetPolicy(2, 3, seed=5), "low_confidence", steps=3), 10_000
+    trace, _, value_BT = exact_values(world)
+    one_shot_BT = one_shot_values(world)
+    assert_close(one_shot_BT[:, -2:], value_BT[:, -2:])  # one step is left: nothing is merged
+    many = select_traces(replace(trace, order="low_confidence"), torch.zeros(count, dtype=torch.long))
+    step_B, decoding = torch.zeros(count, dtype=torch.long), decoding_of(world)
+    done = continue_from(world.policy, many, step_B, row_seeds(9, count), decoding, 10**6, most_steps=1)
+    earned_B = reward_of(world, done)
+    error = float(earned_B.std()) / count**0.5
+    assert abs(float(earned_B.mean() - one_shot_BT[0, 0])) < 4.5 * error
+    assert abs(float(one_shot_BT[0, 0] - value_BT[0, 0])) > 9 * error  # and that is another value
 
 
 @pytest.mark.parametrize(

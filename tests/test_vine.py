@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_continuation import exact_values
+from test_continuation import exact_values, one_shot_values
 from test_exact import decoding_of
 from test_exact_agrpo import level_cells
 from torch import Tensor
@@ -35,16 +35,17 @@ BY_THRESHOLD = {
 }
 
 
-def with_exact_values(world: World):
+def with_exact_values(world: World, one_shot: bool = False):
     """Every trajectory with the exact values of its states."""
     paths = enumerated(world)
     trace, reward_B, value_BT = exact_values(world)
+    value_BT = one_shot_values(world) if one_shot else value_BT
     assert torch.equal(trace.tokens_BL, paths.trace.tokens_BL) and torch.equal(trace.step_BL, paths.trace.step_BL)
     return paths, replace(paths.trace, seen=paths.trace.seen | {"state_value": value_BT.double()}), reward_B
 
 
-def expected_update(world: World, choice: bool, final: bool, draws: int, law) -> Tensor:
-    paths, trace, _ = with_exact_values(world)
+def expected_update(world: World, choice: bool, final: bool, draws: int, law, one_shot: bool = False) -> Tensor:
+    paths, trace, _ = with_exact_values(world, one_shot)
     method, probability_B, parts = vine(choice=choice, final=final), paths.probability_B.detach(), []
     for level_BK, chance_B in level_cells(law(trace), draws, spread=True):
         step_BK, weight_BK = weighted_steps(trace, level_BK * draws - torch.arange(draws), law, spread=True)
@@ -62,6 +63,29 @@ def test_the_expected_update_is_the_policy_gradient(name: str, final: bool) -> N
     truth = value_gradient(world, enumerated(world)) / world.steps
     for draws, law in ((1, uniform_steps), (2, entropy_steps)):
         assert relative_error(expected_update(world, choice, final, draws, law), truth) < 1e-9
+
+
+ONE_SHOT_ERROR = {
+    "random": 0.020,
+    "two a step, left to right": 0.0,  # after a step at most one is left
+    "low confidence, with its choice": 0.040,
+    "random, four sharp tokens": 1.410,
+    "low confidence, four sharp tokens": 0.079,
+}
+"""Relative error of the expected update if states are completed in one shot (docs/methods/vine.md)."""
+DEEPER = {
+    "random, four sharp tokens": (World(NetPolicy(2, 4, seed=3, scale=6.0), "random", steps=4), False),
+    "low confidence, four sharp tokens": (World(NetPolicy(2, 4, seed=3, scale=6.0), "low_confidence", steps=4), True),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOT_ERROR)
+def test_one_shot_values_bias_the_expected_update_but_not_as_a_baseline(name: str) -> None:
+    world, choice = (WORLDS | DEEPER)[name]
+    truth = value_gradient(world, enumerated(world)) / world.steps
+    biased, control = (expected_update(world, choice, final, 1, uniform_steps, True) for final in (False, True))
+    assert relative_error(biased, truth) == pytest.approx(ONE_SHOT_ERROR[name], abs=5e-4)
+    assert relative_error(control, truth) < 1e-9
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -118,4 +142,7 @@ def test_it_is_refused_where_states_cannot_be_completed() -> None:
         vine().credit(exact_values(WORLDS["random"][0])[0])
     with pytest.raises(ValueError, match="completions=0 must be at least 1"):
         vine(completions=0)
+    with pytest.raises(ValueError, match="value_steps=-1 must be at least 0"):
+        vine(value_steps=-1)
+    assert vine().values.most_steps is None and vine(value_steps=2).values.most_steps == 2
     assert vine().uses_equal_rewards and agrpo().values is None

@@ -1,6 +1,7 @@
 """How many positions each step commits, block by block, the same for every row."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 
@@ -38,6 +39,19 @@ def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> CommitCo
 def one_by_one(length: int, steps: int, block: int) -> CommitCounts:
     """At least one at every step, for decoding by a threshold, which can commit more."""
     return [[1] * block for _ in range(_blocks(length, block))]
+
+
+def fewer_steps(counts: CommitCounts, start: int, most: int) -> CommitCounts:
+    """The schedule with the steps of each block from step `start` on merged into at most `most`: the first of merged
+    steps commits what all of them commit, and the others commit nothing."""
+    merged, first = [], 0
+    for sizes in counts:
+        done = min(max(start - first, 0), len(sizes))
+        edges = [done + (len(sizes) - done) * i // most for i in range(most + 1)]
+        kept = {low: sum(sizes[low:high]) for low, high in pairwise(edges) if low < high}
+        merged.append([*sizes[:done], *(kept.get(place, 0) for place in range(done, len(sizes)))])
+        first += len(sizes)
+    return merged
 
 
 SCHEDULES: dict[str, Schedule] = {"even": even, "timestep": timestep}

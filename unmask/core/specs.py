@@ -66,3 +66,5 @@ class StepValues:
     """K."""
     completions: int
     """Completions of each state."""
+    most_steps: int | None = None
+    """At most so many steps in each block of a completion; None: all that remain, as the sampler would."""

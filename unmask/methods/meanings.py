@@ -41,6 +41,7 @@ MEANINGS = {
     "teacher_every": "updates after which the teacher becomes the policy",
     "top": "likeliest tokens that the rollout records at each position",
     "truncate": "leave out the last steps of a rollout that wrote end tokens only",
+    "value_steps": "steps of each block in which a state is completed; 0: all that remain, the only unbiased choice",
     "variant": "measure of a step's progress",
     "weight": "weight of the term on branches in the loss",
     "agrpo.draws": "steps of each rollout that are scored",

@@ -8,12 +8,13 @@ A trace has no advantage of its own: the advantage of a step is the credit of it
 the same reward can have different steps, so every group carries a signal. VinePPO (arXiv 2410.01679) estimates values
 in this way for autoregressive models.
 
-    final = True   the control: A_t = r - V(s_t), the reward with the same baseline
+    final = True      the control: A_t = r - V(s_t), the reward with the same baseline
+    value_steps = m   states are completed in at most m steps of each block, 1 in one shot: cheaper, and biased
 
-Exact when the update is on-policy and the order is random, left_to_right or surest_position, or low_confidence with
-choice = True: the expectation is grad J / T. V(s_t) is a baseline that does not know the step, and E[V(s_{t+1})] given
-the step is what the reward would be in expectation. Reduces to AGRPO's gradient without a group baseline if A_t is
-replaced by r.
+Exact when value_steps = 0, the update is on-policy and the order is random, left_to_right or surest_position, or
+low_confidence with choice = True: the expectation is grad J / T. V(s_t) is a baseline that does not know the step, and
+E[V(s_{t+1})] given the step is what the reward would be in expectation. Reduces to AGRPO's gradient without a group
+baseline if A_t is replaced by r.
 """
 
 from functools import partial
@@ -58,6 +59,7 @@ def valued_steps(trace: Trace, choice: bool = False, final: bool = False) -> Pro
 def vine(
     draws: int = 4,
     completions: int = 4,
+    value_steps: int = 0,
     steps: StepDistribution = entropy_steps,
     choice: bool = False,
     final: bool = False,
@@ -66,7 +68,7 @@ def vine(
 ) -> Method:
     """The policy gradient with the advantage of each step, from completions of the states before and after it."""
     check_range(1, inf, draws=draws, completions=completions)
-    check_range(0, inf, low=low, high=high)
+    check_range(0, inf, value_steps=value_steps, low=low, high=high)
     check_functions(steps=steps)
     objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)
     return Method(
@@ -75,7 +77,7 @@ def vine(
         advantage=every_sample,
         objective=partial(objective, low=low, high=high),
         credit=partial(step_credit, final=final),
-        values=StepValues(partial(weighted_steps, steps=steps, spread=True), draws, completions),
+        values=StepValues(partial(weighted_steps, steps=steps, spread=True), draws, completions, value_steps or None),
         record=Record(entropy=steps is entropy_steps, choice=choice),
         counted=all_tokens,
         trajectory=True,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unmask.core.order import order_name
 from unmask.core.policy import CachingPolicy, Policy
+from unmask.core.schedule import CommitCounts, fewer_steps
 from unmask.core.shapes import GIVEN, NEVER
 from unmask.core.specs import Record
 from unmask.core.trace import Trace, all_tokens, concat_traces, select_traces, state_before
@@ -33,11 +34,13 @@ def continue_from(
     seed_B: Tensor,
     decoding: Decoding,
     micro_batch: int | MicroBatch = 512,
+    most_steps: int | None = None,
 ) -> Trace:
     """Complete every trace from its state before step `step_B`, 0 to T, with the noise of `seed_B`.
 
     `decoding` must be the one that the traces were sampled with. To complete a state several times, repeat its trace
     (`select_traces`) with other seeds. All tokens count, and nothing is recorded (`seen` is empty).
+    `most_steps` merges the steps that remain in a block into so many: faster, and another sampler (1: in one shot).
     """
     if not len(trace):
         return replace(trace, seen={})
@@ -53,9 +56,12 @@ def continue_from(
     # Rows with the same remaining steps go through the model together.
     order_B, micro_batch, done = step_B.argsort(stable=True), as_micro_batch(micro_batch), list[Trace]()
     while (start := sum(map(len, done))) < len(trace):
-        index = order_B[start : start + micro_batch.size]
+        index, commits = order_B[start : start + micro_batch.size], decoding.commit_counts()
+        if most_steps is not None:  # a schedule for each step that rows start from
+            index = index[step_B[index] == step_B[index[0]]]
+            commits = fewer_steps(commits, int(step_B[index[0]]), most_steps)
         try:
-            done.append(_complete(policy, select_traces(trace, index), step_B[index], seed_B[index], decoding))
+            done.append(_complete(policy, select_traces(trace, index), step_B[index], seed_B[index], decoding, commits))
         except torch.OutOfMemoryError as error:
             micro_batch.halve(error, len(index))
     return select_traces(concat_traces(done), order_B.argsort())
@@ -95,7 +101,9 @@ def _blocks(trace: Trace, decoding: Decoding) -> int:
     return -(-(given % decoding.block + decoding.length) // decoding.block)
 
 
-def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, decoding: Decoding) -> Trace:
+def _complete(
+    policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, decoding: Decoding, commits: CommitCounts
+) -> Trace:
     later_BL = trace.step_BL >= step_B[:, None]
     trace = replace(
         trace,
@@ -103,7 +111,7 @@ def _complete(policy: Policy, trace: Trace, step_B: Tensor, seed_B: Tensor, deco
         step_BL=trace.step_BL.masked_fill(later_BL, NEVER),
         logp_BL=trace.logp_BL.masked_fill(later_BL, 0.0),
     )
-    commits, sure_score = decoding.commit_counts(), decoding.sure_score()
+    sure_score = decoding.sure_score()
     start = trace.tokens_BL.shape[1] - decoding.length
     engine = Engine(
         policy=policy,

@@ -47,7 +47,7 @@ def continue_steps(
     number_N = torch.arange(len(row_N), device=row_N.device) % values.completions
     seed_N = splitmix64(seed_B)[row_N] + number_N
     chosen = select_traces(replace(trace, seen={}), row_N)
-    continued = continue_from(policy, chosen, from_N, seed_N, decoding, micro_batch)
+    continued = continue_from(policy, chosen, from_N, seed_N, decoding, micro_batch, values.most_steps)
     trace = replace(trace, seen=trace.seen | {"value_step": step_BK, "value_weight": weight_BK})
     return trace, replace(continued, group_B=row_N, seen={"from_step": from_N})
 
