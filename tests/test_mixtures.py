@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 from mixtures import CONFIGS, mixture, mixture_folder, naive_logits
@@ -94,6 +95,33 @@ def test_an_adapter_on_experts_moves_is_saved_under_the_released_names_and_merge
     save(policy, tmp_path / "merged")
     merged = load_checkpoint(tmp_path / "merged", torch.float64, tokenizer=CharacterTokenizer())
     assert torch.equal(logits(merged), logits(policy))
+
+
+def test_peft_on_the_released_modules_reads_an_adapter_on_experts(tmp_path):
+    """The released model has a module for every expert; peft asks no more of a model than its modules."""
+    policy = mixture(tmp_path / "model", "LLaDA2")
+    add_adapter(policy, LoraOptions(rank=2, alpha=4.0, targets=("query_key_value", "experts")), seed=0)
+    with torch.no_grad():
+        for weight in trainable_parameters(policy):
+            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()))
+    save_adapter(policy, tmp_path / "adapter", base="x")
+    released = torch.nn.Module()
+    for name, weight in load_file(tmp_path / "model/model.safetensors").items():
+        *parents, last = name.removesuffix(".weight").split(".")
+        inner = released
+        for parent in parents:
+            if not hasattr(inner, parent):
+                inner.add_module(parent, torch.nn.Module())
+            inner = getattr(inner, parent)
+        if weight.ndim == 2:
+            inner.add_module(last, torch.nn.Linear(*reversed(weight.shape), bias=False))
+            getattr(inner, last).weight.data = weight
+    theirs = peft.PeftModel.from_pretrained(released, tmp_path / "adapter").base_model.model
+    experts, x_RD = policy.lm.model.layers[1].mlp.experts, torch.randn(8, 16)
+    ours_RD = experts.up_proj(x_RD, torch.arange(1, 9, dtype=torch.int32))  # a row for each expert
+    for number, x_D in enumerate(x_RD):
+        module = theirs.get_submodule(f"model.layers.1.mlp.experts.{number}.up_proj")
+        torch.testing.assert_close(ours_RD[number], module(x_D[None])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_the_description_names_the_experts(tmp_path):
