@@ -22,7 +22,9 @@ from unmask.core.token_sampling import TokenSampling, uniforms
 from unmask.core.trace import state_before
 from unmask.rollout.cache import Cache
 from unmask.rollout.denoiser import Denoiser
+from unmask.rollout.engine import Engine
 from unmask.rollout.sample import Rollouts, row_seeds
+from unmask.util.metering import Meter, count_passes
 from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = [[3, 4], [5], [3, 1, 6, 4], [6, 6], [4, 5, 3], [6] * 6]
@@ -43,6 +45,26 @@ SHAPES = {
 @cache
 def policy_of(name: str):
     return {"decoder": partial(decoder, dtype=torch.float64), "net": partial(Net, 1, ends=2.5)}[name]()
+
+
+def test_on_a_cpu_equal_canvases_go_through_the_model_once_and_each_is_counted(monkeypatch):
+    policy, found = decoder(dtype=torch.float64), []
+    prompts, plain = [[3, 4, 5]] * 6 + [[6]] * 6, policy.hidden
+    for free in (True, False):
+        passed, meter = [], Meter()
+        if not free:
+            monkeypatch.setattr(Engine, "_merges_for_free", False)
+        monkeypatch.setattr(
+            policy, "hidden", lambda tokens_SL, *more, p=passed: (p.append(len(tokens_SL)), plain(tokens_SL, *more))[1]
+        )
+        with count_passes(meter, policy):
+            trace = sample(policy, prompts, row_seeds(0, 12), length=4).trace
+        found.append((trace, meter.forwards, passed))
+    (merged, counted, few), (apart, wanted, many) = found
+    assert few[0] == 2 and many[0] == 12 and sum(few) < sum(many)
+    assert counted == wanted == sum(many)
+    assert torch.equal(merged.tokens_BL, apart.tokens_BL) and torch.equal(merged.step_BL, apart.step_BL)
+    assert_close(merged.logp_BL, apart.logp_BL)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -246,6 +268,7 @@ def waits(monkeypatch, policy, **settings) -> list[str]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Denoiser, "step", watched)
+        patch.setattr(Engine, "_merges_for_free", False)  # as on a GPU
         sample(policy, PROMPTS, SEED_B, **{"length": 4, "block": 2, "record": Record(3, True)} | settings)
     return noted
 

@@ -17,6 +17,7 @@ from unmask.evaluation.evaluate import Evaluator
 from unmask.methods import BASES
 from unmask.models import load_model, save, tiny_policy
 from unmask.models.tiny import TinyShape
+from unmask.rollout.engine import Engine
 from unmask.studies.compare.cells import cost_of
 from unmask.tasks import TASKS, Task
 from unmask.training import batch as batch_module, loop as train_module
@@ -62,6 +63,7 @@ class Counting:
         self.forward = self.backward = 0.0
         self.evaluating = False
         monkeypatch.setattr("unmask.training.setup.load_model", self.load)
+        monkeypatch.setattr(Engine, "_merges_for_free", False)  # equal canvases are charged for each
         # What is measured is no part of what it costs to learn.
         for where, name in ((Evaluator, "evaluate"), (batch_module, "scorer_gap")):
             monkeypatch.setattr(where, name, self.uncounted(getattr(where, name)))

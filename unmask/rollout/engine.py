@@ -12,6 +12,7 @@ from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
+from unmask.util.metering import PassCounterMixin
 
 
 @dataclass
@@ -144,7 +145,7 @@ class Engine:
         tokens_RL, attended_RL = self._canvas(unprompted, live_R)
         if self.append:
             attended_RL = self.trace.attended_BL[live_R] & (self.trace.block_BL[live_R] <= number)
-        if self.cache is None and self.merges:
+        if self.cache is None and (self.merges or self._merges_for_free):
             return self._merged(tokens_RL, attended_RL, at_Q)
         if self.cache is None:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
@@ -160,6 +161,12 @@ class Engine:
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
+    @property
+    def _merges_for_free(self) -> bool:
+        """On a CPU looking for equal canvases takes no time. The rows of a group are equal until their draws differ."""
+        counted = isinstance(self.policy, PassCounterMixin)
+        return counted and self.causal is None and self.trace.tokens_BL.device.type == "cpu"
+
     def _merged(self, tokens_RL: Tensor, attended_RL: Tensor | None, at_Q: Tensor) -> Tensor:
         """`hidden` with one pass for all equal canvases, which are asked at equal positions."""
         (rows, width), row_R = tokens_RL.shape, torch.arange(len(tokens_RL), device=tokens_RL.device)
@@ -169,6 +176,8 @@ class Engine:
         kept_S, place_R = first_R.unique(return_inverse=True)  # in the order of the rows
         at_SM = at_Q.view(rows, -1)[kept_S] % width + row_R[: len(kept_S), None] * width
         attended_SL = None if attended_RL is None else attended_RL[kept_S]
+        if not self.merges and isinstance(self.policy, PassCounterMixin):
+            self.policy.record_pass(tokens_RL[len(kept_S) :], width)  # the same count on every device
         hidden_QD = self.policy.hidden(tokens_RL[kept_S], attended_SL, at_SM.flatten())
         return hidden_QD.view(*at_SM.shape, -1)[place_R].flatten(0, 1)
 

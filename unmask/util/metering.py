@@ -3,7 +3,8 @@
 The unit is one whole canvas through the trunk. A pass that computes only some columns against a cache counts for its
 share of the canvas. A pass with gradient counts three, because the backward pass costs two forwards; what gradient
 checkpointing recomputes is not counted. With an adapter the frozen weights need no gradient and two would be closer,
-but it also counts three, so that runs can be compared.
+but it also counts three, so that runs can be compared. Equal canvases of a rollout count each, though on a CPU they go
+through the model once.
 """
 
 from collections.abc import Iterator
