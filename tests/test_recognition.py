@@ -29,7 +29,7 @@ from checkpoints import (
 from unmask.config import DEMO, read_config
 from unmask.core.options import LoraOptions
 from unmask.models import load_checkpoint, load_model, save, trial
-from unmask.models.adapter_config import CONFIG, WEIGHTS
+from unmask.models.adapter_config import CONFIG, WEIGHTS, pattern_values
 from unmask.models.config_file import ConfigFile
 from unmask.models.families import SUPPORTED
 from unmask.models.load import outline
@@ -348,7 +348,7 @@ def test_a_chat_template_may_refuse_a_conversation_of_several_turns():
 def test_a_chat_template_that_writes_the_mask_is_refused(tmp_path):
     folder, _, _ = qwen(tmp_path, SDAR, **{**QWEN_TEXT, "mask_token_id": 257})
     with_tokenizer(folder, QWEN_SPECIALS, chat_template=QWEN_TEMPLATE)  # 257 is <|im_start|>
-    assert mentions(said(folder, load_model), 257, "mask token", "mask_token_id")
+    assert mentions(said(folder, load_model), "FOLDER", 257, "mask token", "mask_token_id")
 
 
 def test_a_chat_template_that_does_not_end_is_refused(monkeypatch):
@@ -386,6 +386,26 @@ def test_an_adapter_with_values_that_are_not_finite_is_refused(tmp_path):
     save_file({**load_file(weights), key: torch.full((2, 48), torch.nan)}, weights)
     (tmp_path / "adapter/SHA256SUMS").unlink()
     assert mentions(said(tmp_path / "adapter", load_model), f"FOLDER/{WEIGHTS}", key, "finite")
+
+
+def test_ranks_and_alphas_are_found_as_peft_finds_them():
+    from peft.utils.other import get_pattern_key
+
+    patterns = {
+        "experts.1.up": 1,
+        "up": 2,
+        r"mlp\..*": 3,
+        "layers.0.mlp.experts.10.up": 4,
+        "down|q": 5,
+        "^layers.1.o": 6,
+    }
+    names = [f"layers.{i}.mlp.experts.{j}.{kind}" for i in (0, 1) for j in (0, 1, 10) for kind in ("up", "down")]
+    names += ["layers.1.o", "a.layers.1.o", "q", "layers.0.q", "xup", "layers.0.k"]
+    for chosen in (patterns, dict(reversed(patterns.items()))):
+        value = pattern_values(chosen, 0)
+        assert [value(name) for name in names] == [chosen.get(get_pattern_key(chosen, name), 0) for name in names]
+    many = {f"layers.{i}.experts.{j}.up": i for i in range(20) for j in range(256)}  # minutes, one by one
+    assert all(pattern_values(many, -1)(name) == rank for name, rank in list(many.items())[::97])
 
 
 def test_patterns_in_use_are_accepted():

@@ -1,16 +1,17 @@
 """The configuration of an adapter in PEFT's format: what is supported, its base model and its patterns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
 
 from unmask.models.checkpoint import open_safetensors, read_json
-from unmask.models.trial import check_patterns
+from unmask.models.trial import check_patterns, is_plain
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+V = TypeVar("V")
 BLOCK = "causal_block"  # in the metadata of WEIGHTS, because peft refuses unknown keys in CONFIG
 
 
@@ -72,6 +73,24 @@ def base_block(folder: str | Path) -> int | None:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", stated):
         raise ValueError(f"{Path(folder) / WEIGHTS} sets {BLOCK} to {stated!r}; it must be a number of tokens.")
     return int(stated)
+
+
+def pattern_values(patterns: Mapping[str, V], default: V) -> Callable[[str], V]:
+    """The value of a module by its name: that of the first pattern that matches an end of the name, as in peft.
+
+    Patterns that are names are looked up, because a mixture of experts can have thousands of them.
+    """
+    order = {pattern: number for number, pattern in enumerate(patterns)}
+    others = {pattern: re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns if not is_plain(pattern)}
+
+    def value(name: str) -> V:
+        parts = name.split(".")
+        ends = [".".join(parts[start:]) for start in range(len(parts))]
+        matching = [end for end in ends if end in order and end not in others]
+        matching += [pattern for pattern, compiled in others.items() if compiled.match(name)]
+        return patterns[min(matching, key=lambda pattern: order[pattern])] if matching else default
+
+    return value
 
 
 def check_adapter_patterns(folder: Path, settings: AdapterConfig, names: Sequence[str]) -> None:

@@ -180,10 +180,13 @@ def _hub_tokenizer(family: Family, file: ConfigFile, facts: Facts, fast: Any, ro
     listed = listed if isinstance(listed, list) else []
     ends = [facts.eos_id, *listed, *(vocabulary[token] for token in family.ends if token in vocabulary)]
     if facts.mask_id in ends:
-        raise ValueError(f"The mask token {facts.mask_id} also ends a turn in this tokenizer; correct mask_token_id.")
-    tokenizer = HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
+        raise ValueError(f"{file.path}: the mask token {facts.mask_id} also ends a turn; correct mask_token_id.")
+    folder = file.path.parent
+    try:
+        tokenizer = HubTokenizer(fast, facts.mask_id, frozenset(ends), family.template)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
     if tokenizer.size > rows:
-        folder = file.path.parent
         raise ValueError(f"The tokenizer in {folder} has {tokenizer.size} tokens, but the model only {rows}.")
     return tokenizer
 

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from unmask.core.options import LoraOptions, Targets
 from unmask.core.policy import Policy
-from unmask.models.adapter_config import BLOCK, CONFIG, WEIGHTS, check_adapter_patterns, read_adapter_config
+from unmask.models.adapter_config import (
+    BLOCK,
+    CONFIG,
+    WEIGHTS,
+    check_adapter_patterns,
+    pattern_values,
+    read_adapter_config,
+)
 from unmask.models.checkpoint import check_sums, open_safetensors, replace_folder, stored_parts
 from unmask.models.earlier import EarlierPolicy
 from unmask.models.experts import Experts, grouped_linear
@@ -233,7 +240,8 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
         path_of = {name: path for path, linear in linears.items() for name in file_names(path, linear)}
     check_adapter_patterns(folder, settings, list(path_of))
     config = peft.LoraConfig(**settings.model_dump(exclude=set(settings.model_extra or ())))
-    key_of = peft.utils.other.get_pattern_key
+    rank_of = pattern_values(settings.rank_pattern, settings.r)
+    alpha_of = pattern_values(settings.alpha_pattern, settings.lora_alpha)
     names = [name for name in path_of if peft.tuners.tuners_utils.check_target_module_exists(config, name)]
     if not names:
         raise ValueError(f"{folder / CONFIG}: {settings.target_modules!r} matches no linear layer of this model.")
@@ -241,8 +249,7 @@ def load_adapter(policy: Adaptable, folder: str | Path, trainable: bool = False)
     alphas: dict[str, float] = {}
     for name in names:
         linear = linears[path_of[name]]
-        rank = settings.rank_pattern.get(key_of(settings.rank_pattern, name), settings.r)
-        alpha = settings.alpha_pattern.get(key_of(settings.alpha_pattern, name), settings.lora_alpha)
+        rank, alpha = rank_of(name), alpha_of(name)
         if alphas.setdefault(path_of[name], alpha) != alpha:
             raise ValueError(f"{folder / CONFIG}: all experts of {path_of[name]} must have the same alpha.")
         keys = [f"{PREFIX}{name}.lora_{letter}.weight" for letter in "AB"]
