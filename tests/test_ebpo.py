@@ -82,10 +82,11 @@ def test_blocks_of_one_token_give_the_log_probability_of_the_trajectory():
         assert_close(unit_likelihood(ask(policy, probes), probes).sum(-1), trace.logp_BL.sum(-1), 1e-9)
 
 
-@pytest.mark.parametrize("mean", [True, False])
-def test_the_loss_is_one_clipped_ratio_a_sequence(mean):
+@pytest.mark.parametrize(("mean", "draws"), [(True, 4), (True, 1), (False, 4)])
+def test_the_loss_is_one_clipped_ratio_a_sequence(mean, draws):
+    """With one draw some tokens are not asked; the length is that of the completion."""
     policy = Net(1, ends=-50.0)
-    trace, method = rolled(policy, length=4, steps=4, block=2, counted=all_tokens).trace, ebpo(mean=mean)
+    trace, method = rolled(policy, length=4, steps=4, block=2, counted=all_tokens).trace, ebpo(draws, mean)
     probes = method.probe(trace, generator(), 1)[0]
     with torch.no_grad():
         logp_NL, old_NL = ask(policy, probes), ask(moved(policy, 0.02), probes)

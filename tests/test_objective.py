@@ -1,6 +1,7 @@
 """Objectives, normalisers and divergences against loops over units, tokens and rows: value and gradient."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -100,14 +101,20 @@ def step_clip_by_loop(logp_NL, old_NL, probes, advantage_B, credit_BL, low, high
     return loss, cases
 
 
+def lengths(probes):
+    """The written tokens of each trace that count, also those that are not asked."""
+    trace = probes.trace
+    return [sum(row) for row in (trace.counted_BL & trace.filled_BL).long().tolist()]
+
+
 def sequence_clip_by_loop(logp_NL, old_NL, probes, advantage_B, credit_BL, low, high):
     plain, gain = Plain(probes), cells_of(logp_NL - old_NL)
-    advantage, credit = advantage_B.tolist(), credit_BL.tolist()
+    advantage, credit, length = advantage_B.tolist(), credit_BL.tolist(), lengths(probes)
     loss, cases = 0.0, []
     for m, b in enumerate(plain.trace):
         if plain.tokens[m]:
             log_ratio = sum(credit[b][i] * plain.likelihood(gain, m, i) for i in plain.tokens[m])
-            ratio = (log_ratio / len(plain.tokens[m])).exp()
+            ratio = (log_ratio / length[b]).exp()
             surrogate, case = clip_by_case(ratio, advantage[b], low, high)
             loss = loss - plain.weight[m] * surrogate / plain.batch
             cases.append(case)
@@ -265,7 +272,7 @@ def test_sequence_divergence_is_its_loop(kl, seed):
     for m in plain.units:
         if tokens := plain.tokens[m]:
             d = sum(plain.likelihood(gap, m, i) for i in tokens)
-            loss = loss + plain.weight[m] * FORMULAS[kl](d) / len(tokens) / plain.batch
+            loss = loss + plain.weight[m] * FORMULAS[kl](d) / lengths(probes)[plain.trace[m]] / plain.batch
     found = sequence_divergence(logp_NL, reference_NL, probes, kl=KLS[kl])
     assert_close(loss_and_slope(found, logp_NL, probes), loss_and_slope(loss, logp_NL, probes))
 
@@ -319,8 +326,11 @@ def test_k3_is_never_negative_and_keeps_small_differences():
 
 
 def test_sequence_mean_of_a_token_clip_is_the_sequence_clips_slope_on_policy():
-    """One unit a trace, as gspo and diffu_grpo have."""
+    """One unit a trace that asks about all its tokens, as gspo and diffu_grpo have."""
     probes = random_probes(8, units=1)
+    counted_BL = torch.zeros_like(probes.trace.counted_BL)
+    counted_BL[probes.trace_M] = counted_units(probes)
+    probes = replace(probes, trace=replace(probes.trace, counted_BL=counted_BL))
     logp_NL, _, _ = random_answers(probes, 8)
     given_here = logp_NL, logp_NL.detach(), probes, *random_credit(probes, 8)
     token = objective_and_slope(partial(token_clip, normaliser=sequence_mean), *given_here)

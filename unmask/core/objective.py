@@ -110,6 +110,11 @@ def _unit_clip(
     return -(scale_M * surrogate_M).sum(), metrics
 
 
+def _length(probes: Probes) -> Tensor:
+    """The written tokens that count in the trace of each unit, (M,); at least 1."""
+    return (probes.trace.counted_BL & probes.trace.filled_BL).sum(-1).clamp(min=1)[probes.trace_M]
+
+
 # Objectives
 
 
@@ -173,10 +178,11 @@ def sequence_clip(
 ) -> tuple[Tensor, Metrics]:
     """One ratio a unit: rho = exp((1 / |o|) sum_i w_i (l_i - l_i_old)); traces averaged, units added by weight.
 
-    |o| is the number of tokens of the unit that count. Credit is in the exponent: our choice, no paper defines it.
+    |o| is the number of tokens of the trace that count, asked or not. Credit is in the exponent: our choice, no paper
+    defines it.
     """
     counted_ML = counted_units(probes)
-    length_M = counted_ML.sum(-1).clamp(min=1)
+    length_M = _length(probes)
     gain_ML = unit_likelihood(logp_NL - old_NL, probes).masked_fill(~counted_ML, 0.0)
     weighed_ML = credit_BL[probes.trace_M].to(gain_ML.dtype) * gain_ML
     ratio_M = ratio_of(weighed_ML.sum(-1) / length_M)
@@ -241,7 +247,7 @@ def sequence_divergence(logp_NL: Tensor, reference_NL: Tensor, probes: Probes, *
     """mean over traces of kl(sum_i (l_i_ref - l_i)) / |o|."""
     counted_ML = counted_units(probes)
     d_M = unit_likelihood(reference_NL - logp_NL, probes).masked_fill(~counted_ML, 0.0).sum(-1)
-    length_M = counted_ML.sum(-1).clamp(min=1)
+    length_M = _length(probes)
     return (probes.weight_M.to(d_M.dtype) * kl(d_M) / length_M).sum() / len(probes.trace)
 
 
