@@ -405,7 +405,8 @@ def test_ranks_and_alphas_are_found_as_peft_finds_them():
         value = pattern_values(chosen, 0)
         assert [value(name) for name in names] == [chosen.get(get_pattern_key(chosen, name), 0) for name in names]
     many = {f"layers.{i}.experts.{j}.up": i for i in range(20) for j in range(256)}  # minutes, one by one
-    assert all(pattern_values(many, -1)(name) == rank for name, rank in list(many.items())[::97])
+    value = pattern_values(many, -1)
+    assert [value(name) for name in many] == list(many.values())
 
 
 def test_patterns_in_use_are_accepted():
