@@ -331,6 +331,7 @@ def test_a_tensor_in_two_shards_must_have_one_value(tmp_path):
         "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
         "{% generation %}{{ 'a' * 200000 }}{% endgeneration %}",
         "{{ messages[0].content * messages[0].content | length }}",
+        "{{ messages[0].content * (messages[0].content | length ** 6) }}",
         "{% for a in messages %}{% if loop.index > 8 %}{{ 'a' * 200000 }}{% endif %}{% endfor %}",
         "{{ 'a' * (strftime_now('%Y') | int) * 100 }}",
     ],

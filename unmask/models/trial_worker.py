@@ -64,7 +64,7 @@ def main() -> None:
             reply["length"] = rendered_length(request["template"], request["conversations"], request["values"])
         else:
             match_all(request["patterns"], request["names"])
-    except MemoryError:
+    except (MemoryError, OverflowError):  # a string with more characters than an index can count
         return
     except Exception as error:
         reply["error"] = str(error)
