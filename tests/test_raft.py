@@ -39,7 +39,7 @@ def test_it_is_diffu_grpo_with_sml_and_correct_answers_only_bit_for_bit():
         ("visited", trace_sum, agrpo(advantage=correct_only)),
         ("fully_masked", token_mean, diffu_grpo(0.0, kl=0.0, advantage=correct_only)),
     ],
-    ids=str,
+    ids=["pairs", "visited", "fully_masked"],
 )
 def test_with_other_states_it_is_their_method_on_correct_answers_bit_for_bit(states, normaliser, other):
     policy, none = Net(1, ends=1.0), torch.zeros(())
