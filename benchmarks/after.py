@@ -25,7 +25,7 @@ from unmask.models.load import load_model
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds, sample
 from unmask.tasks import TASKS
-from unmask.tasks.puzzles.sudoku import CELLS, UNITS
+from unmask.tasks.puzzles.sudoku import CELLS, units
 from unmask.util.micro_batch import MicroBatch
 
 PROBLEMS, SAMPLES, SEED = 256, 4, -1
@@ -46,8 +46,8 @@ def solved(policy: Model, task_name: str, steps: int | None = None, template: st
 
 def broken(cells: list[int], blank: int) -> bool:
     """Whether a digit stands twice in a row, column or box of a grid that is partly filled."""
-    units = ([cells[cell] for cell in unit if cells[cell] != blank] for unit in UNITS)
-    return any(len(set(unit)) < len(unit) for unit in units)
+    filled = ([cells[cell] for cell in unit if cells[cell] != blank] for unit in units(4))
+    return any(len(set(unit)) < len(unit) for unit in filled)
 
 
 def first_breaks(trace: Trace, blank: int) -> Iterator[int | None]:

@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["unmask", "yaml"]):
     from unmask.tasks import TASKS
     from unmask.tasks.benchmarks import math500
     from unmask.tasks.support.data import read_rows
-    from unmask.tasks.support.programs import continuation, one_block, program_of
+    from unmask.tasks.support.programs import fenced_block, first_turn, program_of
     from unmask.tasks.task import Task
     from unmask.util.parsing import parse_yaml
 
@@ -75,7 +75,7 @@ def completion(data: bytes) -> None:
         assert task.reward_range is not None and 0 <= grade.points <= grade.out_of
         assert task.reward_range[0] <= outcome.reward <= task.reward_range[1], (name, outcome)
     math500.answer(written), math500.normal(written), math500.words(written)
-    program_of(written, "add"), one_block(written), continuation(written)
+    program_of(written, "add"), fenced_block(written, "add"), first_turn(written)
     refusing(template_text, written, {"puzzle": "1", "own_prompt": "2"})
 
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from unmask.core.probes import Probes, every_step, fully_masked, views
 from unmask.core.shapes import GIVEN, NO_TOKEN
+from unmask.core.states import elbo_views
 from unmask.core.strata import strata_views
 from unmask.core.token_sampling import token_logprobs
 from unmask.core.trace import Trace
-from unmask.methods.espo import elbo_views
 from unmask.methods.positive import scaled_negatives
 
 GIVEN_TOKENS, LENGTH, WORDS, HIDDEN = 2, 4, 3, 16

@@ -11,7 +11,7 @@ import yaml
 from unmask.cli.runs import split_settings
 from unmask.config import DEMO, Config, parse_config, read_config
 from unmask.config.defaults import micro_batch_sizes
-from unmask.config.keys import RENAMED, RESOLVED, validate, with_current_keys, with_old_keys
+from unmask.config.keys import ADDED, RENAMED, RESOLVED, validate, with_current_keys, with_old_keys
 from unmask.config.parse import read_run_config
 from unmask.core.strata import strided_strata
 from unmask.sft.config import SftConfig
@@ -164,6 +164,11 @@ def test_the_schema_is_imported_without_torch() -> None:
 def test_old_key_names_are_those_of_0_1_in_the_same_order() -> None:
     data = read_config(overrides=["inner_steps=3", "rollout.micro_batch_size=7"]).dump()
     old = with_old_keys(data)
+    for key, value in ADDED.items():  # later keys with their default are left out
+        section, _, name = key.rpartition(".")
+        keys = data.get(section, {}) if section else data
+        if name in keys:
+            assert keys.pop(name) == value
     assert (old["inner"], old["rollout"]["rows"]) == (3, 7) and {"rows", "checkpointing"} <= old.keys()
     assert "max_norm" in old["optimizer"] and not {"inner_steps", "micro_batch_size"} & old.keys()
     with pytest.warns(FutureWarning) as warned:

@@ -16,6 +16,7 @@ from unmask.models.known import KNOWN
 from unmask.models.load import outline
 from unmask.models.lora import add_adapter, save_adapter, trainable_parameters
 from unmask.models.tiny import TinyShape
+from unmask.rollout.engine import Engine
 from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import estimate, network_of
 from unmask.tasks.scoring import Scores
@@ -128,6 +129,7 @@ def test_the_passes_are_those_of_a_real_run(
     short = {"updates": 1, "prompts": 3, "group": 2, "eval": {"prompts": 3, "samples": 2}}
     config = parse_config({"model": small, "task": "sudoku", "device": "cpu", **short, **CASES[case]})
     found = estimate(config)
+    monkeypatch.setattr(Engine, "_merges_for_free", False)  # a dry run counts every canvas
     real = real_passes(config, tmp_path / "run", monkeypatch)
     for kind, tally in found.passes.items():
         times = found.evaluations if kind.startswith("evaluation") else 1

@@ -1,6 +1,7 @@
 """The package as users get it: the wheel, the command, the metadata, and the rules the source keeps."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -166,3 +168,16 @@ def test_a_method_file_imports_nothing_of_another_but_its_method() -> None:
 def test_only_the_trainers_call_backward() -> None:
     callers = {path.relative_to(PACKAGE).as_posix() for path in SOURCES if calls_backward(path)}
     assert callers == {"training/update.py", "sft/finetune.py", "sft/pretrain.py"}
+
+
+SCRIPTS = [path for folder in ("benchmarks", "docs", "examples") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_a_script_imports_is_there(path: Path) -> None:
+    """Scripts that no test runs must not rot when a function moves."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "unmask":
+            module = importlib.import_module(node.module)
+            missing = [name.name for name in node.names if not hasattr(module, name.name)]
+            assert not [name for name in missing if find_spec(f"{node.module}.{name}") is None], node.module
