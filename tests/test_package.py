@@ -178,6 +178,11 @@ def test_what_a_script_imports_is_there(path: Path) -> None:
     """Scripts that no test runs must not rot when a function moves."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "unmask":
-            module = importlib.import_module(node.module)
+            try:
+                module = importlib.import_module(node.module)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] == "unmask":
+                    raise
+                pytest.skip(f"{path.name} needs {error.name}, an extra")
             missing = [name.name for name in node.names if not hasattr(module, name.name)]
             assert not [name for name in missing if find_spec(f"{node.module}.{name}") is None], node.module
