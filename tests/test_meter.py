@@ -123,6 +123,7 @@ for method in BASES:
         name = "+".join([method, *plugins])
         CASES[name] = {"method": method, "with": plugins} | (BY_THRESHOLD if method == "fork" else {})
 CASES |= {
+    "coupled_grpo+dispo": {"method": "coupled_grpo", "with": ["dispo"]},
     "inner updates": {"method": "unigrpo", "inner_steps": 3},
     "both signs": {"method": "diffu_grpo", "with": ["daca"], "daca": {"negative": 1.0, "kl": 0.1}},
     "more views than a pass holds": {"method": "agrpo", "agrpo": {"draws": 5}, "micro_batch_size": 3},
