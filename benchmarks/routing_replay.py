@@ -170,7 +170,7 @@ def measured(policy: TinyMixture, term: Any) -> dict[str, float]:
 
 def run(start: TinyMixture, config: dict[str, Any], replay: bool) -> dict[str, Any]:
     """A training run from a copy of the start."""
-    policy, found = copy.deepcopy(start), list[dict[str, float]]()
+    policy, found, inner_step = copy.deepcopy(start), list[dict[str, float]](), 0
     tape = policy.tape
     settings = parse_config(config)
     plain_logprobs, plain_update, plain_load = logprobs, unmask.training.update.update, unmask.training.setup.load_model
@@ -180,14 +180,15 @@ def run(start: TinyMixture, config: dict[str, Any], replay: bool) -> dict[str, A
             return plain_logprobs(*given)
 
     def update(*given: Any, **named: Any) -> Any:
+        nonlocal inner_step
         terms = next(each for each in given if isinstance(each, list))
         first = terms[0].old_NL is None
-        update.number = 0 if first else update.number + 1  # type: ignore[attr-defined]
-        if update.number == settings.inner_steps - 1:  # type: ignore[attr-defined]
+        inner_step = 0 if first else inner_step + 1
+        if inner_step == settings.inner_steps - 1:
             found.append(measured(policy, terms[0]))
         with tape.use("replay" if replay else "free"):
             result = plain_update(*given, **named)
-        if update.number == settings.inner_steps - 1:  # type: ignore[attr-defined]
+        if inner_step == settings.inner_steps - 1:
             tape.store.clear()
         return result
 

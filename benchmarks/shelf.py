@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import LINES, RATES, RESULTS, Study, percent, with_options
+from choosing import LINES, RATES, RESULTS, WORLDS, Study, percent, with_options
 
 from unmask.util.plots import new_figure
 from unmask.util.statistics import t_interval
@@ -44,16 +44,14 @@ ONE_COLUMN: dict[str, str] = {
 }
 """Lines that are run in the first column only."""
 SEEDS = 5
-MINIS = "runs/starts/minis_two"
-ARITHMETIC = ("arithmetic.terms=2", "arithmetic.largest=99", "arithmetic.signs=+")
 COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
-    "Sudoku, noise": ("tiny", "sudoku", ()),
-    "Sudoku, mixed": ("runs/starts/mixed", "sudoku", ()),
-    "Countdown, two behaviours": ("tiny-two", "countdown", ()),
+    "Sudoku, noise": WORLDS["sharpening"],
+    "Sudoku, mixed": WORLDS["mixed"],
+    "Countdown, two behaviours": WORLDS["countdown"],
     "Countdown, noise": ("tiny", "countdown", ()),
-    "arithmetic": (MINIS, "arithmetic", ARITHMETIC),
-    "json_mini": (MINIS, "json_mini", ("json_mini.fields=2",)),
+    "arithmetic": WORLDS["arithmetic"],
+    "json_mini": WORLDS["json_mini"],
 }
 """The start, the task and its settings."""
 MARKS = dict(

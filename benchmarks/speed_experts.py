@@ -184,13 +184,13 @@ def measure(bench: ExpertBench, name: str) -> None:
         policy.hidden(tokens_SL[: rows // 4], None, at_Q[: rows // 4]).float().square().sum().backward()
 
     forward, cached = layer_flop(policy, rows * width, width), layer_flop(policy, rows * 32, width)
-    learnt = 3 * layer_flop(policy, rows // 4 * width, width)
+    gradient_flop = 3 * layer_flop(policy, rows // 4 * width, width)
 
     def passes(experts: str) -> None:
         bench.row(name, "whole pass", experts, rows * width, forward, whole)
         bench.row(name, "window of 32 columns, cached", experts, rows * 32, cached, window)
         policy.requires_grad_(True)
-        bench.row(name, "pass with gradients of all weights", experts, rows // 4 * width, learnt, gradient)
+        bench.row(name, "pass with gradients of all weights", experts, rows // 4 * width, gradient_flop, gradient)
         policy.zero_grad(set_to_none=True)
         policy.requires_grad_(False)
 

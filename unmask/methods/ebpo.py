@@ -70,7 +70,7 @@ def ebpo(
     kl_kind: KL = k3,
     advantage: Advantage = z_score,
 ) -> Method:
-    """One ratio for a whole sequence, from the ELBOs of its blocks. (DARE: 16 draws and mean=False.)"""
+    """One ratio for a whole sequence, from the ELBOs of its blocks. (DARE's code takes 16 draws and mean=False.)"""
     check_range(1, inf, draws=draws)
     check_range(0, inf, low=low, high=high)
     check_functions(kl_kind=kl_kind)

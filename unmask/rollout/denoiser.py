@@ -45,7 +45,7 @@ def denoise(denoiser: "Denoiser", commits: CommitCounts, branch_step_B: Tensor) 
     return state_BL, ended_B
 
 
-def denoise_in_turn(denoiser: "Denoiser", sizes: list[int], slots: int) -> None:
+def denoise_continuously(denoiser: "Denoiser", sizes: list[int], slots: int) -> None:
     """Denoise a trace of a block-causal model in place, at most `slots` rows at a time.
 
     When a block begins, rows that have ended are replaced by the next ones: rows of a batch are at different blocks.

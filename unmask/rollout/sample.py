@@ -20,7 +20,7 @@ from unmask.core.token_sampling import splitmix64
 from unmask.core.trace import Trace, concat_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.denoiser import Denoiser, denoise, denoise_in_turn
+from unmask.rollout.denoiser import Denoiser, denoise, denoise_continuously
 from unmask.rollout.engine import Engine
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
@@ -82,7 +82,7 @@ def sample(
         return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
     micro_batch, done, start = as_micro_batch(micro_batch), list[Rollouts](), 0
     if decoding.causal_block is not None and request.branch is None:
-        return _sample_in_turn(policy, prompts, seed_B, decoding, group_B, request, micro_batch)
+        return _sample_continuously(policy, prompts, seed_B, decoding, group_B, request, micro_batch)
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
         try:
@@ -100,7 +100,7 @@ def sample(
     return Rollouts(concat_traces([trace for trace, _ in done]), concat_traces(some) if some else done[0].branches)
 
 
-def _sample_in_turn(
+def _sample_continuously(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     seed_B: Tensor,
@@ -172,7 +172,7 @@ def _sample_batch(
     with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
         branches = None
         if slots is not None and not together:
-            denoise_in_turn(denoiser, commits[0], slots)
+            denoise_continuously(denoiser, commits[0], slots)
         else:
             state_BL, ended_B = denoise(denoiser, commits, branch_step_B)
         if request.branch is not None:
