@@ -67,4 +67,4 @@ class StepValues:
     completions: int
     """Completions of each state."""
     most_steps: int | None = None
-    """At most so many steps in each block of a completion; None: all that remain, as the sampler would."""
+    """The most steps in each block of a completion; None: all that remain, as in the sampler."""

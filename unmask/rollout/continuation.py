@@ -40,7 +40,7 @@ def continue_from(
 
     `decoding` must be the one that the traces were sampled with. To complete a state several times, repeat its trace
     (`select_traces`) with other seeds. All tokens count, and nothing is recorded (`seen` is empty).
-    `most_steps` merges the steps that remain in a block into so many: faster, and another sampler (1: in one shot).
+    `most_steps` merges the steps that remain in a block into at most this number (1: one shot): faster, and biased.
     """
     if not len(trace):
         return replace(trace, seen={})

@@ -148,7 +148,7 @@ def _sample_batch(
     request: RolloutRequest,
     slots: int | None = None,
 ) -> Rollouts:
-    """All rows at once; with `slots`, at most so many, each begun when another has ended."""
+    """All rows at once; with `slots`, at most that number at a time: a row begins when another has ended."""
     commits, sure_score, block = decoding.commit_counts(), decoding.sure_score(), decoding.block
     steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
