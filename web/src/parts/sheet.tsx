@@ -6,7 +6,7 @@
 import { effect, type Signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { memo } from "preact/compat";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { GIVEN, positionsByStep, visible } from "../state";
 import type { Rollout } from "../types";
 
@@ -54,7 +54,7 @@ interface SheetProps {
 export const Miniature = memo(function Miniature({ rollout, steps, bins, done }: SheetProps) {
   const box = useRef<HTMLDivElement>(null);
   const special = new Set(rollout.special ?? []);
-  useEffect(() => paint(box.current!.children, rollout, steps, done), [rollout, steps, done]);
+  useLayoutEffect(() => paint(box.current!.children, rollout, steps, done), [rollout, steps, done]);
   return (
     <div class="mini" ref={box} aria-hidden="true">
       {rollout.tokens.map((token, i) => (
@@ -76,7 +76,7 @@ interface FullProps extends SheetProps {
 export const Sheet = memo(function Sheet({ rollout, steps, bins, done, id, label, cursor }: FullProps) {
   const box = useRef<HTMLDivElement>(null);
   const special = new Set(rollout.special ?? []);
-  useEffect(() => paint(box.current!.children, rollout, steps, done), [rollout, steps, done]);
+  useLayoutEffect(() => paint(box.current!.children, rollout, steps, done), [rollout, steps, done]);
   return (
     <Pointed box={box} id={id} label={label} cursor={cursor} length={rollout.tokens.length}>
       {rollout.tokens.map((token, i) => (

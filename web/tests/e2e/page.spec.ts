@@ -57,15 +57,15 @@ test("every state is the one the trace says, by slider, keys and play", { tag: "
   const slider = page.getByRole("slider", { name: "Steps done" });
   for (const done of [8, 0, 5, 2, 7]) {
     await slider.fill(String(done));
-    expect(await canvas(page)).toBe(stateOf("t40-0", 1, done));
+    await expect.poll(() => canvas(page)).toBe(stateOf("t40-0", 1, done));
   }
   await page.locator("body").press("Home");
   await page.locator("body").press("ArrowRight");
-  expect(await canvas(page)).toBe(stateOf("t40-0", 1, 1));
+  await expect.poll(() => canvas(page)).toBe(stateOf("t40-0", 1, 1));
   await page.keyboard.press("End");
-  expect(await canvas(page)).toBe(stateOf("t40-0", 1, 8));
+  await expect.poll(() => canvas(page)).toBe(stateOf("t40-0", 1, 8));
   await page.keyboard.press("]");
-  expect(await canvas(page)).toBe(stateOf("t40-0", 2, 8));
+  await expect.poll(() => canvas(page)).toBe(stateOf("t40-0", 2, 8));
   await page.locator("h1").click();
   await page.keyboard.press(" ");
   await expect(page.getByRole("button", { name: "Pause" })).toBeVisible();
@@ -115,7 +115,7 @@ test("branches, probes and the board", { tag: "@core" }, async ({ page }) => {
   await page.keyboard.press("Escape");
   await page.getByRole("button", { name: /^First violation at step/ }).click();
   const [at, broken] = [Number(await page.locator(".player .at b").textContent()), page.locator(".board .wrong")];
-  expect(await broken.count()).toBeGreaterThan(0);
+  await expect.poll(() => broken.count()).toBeGreaterThan(0);
   await page.locator("body").press("ArrowLeft");
   await expect(page.locator(".player .at b")).toHaveText(String(at - 1));
   await expect(broken).toHaveCount(0);
@@ -128,7 +128,7 @@ test("a completion can be read as text", async ({ page }) => {
   const [tokens, ends] = [trace.rollouts[0]!.tokens, new Set(trace.rollouts[0]!.special)];
   const shown = trace.rollouts.findIndex((rollout) => rollout.solved);
   const text = trace.rollouts[Math.max(0, shown)]!;
-  expect(await page.locator(".reading").textContent()).toBe(text.tokens.filter((_, i) => !text.special!.includes(i)).join("").trim());
+  await expect.poll(() => page.locator(".reading").textContent()).toBe(text.tokens.filter((_, i) => !text.special!.includes(i)).join("").trim());
   expect(tokens.length - ends.size).toBeGreaterThan(100);
   await page.locator("h1").click();
   await page.keyboard.press("t");
@@ -227,7 +227,7 @@ test("a phone's width needs no sideways scrolling, in any place", async ({ page 
   for (const hash of ["#/", "#/trace/0/t20-0", "#/trace/0/t1-9", "#/trace/0/t40-0", "#/compare"]) {
     await page.evaluate((to) => (location.hash = to), hash);
     await expect(page.getByRole("heading", { level: 1 })).toBeAttached();
-    expect(await page.evaluate(() => document.documentElement.scrollWidth), hash).toBe(360);
+    await expect.poll(() => page.evaluate(() => document.documentElement.scrollWidth), hash).toBe(360);
   }
 });
 
