@@ -5,6 +5,7 @@ export default defineConfig({
   workers: 1,
   reporter: "line",
   timeout: 20_000,
+  retries: 1, // on a busy machine; the report names a test that needed it
   use: {
     viewport: { width: 1200, height: 800 },
     // a browser of the system: none is downloaded
