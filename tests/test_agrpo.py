@@ -187,6 +187,19 @@ def test_t_spread_uniform_draws_are_all_steps_exactly(choice):
     assert torch.equal(term_loss(part, ask(policy, part.probes))[0], loss)
 
 
+def test_the_choice_metric_is_the_mean_over_steps_that_have_an_advantage():
+    policy, rollouts = rollout()
+    (part,) = parts_of(agrpo(draws=6, choice=True), rollouts, generator())
+    part.advantage_B[0] = 0.0
+    logp_NL, probes = ask(policy, part.probes).detach(), part.probes
+    steps = {}
+    for n, unit in enumerate(probes.unit_N.tolist()):
+        if part.advantage_B[probes.trace_N[n]] and probes.asked_NL[n].any():
+            steps[unit] = steps.get(unit, 0.0) + logp_NL[n][probes.passed_NL[n]].sum().item()
+    assert min(steps.values()) < 0
+    assert term_loss(part, logp_NL)[1]["choice_logp"].item() == pytest.approx(sum(steps.values()) / len(steps))
+
+
 def test_agrpos_loss_is_a_mean_over_traces_of_weighted_steps_and_a_sum_over_their_tokens():
     policy, rollouts = rollout()
     (part,) = parts_of(agrpo(draws=3, steps=entropy_steps), rollouts, generator(), moved(policy))

@@ -232,6 +232,13 @@ def test_beyond_the_allowed_states_it_is_the_trajectory(unmask) -> None:
     assert "0.00 [" in row.split("│")[3]
 
 
+@pytest.mark.parametrize("more", [("--methods", "agrpo:draws=1", "--states", "0"), ("--credit",)])
+def test_by_threshold_the_steps_are_those_that_were_used(unmask, more: tuple[str, ...]) -> None:
+    code, out, err = unmask("audit", "tiny", *SMALL, *more, "rollout.threshold=1e-9")
+    assert code == 0, err
+    assert "1.0 steps on average, by a threshold of 1e-09, low_confidence order" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -150,6 +150,12 @@ def test_forwards_are_shared_out_before_the_first_run(made_up: MadeUp, tmp_path:
     assert order == [(seed, label) for seed in (0, 1) for label in spent]
 
 
+@pytest.mark.parametrize(("line", "start"), [("fork", "fork: the steps"), ("fork:low=-1", "fork:low=-1: low=-1.0")])
+def test_a_cell_that_is_refused_is_named_once(line: str, start: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{start}"):
+        compare(Comparison([line]), tmp_path)
+
+
 def test_a_warm_up_that_the_budget_does_not_reach_is_refused(made_up: MadeUp, tmp_path: Path) -> None:
     settings = SharedSettings(overrides=(*SHORT, "optimizer.warmup=8"))
     with pytest.raises(ValueError, match=r"optimizer.warmup: 8 is more than the updates of agrpo"):

@@ -53,10 +53,15 @@ BAD = {
     "with: dps is named twice": {"with": ["dps", "dps"]},
     "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
     "options: unknown key": {"options": 3},
-    "rollout.order: agrpo scores the choice of positions of low_confidence, not of random": {
+    "rollout.order: agrpo scores the choice of positions of low_confidence, not of random; set rollout.order=low_confidence": {
         "method": "agrpo",
         "agrpo": {"choice": True},
         "rollout": {"order": "random"},
+    },
+    "set rollout.order=low_confidence or, to keep left_to_right, rollout.threshold": {
+        "method": "agrpo",
+        "agrpo": {"choice": True},
+        "rollout": {"order": "left_to_right"},
     },
     "diffu_grpo: kl=-1.0 must be at least 0": {"method": "diffu_grpo", "diffu_grpo": {"kl": -1}},
     "diffu_grpo: kl=nan must be at least 0": {"method": "diffu_grpo", "diffu_grpo": {"kl": float("nan")}},

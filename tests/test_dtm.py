@@ -259,6 +259,17 @@ def test_an_option_outside_its_range_is_named(options, message):
         dtm(**options)
 
 
+def test_a_reward_that_is_nan_is_named_and_not_called_an_overflow():
+    with pytest.raises(ValueError, match="dtm: a reward is nan"):
+        dtm().advantage(torch.tensor([0.0, math.nan]), torch.zeros(2, dtype=torch.long))
+
+
+def test_without_a_teacher_its_option_is_refused():
+    assert not dtm(c=0).needs_teacher
+    with pytest.raises(ValueError, match="teacher_every has no effect with c=0"):
+        dtm(c=0, teacher_every=4)
+
+
 def test_a_weight_that_overflows_is_refused():
     with pytest.raises(ValueError, match=r"h=60.0: exp\(h r\) overflows with a reward of 2; lower h"):
         dtm(h=60.0).advantage(torch.tensor([0.0, 2.0]), torch.zeros(2, dtype=torch.long))

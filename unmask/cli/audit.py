@@ -150,6 +150,13 @@ def _audit_credit(
         typer.echo(f"written: {path}")
 
 
+def steps_text(data: dict[str, Any], used: float | None) -> str:
+    """The steps of the rollouts; by threshold those they used on average."""
+    if data.get("threshold") is None:
+        return f"{data['steps']} steps"
+    return f"{used:.1f} steps on average, by a threshold of {data['threshold']:g}"
+
+
 def show_credit(data: dict[str, Any], measured: "MeasuredCredit") -> None:
     """Print a credit audit."""
     from rich.console import Console
@@ -158,8 +165,8 @@ def show_credit(data: dict[str, Any], measured: "MeasuredCredit") -> None:
 
     typer.echo(
         f"{data['model']} on {data['task']}: {data['problems']} problems x {data['group']} rollouts, mean reward "
-        f"{data['reward']:.2f}; each state completed 2 x {data['draws']} times; {data['steps']} steps, "
-        f"{data['order']} order. {data['seconds']:.0f} s."
+        f"{data['reward']:.2f}; each state completed 2 x {data['draws']} times; "
+        f"{steps_text(data, data['written'] / data['rollouts'])}, {data['order']} order. {data['seconds']:.0f} s."
     )
     console = Console(width=None if Console().is_terminal else 200)
     for table in credit_tables(measured.audit):
@@ -182,6 +189,7 @@ def _measure(
 
     from unmask.config import DEMO, read_config
     from unmask.config.method_names import every_estimator, method_specs, split_overrides
+    from unmask.core.steps import uniform_steps
     from unmask.core.trace import all_tokens
     from unmask.studies.audit.audit import AuditSettings, audit as measure, scores_choice
     from unmask.studies.audit.report import audit_data, conclusion, constant_reward_note
@@ -243,6 +251,8 @@ def _measure(
         "seed": config.seed,
         "length": decoding.length,
         "steps": decoding.steps,
+        "threshold": decoding.threshold,
+        "steps_used": float((uniform_steps(batch.trace) > 0).sum(-1).double().mean()),
         "block": decoding.block,
         "order": rollout.order,
         "temperature": rollout.temperature,
@@ -286,8 +296,8 @@ def _show(data: dict[str, Any], out: Path | None, as_json: bool) -> None:
         typer.echo(data["note"])
     typer.echo(
         f"{data['model']} on {data['task']}: {data['problems']} problems x {data['group']} completions, "
-        f"{data['draws']} draws; {data['length']} positions in {data['steps']} steps, {data['order']} order. "
-        f"{data['seconds']:.0f} s."
+        f"{data['draws']} draws; {data['length']} positions in {steps_text(data, data.get('steps_used'))}, "
+        f"{data['order']} order. {data['seconds']:.0f} s."
     )
     slack = f" (too low by at most {data['slack']:.1g} nats)" if data["slack"] else ""
     typer.echo(

@@ -52,9 +52,11 @@ def check_combination(config: Config) -> None:
             "drop; leave it out"
         )
     if method.order is not None and not method.scores_order(config.rollout.order, config.rollout.threshold):
+        order, wanted = config.rollout.order, method.order.__name__
+        or_threshold = f" or, to keep {order}, rollout.threshold" if method.scores_order(order, 0.9) else ""
         raise ValueError(
-            f"rollout.order: {method.name} scores the choice of positions of {method.order.__name__}, "
-            f"not of {config.rollout.order}"
+            f"rollout.order: {method.name} scores the choice of positions of {wanted}, not of {order}; "
+            f"set rollout.order={wanted}{or_threshold}"
         )
     if method.order is not None and config.rollout.correction:
         raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")

@@ -129,7 +129,8 @@ class Method(Term):
             return
         scores, wanted = f"{self.name} scores the choice of", order_name(self.order)
         made = f"the rollouts were made in the order {trace.order}: sample with Decoding(order={wanted})"
-        raise ValueError(f"{scores} positions of {wanted}, and {made}")
+        or_threshold = " or with a threshold" if self.scores_order(trace.order, 0.9) else ""
+        raise ValueError(f"{scores} positions of {wanted}, and {made}{or_threshold}")
 
     def scores_order(self, order: str, threshold: float | None) -> bool:
         """Whether the likelihood is defined for rollouts in an order. By threshold that of low_confidence is also

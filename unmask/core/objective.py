@@ -163,7 +163,11 @@ def step_clip(
     credit_ML = credit_BL[probes.trace_M].masked_fill(~counted_ML, 0.0)
     credit_M = credit_ML.sum(-1) / counted_ML.sum(-1).clamp(min=1)
     value_M = (advantage_B[probes.trace_M] * credit_M).to(ratio_M.dtype)
-    return _unit_clip(ratio_M, value_M, counted_ML.any(-1), probes, low, high)
+    loss, metrics = _unit_clip(ratio_M, value_M, counted_ML.any(-1), probes, low, high)
+    if probes.passed_NL is not None:
+        choice_M = unit_likelihood(logp_NL.detach() * probes.passed_NL, probes).sum(-1)
+        metrics["choice_logp"] = _mean(choice_M, counted_ML.any(-1) & (value_M != 0))
+    return loss, metrics
 
 
 def sequence_clip(

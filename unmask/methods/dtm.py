@@ -31,21 +31,27 @@ from unmask.core.objective import policy_gradient, token_cross_entropy, unit_mea
 from unmask.core.states import semi_autoregressive
 from unmask.core.trace import all_tokens
 
+TEACHER_EVERY = 16
+
 
 def tilt(reward_B: Tensor, group_B: Tensor, *, h: float = 6.0, c: float = 1.0) -> Tensor:
     """A = exp(h r) - c, with negative rewards as 0. Rollouts are not compared."""
+    if reward_B.isnan().any():
+        raise ValueError("dtm: a reward is nan; rewards must be finite numbers")
     weight_B = (h * reward_B.double().clamp(min=0)).exp() - c
     if not weight_B.float().isfinite().all():
-        raise ValueError(f"h={h}: exp(h r) overflows with a reward of {float(reward_B.max()):g}; lower h")
+        raise ValueError(f"dtm: h={h}: exp(h r) overflows with a reward of {float(reward_B.max()):g}; lower h")
     return weight_B.to(reward_B.dtype) if reward_B.dtype.is_floating_point else weight_B
 
 
-def dtm(h: float = 6.0, c: float = 1.0, teacher_every: int = 16, draws: int = 1) -> Method:
+def dtm(h: float = 6.0, c: float = 1.0, teacher_every: int = TEACHER_EVERY, draws: int = 1) -> Method:
     """Likelihood weighted by the exponential of the reward, and cross-entropy to a teacher."""
     check_range(0, inf, h=h)
     check_range(1, inf, teacher_every=teacher_every, draws=draws)
     if not 0 <= c <= 1:
         raise ValueError(f"c={c} must lie in [0, 1]: above 1 the loss has no minimum")
+    if c == 0 and teacher_every != TEACHER_EVERY:
+        raise ValueError("teacher_every has no effect with c=0, which has no teacher: leave it out")
     return Method(
         name="dtm",
         probe=each_inner_step(partial(semi_autoregressive, draws=draws)),

@@ -88,7 +88,7 @@ class SharedSettings:
         try:
             return read_config(self.path or DEMO, [*common, *spec.overrides(), *more], **named)
         except ValueError as error:
-            raise ValueError(f"{spec.label}: {error}") from None
+            raise ValueError(f"{spec.label}: {str(error).removeprefix(f'{base}: ')}") from None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ COMMIT_COLUMNS = ("weight at commit", "rank at commit")
 def credit_data(measured: MeasuredCredit) -> dict[str, Any]:
     """The audit as JSON; an interval is [figure, low, high], null if it is not defined."""
     settings, audit = measured.settings, measured.audit
+    shown = ("length", "steps", "threshold", "block", "order", "temperature")
     return {
         "model": settings["model"],
         "task": settings["task"],
@@ -31,7 +32,7 @@ def credit_data(measured: MeasuredCredit) -> dict[str, Any]:
         "group": settings["group"],
         "draws": measured.draws,
         "seed": settings["seed"],
-        **{name: settings["rollout"][name] for name in ("length", "steps", "block", "order", "temperature")},
+        **{name: settings["rollout"][name] for name in shown},
         "reward": measured.reward,
         "seconds": round(measured.seconds, 1),
         "versions": versions(),
