@@ -53,7 +53,7 @@ BAD = {
     "with: dps is named twice": {"with": ["dps", "dps"]},
     "sudoku: holes": {"sudoku": {"holes": [12, 9]}},
     "options: unknown key": {"options": 3},
-    "rollout.order: agrpo scores the choice of positions of low_confidence, not of random; set rollout.order=low_confidence": {
+    "agrpo scores the choice of positions of low_confidence, not of random; set rollout.order=low_confidence": {
         "method": "agrpo",
         "agrpo": {"choice": True},
         "rollout": {"order": "random"},

@@ -148,7 +148,7 @@ def test_other_rollouts_are_refused_with_the_reason(settings: dict, reason: str)
 def test_choice_is_scored_from_left_to_right_by_threshold_only() -> None:
     trace = enumerated(WORLDS["one block"]).trace
     agrpo(choice=True).check_order(trace)
-    with pytest.raises(ValueError, match="left_to_right.* or with a threshold"):
+    with pytest.raises(ValueError, match=r"left_to_right.* or with a threshold"):
         agrpo(choice=True).check_order(replace(trace, threshold=None))
 
 
