@@ -65,8 +65,8 @@ def test_operations_by_hand() -> None:
     assert operations(network, "update, reference", tally, 456) == reference
     policy = reference + 1368 * 32 * 2 * low
     assert operations(network, "update, no gradient", tally, 456) == policy
-    # Back: every matrix once for the frozen, twice for the adapter; attention twice.
-    back = 1368 * 32 * (2 * layer + 2 * 4 * 456 * 4096 + 2 * 2 * low) + 100 * head
+    # Back: every matrix once for the frozen, twice for the adapter; five products of attention instead of two.
+    back = 1368 * 32 * (2 * layer + 2.5 * 4 * 456 * 4096 + 2 * 2 * low) + 100 * head
     assert operations(network, "update, gradient", tally, 456) == policy + back
     again = policy + back + 1368 * (column + 32 * 2 * low)
     assert operations(network, "update, gradient", tally, 456, gradient_checkpointing=True) == again
@@ -74,7 +74,8 @@ def test_operations_by_hand() -> None:
     once, twice = (operations(network, kind, pieces, 456) for kind in ("update, no gradient", "update, gradient"))
     assert twice == once + back + 2900 * head + 3000 * head
     full = replace(network, adapter=0)
-    assert operations(full, "update, gradient", tally, 456) == 3 * reference
+    attention = 1368 * 32 * 4 * 456 * 4096
+    assert operations(full, "update, gradient", tally, 456) == 3 * reference + attention / 2
 
 
 def test_a_pass_takes_as_long_as_the_slowest_of_products_weights_and_launches() -> None:
@@ -99,12 +100,15 @@ def test_a_pass_takes_as_long_as_the_slowest_of_products_weights_and_launches() 
 
 def test_the_constants_are_those_of_the_benchmark() -> None:
     """Each recomputed from the row that the code names."""
-    for compiled, shares in ((False, EAGER), (True, COMPILED)):
-        for kind in ("whole", "window"):
-            row = measured("trunk", kind=kind, compiled=compiled)
-            assert getattr(shares, kind) == pytest.approx(row["share_of_peak"], abs=1e-3)
     assert measured("peak")["tflops"] == pytest.approx(H200_RATE / 1e12, rel=1e-3)
     network = network_of(llada(), outlined(LLADA))
+    bare = replace(network, adapter=0)
+    for compiled, shares in ((False, EAGER), (True, COMPILED)):
+        row = measured("trunk", kind="whole", compiled=compiled)
+        assert shares.whole == pytest.approx(row["share_of_peak"], abs=1e-3)
+        row, window = measured("trunk", kind="window", compiled=compiled), Tally(32, 32 * 32, 0, 32, sizes={32: 1})
+        on = replace(gpu("h200", bare, compiled), shares=replace(shares, bare_launch=0.0))
+        assert seconds(bare, on, "cache check, window", window, 456) == pytest.approx(row["ms"] / 1e3, rel=1e-3)
     learnt = operations(network, "update, gradient", Tally(16, 16 * 456, 16 * 256, 16), 456)
     for shares, section in ((COMPILED, "methods"), (EAGER, "methods_as_written")):
         rate = learnt / measured(section, method="wd1")["seconds"]
@@ -114,18 +118,21 @@ def test_the_constants_are_those_of_the_benchmark() -> None:
         """Seconds of a dual-cache rollout of 8 blocks of 16 steps beside its whole passes; logits drawn from."""
         first, later = rows * 8 * 32, rows * 8 * sum(range(2, 32, 2))
         whole = Tally(rows * 8, rows * 8 * 456, first, rows, sizes={rows: 8})
-        on = gpu("h200", network, compiled=True)
-        on = replace(on, shares=replace(COMPILED, vocabulary=0.0))
-        return taken - seconds(network, on, "rollout, whole", whole, 456), (first + later) * 126464
+        return taken - seconds(network, without, "rollout, whole", whole, 456), (first + later) * 126464
 
-    bare = replace(network, adapter=0)
+    without = replace(gpu("h200", bare, compiled=True), shares=replace(COMPILED, vocabulary=0.0, bare_launch=0.0))
     rest, logits = left(bare, 32, measured("early", kind="dual cache")["full_length"])
-    window = Tally(32 * 120, 32 * 120 * 32, 32 * 8 * sum(range(2, 32, 2)), 32)
-    rest -= operations(bare, "rollout, window", window, 456) / (H200_RATE * COMPILED.window)
+    window = Tally(32 * 120, 32 * 120 * 32, 32 * 8 * sum(range(2, 32, 2)), 32, sizes={32: 120})
+    rest -= seconds(bare, without, "rollout, window", window, 456)
     assert rest * 4.8e12 / logits == pytest.approx(COMPILED.vocabulary, rel=0.01)
-    rest, logits = left(network, 8, measured("growth", by="length", length=256)["rollout"])
-    rest -= logits * COMPILED.vocabulary / 4.8e12
-    assert rest / 120 / 32 == pytest.approx(COMPILED.launch, rel=0.01)
+    tokens = measured("few_rows", rows=8)["tokens_per_second"]
+    for shape, taken, launch in (
+        (network, measured("growth", by="length", length=256)["rollout"], COMPILED.launch),
+        (bare, 8 * 256 / tokens, COMPILED.bare_launch),
+    ):
+        rest, logits = left(shape, 8, taken)
+        rest -= logits * COMPILED.vocabulary / 4.8e12
+        assert rest / 120 / 32 == pytest.approx(launch, rel=0.01)
 
 
 # --- the other rows -------------------------------------------------------------------------------------------------
@@ -144,6 +151,28 @@ def test_a_rollout_takes_what_was_measured(rows: int, cache: str, kind: str) -> 
     on = gpu("h200", network, compiled=True)
     taken = sum(seconds(network, on, kind, found.passes[kind], found.prompt + found.length) for kind in kinds)
     assert taken == pytest.approx(measured("rollout", kind=kind, rows=rows)["seconds"], rel=0.08)
+
+
+def test_an_exact_rollout_of_few_rows_takes_what_was_measured() -> None:
+    shape = {"cache": "none", "micro_batch_size": 8}
+    found = estimate(llada(prompts=1, group=8, rollout=shape), "h200", prompt=200)
+    bare = replace(found.network, adapter=0)
+    taken = seconds(bare, gpu("h200", bare, compiled=True), "rollout, whole", found.passes["rollout, whole"], 456)
+    assert 8 * 256 / taken == pytest.approx(measured("few_rows", rows=8)["exact_tokens_per_second"], rel=0.06)
+
+
+def test_a_window_takes_at_least_the_time_to_read_its_cache() -> None:
+    bare = replace(network_of(llada(), outlined(LLADA)), adapter=0)
+    on, width = gpu("h200", bare, compiled=True), 2248
+
+    def spent(columns: int, bandwidth: float) -> float:
+        tally = Tally(64, 64 * columns, 0, 64, sizes={64: 1})
+        return seconds(bare, replace(on, bandwidth=bandwidth), "cache check, window", tally, width)
+
+    reading = 64 * width * 2 * 4096 * 32 * 2 / 4.8e12
+    attention = 4 * 64 * 32 * width * 4096 * 32 / (H200_RATE * COMPILED.window)
+    assert spent(32, 4.8e12) - spent(32, 1e18) == pytest.approx(reading - attention) and reading > attention
+    assert spent(256, 4.8e12) == spent(256, 1e18)  # there the products of attention take longer
 
 
 OLD = {"anchor": 0.5, "kl": 0.05, "negative": 1.0}
@@ -241,7 +270,8 @@ def test_a_merged_adapter_costs_a_copy_of_its_layers_in_rollouts_and_no_operatio
     assert merged.memory_gib["update"] == apart.memory_gib["update"]
     passes, on = merged.passes, gpu("h200", merged.network, compiled=True)
     bare, kinds = replace(merged.network, adapter=0), ("rollout, whole", "rollout, window")
-    assert merged.times[-1].rollout_s == sum(seconds(bare, on, kind, passes[kind], 456) for kind in kinds)
+    spent = sum(seconds(bare, on, kind, passes[kind], 456) for kind in kinds)
+    assert merged.times[-1].rollout_s == pytest.approx(spent + 40 * layers / 4.8e12)
     assert merged.times[-1].update_s == apart.times[-1].update_s
     config, small = llada(rollout={"merge_adapter": True}), replace(merged.times[-1], memory_gib=24.0)
     assert "of 24 GiB: set rollout.merge_adapter=false" in "\n".join(lines(replace(merged, times=[small]), config))

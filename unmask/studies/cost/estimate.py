@@ -23,6 +23,8 @@ from unmask.training.run.folder import checkpoint_of
 from unmask.training.setup import decoder_of, decoding_of
 
 GIB = 2**30
+MERGING = 40
+"""Bytes of traffic for each weight that is merged with an adapter and restored."""
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
 
@@ -30,7 +32,8 @@ GIB = 2**30
 def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_checkpointing: bool = False) -> float:
     """Floating-point operations of passes whose columns see `seen` columns; a multiplication and an addition are two.
 
-    The backward pass goes through every matrix once, and once more if its weights are trained.
+    The backward pass goes through every matrix once, and once more if its weights are trained. Attention then has five
+    products instead of two: it computes its weights again.
     """
     linear = 2 * tally.columns * network.linear
     low = 2 * tally.columns * (network.adapter - network.adapter_unused)
@@ -39,7 +42,7 @@ def operations(network: Network, kind: str, tally: Tally, seen: int, gradient_ch
     if kind != "update, gradient":
         return linear + attention + head + (0 if kind == "update, reference" else low)
     frozen = linear + head if network.adapter else 2 * (linear + head)
-    total = linear + low + attention + head + frozen + 2 * (low + attention)
+    total = linear + low + attention + head + frozen + 2 * low + 2.5 * attention
     if gradient_checkpointing:
         total += linear + low + attention
     if tally.states and tally.positions / tally.states * tally.most > PIECE // network.vocabulary:
@@ -52,18 +55,34 @@ def seconds(
 ) -> float:
     """For each pass the longest of three: operations over their rate, reading the weights, launching kernels.
 
-    A pass with gradient is launched three times: once forward, twice backward.
+    A pass with gradient is launched three times: once forward, twice backward. The attention of a window takes at least
+    the time to read the cached keys and values.
     """
     if not tally.states:
         return 0.0
     drawn = kind.startswith(("rollout", "evaluation"))
     shares, last = device.shares, kind.split(", ")[-1]
-    share = {"gradient": shares.gradient, "window": shares.window}.get(last, shares.whole)
-    state = operations(network, kind, tally, seen, gradient_checkpointing) / (device.rate * share) / tally.states
-    launch = shares.launch * network.layers * (3 if last == "gradient" else 1) if network.adapter else 0.0
-    least = max(network.item * network.parameters / device.bandwidth, launch)
+    rate = device.rate * {"gradient": shares.gradient, "window": shares.window}.get(last, shares.whole)
+    state = operations(network, kind, tally, seen, gradient_checkpointing) / rate / tally.states
+    if last == "window":
+        attention = 4 * tally.width * seen * network.queries * network.layers / rate
+        state += max(0.0, cache_bytes(network, seen) / device.bandwidth - attention)
+    launch = (shares.launch if network.adapter else shares.bare_launch) * network.layers
+    least = max(network.item * network.parameters / device.bandwidth, launch * (3 if last == "gradient" else 1))
     logits = tally.positions * network.vocabulary * shares.vocabulary / device.bandwidth if drawn else 0.0
     return sum(passes * max(size * state, least) for size, passes in tally.sizes.items()) + logits
+
+
+def cache_bytes(network: Network, width: int) -> int:
+    """Keys and values of all layers for a canvas of `width` columns."""
+    return width * 2 * network.keys * network.layers * network.item
+
+
+def merging_seconds(config: Config, network: Network, device: Hardware) -> float:
+    """Merging the adapter for one rollout and restoring the weights: memory traffic of the copies and of the sum in
+    fp32 (models/lora.py). The product B A takes less."""
+    merged = network.adapter and config.rollout.merge_adapter
+    return MERGING * network.adapted / device.bandwidth if merged else 0.0
 
 
 def memory(
@@ -94,7 +113,7 @@ def memory(
         **fixed,
         "copy of adapted layers": item * network.adapted if config.rollout.merge_adapter else 0,
         "gradients": 0,
-        "KV cache": rows * width * 2 * network.keys * network.layers * item if cached else 0,
+        "KV cache": rows * cache_bytes(network, width) if cached else 0,
         "activations": max(tally.most * tally.width for tally in drawn) * alive,
         "logits": _logits(network, max(tally.asked for tally in drawn)),
     }
@@ -270,9 +289,10 @@ def _time(
         )
         for kind, tally in passes.items()
     }
-    rollout = spent["rollout, whole"] + spent["rollout, window"]
+    merging = merging_seconds(config, network, device)
+    rollout = spent["rollout, whole"] + spent["rollout, window"] + merging
     learning = sum(spent[kind] for kind in spent if kind.startswith(("cache check", "update")))
-    evaluation = spent["evaluation, whole"] + spent["evaluation, window"]
+    evaluation = spent["evaluation, whole"] + spent["evaluation, window"] + merging
     run = config.updates * (rollout + learning) + evaluations * evaluation
     return TimeEstimate(device.name, device.source, device.memory, rollout, learning, evaluation, run / 3600)
 
