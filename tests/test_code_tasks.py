@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,18 @@ def test_a_check_is_taken_apart():
     for text in ("x = 1", "def check(candidate):\n    assert True", "def check(f):\n    assert f(1)", "def ("):
         with pytest.raises(ValueError):
             humaneval.check_tests(text)
+
+
+@pytest.mark.parametrize("limit", [1000, 2000])  # the second is what torch.compile sets; Python then parses the text
+def test_a_check_that_is_nested_too_deeply_is_refused(tmp_path, limit):
+    path = written(tmp_path / "own.jsonl", ROW | {"test": f"def check(candidate):\n    assert {'-' * 5000}1"})
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        with pytest.raises(ValueError, match=r"own\.jsonl line 1: a test is"):
+            humaneval.HumanEval(data=path, test_data=path).rows("test", 1, 0)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_the_reference_says_which_names_are_the_programs():

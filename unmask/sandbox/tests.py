@@ -15,8 +15,12 @@ def with_guards(test: str) -> str:
     """The test with a guard around every assertion: the judge keeps arguments unchanged until then."""
     try:
         return ast.unparse(ast.fix_missing_locations(_Guarding().visit(parse(test))))
-    except RecursionError:  # Python 3.12 parses code that it cannot visit
-        raise ValueError(f"a test is nested too deeply: {test[:100]!r}") from None
+    except RecursionError:  # Python parses code that it cannot visit
+        raise too_deep(test) from None
+
+
+def too_deep(test: str) -> ValueError:
+    return ValueError(f"a test is nested too deeply: {test[:100]!r}")
 
 
 class _Guarding(ast.NodeTransformer):

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal
 
 from unmask.sandbox import ProgramJob
-from unmask.sandbox.tests import free_names, parse
+from unmask.sandbox.tests import free_names, parse, too_deep
 from unmask.tasks.support.data import hub_rows
 from unmask.tasks.support.programs import (
     STOP,
@@ -151,7 +151,10 @@ class HumanEval(ProgramTask):
         )
 
     def parse_row(self, row: Row) -> Row:
-        check_tests(row["test"])
+        try:
+            check_tests(row["test"])
+        except RecursionError:
+            raise too_deep(row["test"]) from None
         name = row["entry_point"]
         if not name.isidentifier() or f"def {name}" not in row["prompt"] or not defines(row["prompt"], name):
             raise ValueError(f"its prompt does not begin the function {row['entry_point']}")
