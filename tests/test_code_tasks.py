@@ -130,6 +130,7 @@ def test_a_check_is_taken_apart():
             humaneval.check_tests(text)
 
 
+@needs_sandbox
 @pytest.mark.parametrize("limit", [1000, 2000])  # the second is what torch.compile sets; Python then parses the text
 def test_a_check_that_is_nested_too_deeply_is_refused(tmp_path, limit):
     path = written(tmp_path / "own.jsonl", ROW | {"test": f"def check(candidate):\n    assert {'-' * 5000}1"})
