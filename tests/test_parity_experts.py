@@ -56,15 +56,15 @@ def logits(model: str, dtype: torch.dtype, prefix: str, case: str = "") -> Tenso
 
 @models
 def test_logits_are_the_authors(model):
-    """Within 1e-5 on the CPU where they were made. Another CPU rounds elsewhere: 6 of 2,496 logits are up to 1.5e-5 off
-    without AVX-512."""
+    """Within 1e-5 on the CPU where they were made. A CPU without AVX-512 rounds elsewhere: there 6 of 2,496 logits are
+    up to 1.5e-5 off."""
     stored, noted = expected(model)
     for case in noted["cases"]:
         with torch.no_grad():
             ours_SLV = logits(model, torch.float32, f"cases/{case}/inputs/", case)
         looked_SL = stored[f"cases/{case}/rows"]
-        theirs_SLV = stored[f"cases/{case}/logits"]
-        torch.testing.assert_close(ours_SLV[looked_SL], theirs_SLV[looked_SL], rtol=0, atol=3e-5, msg=case)
+        off_QV = (ours_SLV - stored[f"cases/{case}/logits"])[looked_SL].abs()
+        assert off_QV.max() < 3e-5 and (off_QV > 1e-5).double().mean() < 0.005, case
 
 
 @models

@@ -12,7 +12,7 @@ What to use when (the measurements: docs/choosing.md)
   the reward is right or wrong     --method raft raft.states=uniform, and the default beside it: raft with SML
   the reward is graded             --method diffu_grpo --with daca; daca.anchor=0.5 if it gains little
   raft gains little                --method agrpo
-  few states are asked             --with dispo
+  the base asks at few states      --with dispo
   never                            sml.negative=1 without a KL, or raft.advantage=every_sample"""
 """The last lines of the list, as in docs/choosing.md."""
 
