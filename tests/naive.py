@@ -82,10 +82,12 @@ def by_hand(
     sampling: TokenSampling = TokenSampling(),
     schedule: Any = even,
     threshold: float | None = None,
+    min_per_step: int = 1,
 ) -> Row:
     block, mask, first = block or getattr(policy, "causal_block", None) or length, policy.mask_id, len(prompt)
     canvas, when, logps, forwards, step = [*prompt] + [mask] * length, [NEVER] * length, [0.0] * length, 0, 0
-    sizes = [[1] * block] * (length // block) if threshold else schedule(length, steps or length, block)
+    sizes = [[min_per_step] * -(-block // min_per_step)] * (length // block) if threshold else None
+    sizes = sizes or schedule(length, steps or length, block)
     ahead = 0  # tokens of the prompt in the first block, which count from position 0 of a block-causal model
     if getattr(policy, "causal_block", None):
         sizes, ahead = [*sizes, sizes[0]], first % block
@@ -106,7 +108,7 @@ def by_hand(
                 sure = [found[j][3 if order == "left_to_right" else 2] for j in range(len(masked))]
                 reached = [j for j in range(len(masked)) if threshold and sure[j] >= threshold]
                 ranked = sorted(range(len(masked)), key=lambda j: (-found[j][2], j))
-                for j in reached or ranked[:size]:
+                for j in reached if len(reached) >= size else ranked[:size]:
                     canvas[masked[j]] = found[j][0]
                     when[masked[j] - first], logps[masked[j] - first] = step, found[j][1]
             step += 1

@@ -27,6 +27,7 @@ WORLDS = {
     "blocks, end tokens": World(NetPolicy(3, 4, seed=13, eos=0), "low_confidence", steps=4, block=2),
     "nothing but ties": World(TablePolicy(2, 4, scale=0.0), "low_confidence", steps=2),
     "by threshold": World(NetPolicy(3, 3, seed=20), "low_confidence", threshold=0.5),
+    "at least two": World(NetPolicy(3, 4, seed=20), "low_confidence", steps=2, threshold=0.5),
     "leftmost": World(NetPolicy(3, 4, seed=20), "left_to_right", block=2, threshold=0.5),
 }
 

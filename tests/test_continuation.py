@@ -113,6 +113,13 @@ def test_merged_steps_commit_the_same_and_enough_of_them_change_nothing() -> Non
         assert same(continue_from(policy, trace, step_B, row_seeds(1, len(ROWS)), decoding, 5, most_steps=6), plain)
 
 
+def test_merged_steps_by_threshold_fill_the_block_also_if_some_draws_reach_it() -> None:
+    policy, decoding = Net(1, ends=-50.0), DECODINGS["threshold"]
+    trace = sample(policy, ROWS, row_seeds(0, len(ROWS)), decoding).trace
+    done = continue_from(policy, trace, torch.zeros(len(ROWS)).long(), row_seeds(1, len(ROWS)), decoding, most_steps=1)
+    assert (done.tokens_BL != policy.mask_id).all()
+
+
 def one_shot_values(world: World) -> Tensor:
     """The exact mean reward if all masked positions of a state are drawn at once, (B, T + 1)."""
     trace = enumerated(world).trace

@@ -191,6 +191,17 @@ def test_decoding_by_threshold_is_the_plain_loop(name, tolerance, order, block, 
         assert 1 in at_once and max(at_once) > 1  # some steps commit the surest alone, some more
 
 
+@pytest.mark.parametrize("block", [3, 6])
+@pytest.mark.parametrize("order", sorted({*LEVELS} - {"left_to_right"}))
+@pytest.mark.parametrize(("name", "tolerance"), [("decoder", 1e-9), ("net", 1e-12)])
+def test_decoding_by_threshold_with_at_least_two_a_step_is_the_plain_loop(name, tolerance, order, block):
+    policy, shape = small(name), {"length": 6, "block": block, "threshold": LEVELS[order], "min_per_step": 2}
+    rows = [by_hand(policy, p, seed, order=order, **shape) for p, seed in zip(PROMPTS, SEED_B.tolist(), strict=True)]
+    trace = sample(policy, PROMPTS, SEED_B, order=ORDERS[order], **shape).trace
+    assert_by_hand(trace, rows, tolerance)
+    assert trace.steps == {3: 4, 6: 3}[block]
+
+
 @pytest.mark.parametrize("order", sorted({*LEVELS} - {"negative_entropy"}))
 def test_a_threshold_nothing_reaches_is_one_token_a_step(order):
     shape = {"length": 6, "block": 3, "order": ORDERS[order]}

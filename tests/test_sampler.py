@@ -47,6 +47,7 @@ def rolled(world: World, rows: int, seed: int = 0, **more) -> Trace:
     shape = {"steps": world.steps or None, "block": world.block or None, "sampling": world.sampling}
     prompts, seed_B = [list(world.prompt)] * rows, row_seeds(seed, rows)
     shape |= {"order": ORDERS[world.order], "threshold": None if world.threshold == inf else world.threshold}
+    shape |= {"min_per_step": world.min_per_step}
     return sample(world.policy, prompts, seed_B, length=world.length, **shape, **more).trace
 
 
@@ -68,6 +69,7 @@ DRAWN = {
 
 SURE = ("surest_position", "low_confidence", "left_to_right")
 BY_THRESHOLD = [(order, shape) for order in SURE for shape in ("one a step", "blocks")]
+BY_THRESHOLD += [(order, "two a step") for order in SURE if order != "left_to_right"]
 CASES = [(order, shape, inf) for order in ORDERS for shape in DRAWN] + [(*case, 0.6) for case in BY_THRESHOLD]
 
 

@@ -128,7 +128,7 @@ class World:
     block: int = 0  # 0: one block
     sampling: TokenSampling = TokenSampling()
     prompt: tuple[int, ...] = ()
-    threshold: float = inf  # of a probability: what reaches it is committed too, one position at least
+    threshold: float = inf  # of a probability: what reaches it is committed too
 
     @property
     def length(self) -> int:
@@ -139,6 +139,11 @@ class World:
         """(block, positions committed) of every step."""
         sizes = even(self.length, self.steps or self.length, self.block or self.length)
         return [(n, size) for n, block in enumerate(sizes) for size in block]
+
+    @property
+    def min_per_step(self) -> int:
+        """By threshold: the positions that a step commits at least."""
+        return self.commits[0][1] if self.threshold < inf else 1
 
     @property
     def width(self) -> int:
@@ -305,6 +310,7 @@ def traced(world: World, tokens_BC: Tensor, when_BC: Tensor, counted: TokenRule 
         sampling=world.sampling,
         order=world.order,
         threshold=None if world.threshold == inf else world.threshold,
+        min_per_step=world.min_per_step,
         seen=seen,
     )
     return replace(trace, counted_BL=counted(trace))

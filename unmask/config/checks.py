@@ -8,7 +8,7 @@ from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES, resolved_options
 from unmask.config.schema import Config
 from unmask.core.order import ORDERS, score_threshold
-from unmask.core.schedule import SCHEDULES, one_by_one
+from unmask.core.schedule import SCHEDULES, at_least
 from unmask.core.shapes import GIVEN
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, all_tokens
@@ -35,7 +35,7 @@ def check_combination(config: Config) -> None:
         if config.rollout.threshold is None:
             SCHEDULES[config.rollout.schedule](length, steps, block)
         else:
-            one_by_one(length, steps, block)
+            at_least(length, config.rollout.min_per_step, block)
             score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
         raise ValueError(f"rollout: {error}") from None
@@ -68,6 +68,7 @@ def check_combination(config: Config) -> None:
         blank_trace(length, steps, block),
         order=config.rollout.order,
         threshold=config.rollout.threshold,
+        min_per_step=config.rollout.min_per_step,
         appended=config.rollout.append,
     )
     if config.rollout.append and any(term.branch is not None for term in method.terms):

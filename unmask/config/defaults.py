@@ -27,9 +27,10 @@ def micro_batch_sizes(config: Config, weights: int) -> MicroBatchSizes:
 def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
     """(length, steps, block), the defaults filled in."""
     length = config.rollout.length or task.length
+    block = config.rollout.block or length
     if config.rollout.threshold is not None:
-        return length, length, config.rollout.block or length
-    return length, config.rollout.steps or max(1, length // 2), config.rollout.block or length
+        return length, length // block * -(-block // config.rollout.min_per_step), block
+    return length, config.rollout.steps or max(1, length // 2), block
 
 
 def device_of(config: TrainingConfig) -> str:

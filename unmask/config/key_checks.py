@@ -25,6 +25,10 @@ def check_keys(config: Config, task: Task) -> None:
         raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
     if config.rollout.append and config.rollout.cache != "none":
         raise ValueError("rollout.append: rollouts that append their blocks have no cache; leave out rollout.cache")
+    if config.rollout.min_per_step != 1 and config.rollout.threshold is None:
+        raise ValueError("rollout.min_per_step: it belongs to rollout.threshold; without one, set rollout.steps")
+    if config.rollout.min_per_step != 1 and config.rollout.order == "left_to_right":
+        raise ValueError("rollout.min_per_step: left_to_right has none; choose an order by confidence, or leave it out")
     if 0 < config.rollout.correction < 1:
         raise ValueError("rollout.correction: the limit of the weights must be at least 1, or 0 for no weights")
 

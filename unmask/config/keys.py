@@ -24,6 +24,7 @@ ADDED = {
     "max_forwards": None,
     "causal_block": None,
     "rollout.append": False,
+    "rollout.min_per_step": 1,
     "rollout.merge_adapter": True,
     "raft.states": "sml",
 }

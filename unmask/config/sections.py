@@ -28,6 +28,8 @@ class RolloutConfig(Strict):
     """How many positions a step commits: the same number every step, or by Dream's timesteps."""
     threshold: float | None = Field(None, allow_inf_nan=False)
     """Commit every position whose score reaches this, else the first of the order; `steps` is then ignored."""
+    min_per_step: int = Field(1, ge=1)
+    """With a threshold: commit at least this many positions a step, the first of the order."""
     guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
     cache: Literal["none", "prefix", "dual"] = "none"

@@ -12,20 +12,20 @@ from unmask.core.token_sampling import kept_tokens, restricted_logprobs, tempere
 from unmask.core.trace import Trace
 
 
-def cut(score_NL: Tensor, column_NL: Tensor, order: str, threshold: float | None) -> tuple[Tensor, Tensor]:
+def cut(score_NL: Tensor, column_NL: Tensor, trace: Trace) -> tuple[Tensor, Tensor]:
     """What a draw must rank below to be passed over, (N,): a score, and the column at which an equal score ranks level.
 
     score_NL    scores of the kept draws, inf elsewhere; a row is a step
 
     It is the lexicographic minimum of (score, -column) over the kept draws. By threshold it is the threshold, which
-    ranks below every draw that reaches it, unless the step kept the surest draw because none did.
+    ranks below every draw that reaches it, unless the step kept the surest draws because too few did.
     """
     least_N = score_NL.min(-1).values
     place_N = torch.where(score_NL == least_N[:, None], column_NL, GIVEN).max(-1).values
-    if threshold is not None:
-        level = score_threshold(low_confidence, threshold)
-        several_N = (score_NL < torch.inf).sum(-1) > 1  # which reached the threshold when they were drawn
-        reached_N = (least_N >= level) | several_N | (order == "left_to_right")
+    if trace.threshold is not None:
+        level = score_threshold(low_confidence, trace.threshold)
+        more_N = (score_NL < torch.inf).sum(-1) > trace.min_per_step  # all reached the threshold when they were drawn
+        reached_N = (least_N >= level) | more_N | (trace.order == "left_to_right")
         place_N = place_N.masked_fill(reached_N, torch.iinfo(place_N.dtype).max)
         least_N = least_N.masked_fill(reached_N, level)
     return least_N, place_N

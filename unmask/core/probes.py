@@ -162,11 +162,11 @@ def ask(policy: Policy, probes: Probes, micro_batch: int | None = None) -> Tenso
     At `passed` positions the answer is log F, with F the probability that a draw there ranks below every draw that was
     kept (docs/estimators.md): with c the lexicographic minimum of (score, -position) over the kept draws,
     F_j(c) = sum of q_j(v) over v with (score_j(v), -j) < c. The sum of a row is then the exact log-probability of a
-    low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if several
-    draws were kept or the one that was reaches it; otherwise that was the surest draw, and c is as before. In the order
-    left_to_right it was the leftmost draw, and c is the threshold. If the sampler recorded how many tokens of a
-    position rank above c (specs.Record, choice), F is the mass outside that many likeliest tokens: rounding between
-    sampler and scorer then moves no token across c.
+    low-confidence step, tokens and choice of positions together. By threshold, c is the threshold itself if more draws
+    were kept than a step commits at least, or all that were kept reach it; otherwise these were the surest draws, and c
+    is as before. In the order left_to_right it was the leftmost draw, and c is the threshold. If the sampler recorded
+    how many tokens of a position rank above c (specs.Record, choice), F is the mass outside that many likeliest tokens:
+    rounding between sampler and scorer then moves no token across c.
 
     Answers are at least FLOOR: the sampler need not have visited a state of an estimator, and a policy with logits of
     -inf may be asked there about a token it cannot write. `micro_batch` limits the states in one pass.
@@ -240,7 +240,7 @@ def _answers(policy: Policy, probes: Probes, teacher: Policy | None = None) -> t
     else:
         score_NL = torch.full_like(answer_NL, torch.inf).index_put(asked_Q, score_Q.detach())
         column_NL = torch.arange(score_NL.shape[1], device=score_NL.device).expand_as(score_NL)
-        least_N, place_N = cut(score_NL, column_NL, probes.trace.order, probes.trace.threshold)
+        least_N, place_N = cut(score_NL, column_NL, probes.trace)
         about = (least_N[row], column < place_N[row])
         (log_f,) = in_pieces(policy, log_mass_below, probes.trace, hidden_QD[count:], about)
     return answer_NL.index_put(passed_Q, log_f), *cross

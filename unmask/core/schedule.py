@@ -36,9 +36,11 @@ def timestep(length: int, steps: int, block: int, eps: float = 1e-3) -> CommitCo
     return [[*sizes, left]]
 
 
-def one_by_one(length: int, steps: int, block: int) -> CommitCounts:
-    """At least one at every step, for decoding by a threshold, which can commit more."""
-    return [[1] * block for _ in range(_blocks(length, block))]
+def at_least(length: int, least: int, block: int) -> CommitCounts:
+    """`least` at every step, for decoding by a threshold, which can commit more; the last step takes the rest."""
+    if not 1 <= least <= block:
+        raise ValueError(f"min_per_step={least} must lie between 1 and the {block} positions of a block")
+    return [[min(least, block - done) for done in range(0, block, least)] for _ in range(_blocks(length, block))]
 
 
 def fewer_steps(counts: CommitCounts, start: int, most: int) -> CommitCounts:

@@ -44,6 +44,8 @@ class Trace:
     """The order in which the sampler committed positions: a name of ORDERS, or custom; empty if it is not known."""
     threshold: float | None = None
     """The threshold that decided how many positions a step committed; None: a schedule did."""
+    min_per_step: int = 1
+    """With a threshold: the positions that a step committed at least."""
     causal_block: int | None = None
     """Of a block-causal model: the length of the blocks, counted from a row's first real token, that are finished
     before the next begins. None: attention is full."""
@@ -106,7 +108,7 @@ def pad_traces(trace: Trace, width: int) -> Trace:
 
 def concat_traces(traces: list[Trace]) -> Trace:
     """Several batches as one, padded on the left to the widest; give their groups different numbers first."""
-    if len({(t.order, t.threshold) for t in traces}) > 1:
+    if len({(t.order, t.threshold, t.min_per_step) for t in traces}) > 1:
         raise ValueError("traces of different orders or thresholds cannot be one batch")
     width = max(t.tokens_BL.shape[1] for t in traces)
     traces = [pad_traces(t, width) for t in traces]

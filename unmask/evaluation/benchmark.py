@@ -149,7 +149,7 @@ def card(bench: Benchmark, case: BenchmarkCase) -> dict[str, Any]:
         "steps": decoding.steps,
         "block": decoding.block,
         "order": decoding.order.__name__,
-        "schedule": decoding.schedule.__name__ if decoding.threshold is None else f"threshold {decoding.threshold:g}",
+        "schedule": _schedule(decoding),
         "temperature": 0.0,
         "sampled": sampled if bench.samples else "none",
         "guidance": decoding.sampling.guidance,
@@ -204,6 +204,13 @@ def measure(bench: Benchmark, case: BenchmarkCase) -> BenchmarkResult:
         failures=(*failures, *sample_failures),
         rounds=rounds,
     )
+
+
+def _schedule(decoding: Decoding) -> str:
+    if decoding.threshold is None:
+        return decoding.schedule.__name__
+    least = f", at least {decoding.min_per_step} a step" if decoding.min_per_step > 1 else ""
+    return f"threshold {decoding.threshold:g}{least}"
 
 
 def _sample_rounds(bench: Benchmark, case: BenchmarkCase, prompts: list[list[int]]) -> tuple[Completions, ...]:

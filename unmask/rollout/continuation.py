@@ -86,6 +86,7 @@ def _check_decoding(trace: Trace, decoding: Decoding) -> None:
         "sampling": (trace.sampling, decoding.sampling),
         "order": (trace.order or order_name(decoding.order), order_name(decoding.order)),
         "threshold": (trace.threshold, decoding.threshold),
+        "min_per_step": (trace.min_per_step, decoding.min_per_step),
     }
     for name, (was, given) in sampled.items():
         if was != given:

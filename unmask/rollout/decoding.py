@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from math import gcd
 
-from unmask.core.order import Order, low_confidence, score_threshold
-from unmask.core.schedule import CommitCounts, Schedule, even, one_by_one
+from unmask.core.order import Order, left_to_right, low_confidence, score_threshold
+from unmask.core.schedule import CommitCounts, Schedule, at_least, even
 from unmask.core.token_sampling import TokenSampling
 from unmask.rollout.cache import Cache
 
@@ -13,9 +13,9 @@ from unmask.rollout.cache import Cache
 class Decoding:
     """The settings of `sample`. Only the length is required: by default a step commits one position, in one block.
 
-    With a `threshold` a step commits every position whose score reaches it, or the first of the order if none does.
-    In the order left_to_right the score is that of low_confidence. `steps` and `schedule` then have no effect, and a
-    trace has `length` steps, of which a row skips those it does not need.
+    With a `threshold` a step commits every position whose score reaches it, or the first `min_per_step` of the order
+    if fewer do. In the order left_to_right the score is that of low_confidence. `steps` and `schedule` then have no
+    effect; a trace has the steps that the smallest number needs, and a row skips those it does not need.
     """
 
     length: int
@@ -28,6 +28,8 @@ class Decoding:
     order: Order = low_confidence
     schedule: Schedule = even
     threshold: float | None = None
+    min_per_step: int = 1
+    """With a threshold: the positions that a step commits at least."""
     cache: Cache | None = None
     attend_padding: bool = False
     """The model attends to padding, so a row depends on its batch: for d1's evaluation, not for training."""
@@ -43,6 +45,10 @@ class Decoding:
         for name in ("steps", "block"):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, self.length)
+        if self.min_per_step != 1 and self.threshold is None:
+            raise ValueError(f"min_per_step={self.min_per_step} needs a threshold; without one, choose steps")
+        if self.min_per_step != 1 and self.order is left_to_right:
+            raise ValueError(f"min_per_step={self.min_per_step} needs an order by confidence, not left_to_right")
         if self.append and self.cache is not None:
             raise ValueError("append=True has no cache: choose cache none")
 
@@ -66,18 +72,21 @@ class Decoding:
         Under block-causal attention a prompt can end inside a block. Its row then begins with the rest of that block
         and needs one block more, so there is always one more, in which other rows have nothing to do.
         """
-        schedule = self.schedule if self.threshold is None else one_by_one
         if self.causal_block is None:
-            return schedule(self.length, self.steps, self.block)
+            if self.threshold is not None:
+                return at_least(self.length, self.min_per_step, self.block)
+            return self.schedule(self.length, self.steps, self.block)
+        blocks = (self.length + self.block - 2) // self.block + 1
+        if self.threshold is not None:
+            return at_least(self.block, self.min_per_step, self.block) * blocks
         steps, rest = divmod(self.steps * self.block, self.length)
-        if rest and self.threshold is None:
+        if rest:
             least = self.length // gcd(self.length, self.block)
             raise ValueError(
                 f"steps={self.steps} for a length of {self.length} is not a whole number of steps for each block of "
                 f"{self.block}: choose a multiple of {least}"
             )
-        blocks = (self.length + self.block - 2) // self.block + 1
-        return schedule(self.block, steps, self.block) * blocks
+        return self.schedule(self.block, steps, self.block) * blocks
 
     def sure_score(self) -> float | None:
         """The score (`sureness`) from which on a position is committed at once; None without a threshold."""

@@ -196,14 +196,14 @@ class Denoiser:
         return masked_RW & (self.trace.block_BL[cell] == self._own_number(self.block))
 
     def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int) -> Tensor:
-        """The positions that are sure enough; if there are none, the `size` positions of largest score, ties to the
-        left."""
+        """The positions that are sure enough; if they are fewer than `size`, the `size` positions of largest score,
+        ties to the left."""
         first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
         chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
         if self.sure_score is None:
             return chosen_RM
         reached_RM = sure_RM >= self.sure_score
-        return torch.where(reached_RM.any(-1, keepdim=True), reached_RM, chosen_RM)
+        return torch.where(reached_RM.sum(-1, keepdim=True) >= size, reached_RM, chosen_RM)
 
     def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int | Tensor) -> dict[str, Tensor]:
         """A token at every position, with its log-probability and score; in pieces, since logits are large."""
@@ -235,7 +235,7 @@ class Denoiser:
     def _above(self, hidden: list[Tensor], kept_RM: Tensor, column_RM: Tensor) -> Tensor:
         """How many tokens of each position rank above the kept draws. The head runs again: what is kept was not known
         when the logits were there."""
-        least_R, place_R = cut(kept_RM, column_RM, self.trace.order, self.trace.threshold)
+        least_R, place_R = cut(kept_RM, column_RM, self.trace)
         least_Q, level_Q = least_R.repeat_interleave(column_RM.shape[1]), (column_RM < place_R[:, None]).flatten()
         counts = []
         for piece in self.engine.pieces(column_RM.numel()):

@@ -213,6 +213,7 @@ def _blank(
         sampling=decoding.sampling,
         order=order_name(decoding.order),
         threshold=decoding.threshold,
+        min_per_step=decoding.min_per_step,
         causal_block=decoding.causal_block,
         appended=decoding.append,
     )

@@ -138,6 +138,7 @@ def decoding_of(config: Config, task: Task) -> Decoding:
         order=ORDERS[rollout.order],
         schedule=SCHEDULES[rollout.schedule],
         threshold=rollout.threshold,
+        min_per_step=rollout.min_per_step,
         cache=cache_of(rollout.cache, rollout.refresh),
         append=rollout.append,
     )

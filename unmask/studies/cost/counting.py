@@ -138,7 +138,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
     sizes = micro_batch_sizes(config, network.parameters + network.adapter)
     stand_in = StandIn if model.family.encoder else CachingStandIn
     sampler, policy, reference, teacher, replayer, evaluated = (stand_in(model) for _ in range(6))
-    if decoding.threshold is not None:  # the upper bound, one position a step: no draw of a stand-in reaches these
+    if decoding.threshold is not None:  # the upper bound: no draw of a stand-in reaches these
         decoding = replace(decoding, threshold=0.0 if decoding.order is negative_entropy else 1.0)
     groups = min(config.prompts, -(sizes.update // -config.group))  # enough to fill a pass
     count, everything = groups * config.group, config.prompts * config.group

@@ -302,7 +302,8 @@ def _notes(config: Config) -> Iterator[str]:
     if config.build_method().values is not None:
         yield "an upper bound if completions of a state are equal: equal canvases go through the model once"
     if config.rollout.threshold is not None:
-        yield "decoding by threshold: an upper bound, with one position a step"
+        least = "one position" if config.rollout.min_per_step == 1 else f"{config.rollout.min_per_step} positions"
+        yield f"decoding by threshold: an upper bound, with {least} a step"
     if config.idle_groups == "resample":
         yield f"idle_groups=resample may need up to {1 + RESAMPLES} times the rollouts"
 
