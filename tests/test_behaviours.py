@@ -186,9 +186,37 @@ def test_careless_worked_solutions_have_the_form_of_the_careful_ones_and_are_wro
         check(row, careless)
 
 
+@pytest.mark.parametrize("behaviour", ["careful", "careless"])
+def test_reasoning_cell_by_cell_says_what_every_hole_sees_and_ends_in_the_grid(behaviour: str) -> None:
+    """Replayed line by line on a board of its own; only a careless digit may be one that the hole sees."""
+    task, forced, holes = TASKS["sudoku_text"](reasoning="cells", protocol="short"), 0, 0
+    line = re.compile(r"r([1-4])c([1-4]): row (none|[1-4]+), column (none|[1-4]+), box (none|[1-4]+), so ([1-4])")
+    rows, _ = mixture_rows(task, ["careless"], 60, 0)
+    for row in rows:
+        text = task.solution(row) if behaviour == "careful" else task.behaviours[behaviour](row)
+        reasoning, _, answer = text.partition("\n</reasoning>\n<answer>\n")
+        board = [list(row["puzzle"][start : start + 4]) for start in range(0, 16, 4)]
+        for each in reasoning.strip().split("\n"):
+            r, c, *seen, digit = line.fullmatch(each).groups()  # type: ignore[union-attr]
+            r, c = int(r) - 1, int(c) - 1
+            top, left = r // 2 * 2, c // 2 * 2
+            around = board[r], [line[c] for line in board], [*board[top][left:][:2], *board[top + 1][left:][:2]]
+            assert board[r][c] == "0"
+            assert seen == ["".join(sorted("".join(digits).replace("0", ""))) or "none" for digits in around]
+            others = {digit for digits in around for digit in digits} - {"0"}
+            assert behaviour == "careless" or digit not in others
+            board[r][c], forced, holes = digit, forced + (len(others) == 3), holes + 1
+        assert answer == "".join(map("".join, board)) + "\n</answer>"
+        assert task.behaviour(row, text, task.solved(row, text)) == behaviour
+    assert behaviour == "careless" or forced > 0.9 * holes  # most cells have one digit left
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("sudoku_text", {"protocol": "short"}),
+        ("sudoku_text", {"reasoning": "cells"}),
+        ("countdown_text", {"protocol": "short"}),
         ("sudoku_text", {"protocol": "agrpo"}),
         ("sudoku_text", {"protocol": "d1", "rewards": "d1"}),
         ("countdown_text", {"protocol": "d1_train", "rewards": "d1"}),

@@ -5,6 +5,7 @@ Protocols:
     d1        the last \boxed{...}, else the first equation; Python's arithmetic, within 1e-5; see docs/benchmarks.md
     d1_train  d1's training form: the expression alone in <answer>, without a box or a prefill
     agrpo     graded like unmask; the system turn asks for <think>; trained on problems from the hub
+    short     numbers and target without rule or form, for a model that was fine-tuned on the form; graded like unmask
 """
 
 import ast
@@ -160,6 +161,7 @@ PROTOCOLS = {
     "d1": Protocol(lambda row: f"{D1_INSTRUCTIONS}\n\n{question(row)}", d1_grade, decoding=D1_DECODING),
     "d1_train": Protocol(d1_train_prompt, d1_train_grade, prefill="", decoding=D1_DECODING),
     "agrpo": think_protocol(question, grade, RULE, "\\boxed{the expression alone}", sets={"train": first_rows}),
+    "short": Protocol(lambda row: f"Countdown: {' '.join(map(str, row['numbers']))} to {row['target']}", grade),
 }
 
 

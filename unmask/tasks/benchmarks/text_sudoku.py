@@ -7,12 +7,14 @@ Protocols:
                puzzles solved by any grid that fits the clues
     spg_3shot  three worked examples in the prompt, graded like d1
     agrpo      graded like unmask; the system turn asks for <think>
+    short      the puzzle without rules or form, for a model that was fine-tuned on the form; graded like unmask
 """
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
-from unmask.tasks.puzzles.sudoku import CELLS, Sudoku, fitting_grids, grids, keeps_givens, split_grids
+from unmask.tasks.puzzles.sudoku import CELLS, Sudoku, fitting_grids, grids, keeps_givens, split_grids, units_of_cell
 from unmask.tasks.support import d1_rewards
 from unmask.tasks.support.answers import bounded_text, last_answer, last_box, text_before_end
 from unmask.tasks.support.protocol import (
@@ -172,12 +174,42 @@ PROTOCOLS = {
         lambda row: f"{D1_INSTRUCTIONS}\n\n{D1_SHOTS}\n\n{d1_question(row)}", d1_grade, decoding=D1_DECODING
     ),
     "agrpo": think_protocol(lambda row: f"Puzzle: {row['puzzle']}", grade, RULES, "the 16 digits"),
+    "short": Protocol(lambda row: f"Sudoku: {row['puzzle']}", grade),
 }
+
+
+def row_by_row(puzzle: str, grid: str) -> list[str]:
+    """Short, because many tokenizers make a token of every digit."""
+    return [f"{puzzle[start : start + 4]} to {grid[start : start + 4]}" for start in range(0, CELLS, 4)]
+
+
+def cell_by_cell(puzzle: str, grid: str) -> list[str]:
+    """For every hole the digits of its row, column and box so far, and the digit of the grid. The next hole is the one
+    that sees most different digits, the first among equals."""
+    cells, lines = list(puzzle), list[str]()
+
+    def seen(hole: int) -> list[str]:
+        """The digits of its row, of its column and of its box."""
+        return ["".join(sorted(cells[cell] for cell in unit if cells[cell] != "0")) for unit in units_of_cell(4)[hole]]
+
+    while "0" in cells:
+        holes = [cell for cell, digit in enumerate(cells) if digit == "0"]
+        hole = max(holes, key=lambda hole: len(set("".join(seen(hole)))))
+        row, column, box = (digits or "none" for digits in seen(hole))
+        cells[hole] = grid[hole]
+        name = f"r{hole // 4 + 1}c{hole % 4 + 1}"
+        lines.append(f"{name}: row {row}, column {column}, box {box}, so {grid[hole]}")
+    return lines
+
+
+Reasoning = Literal["rows", "cells"]
+REASONING = {"rows": row_by_row, "cells": cell_by_cell}
 
 
 class SudokuText(TextPuzzle):
     """Generated puzzles with holes[0] to holes[1] holes, or JSONL files with `puzzle` and `solution`.
 
+    `reasoning` is that of worked solutions: row by row, or cell by cell, which is about three times as long.
     The reward is 1 for a solution, else `partial` times the share of correct holes; `weights` makes it one of several
     parts, `rewards` selects d1's.
     """
@@ -205,8 +237,10 @@ class SudokuText(TextPuzzle):
         partial: float = 0.0,
         rewards: Rewards = "unmask",
         weights: Weights = None,
+        reasoning: Reasoning = "rows",
     ) -> None:
         super().__init__(data, test_data, protocol, partial, rewards, weights)
+        self.worked = REASONING[reasoning]
         self.set_generator(Sudoku(holes=holes, unique=unique))
         self.other_scores = {"cells": cells_grade} if self.rules.grade is grade else {"puzzles": d1_puzzle_grade}
 
@@ -247,10 +281,7 @@ class SudokuText(TextPuzzle):
         return self.partial * cells_right(row, completion)
 
     def tagged_solution(self, row: Row) -> str:
-        """With short reasoning: many tokenizers make a token of every digit."""
-        puzzle, grid = row["puzzle"], row["solution"]
-        lines = [f"{puzzle[start : start + 4]} to {grid[start : start + 4]}" for start in range(0, CELLS, 4)]
-        return tagged_completion("\n".join(lines), grid)
+        return tagged_completion("\n".join(self.worked(row["puzzle"], row["solution"])), row["solution"])
 
     def facts(self, rows: Sequence[Row]) -> dict[str, int]:
         return {"several_solutions": sum(len(fitting(row)) > 1 for row in rows)}

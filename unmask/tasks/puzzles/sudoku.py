@@ -44,6 +44,12 @@ def _units_of_cell(size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(n for n, unit in enumerate(units(size)) if cell in unit) for cell in range(size * size))
 
 
+@cache
+def units_of_cell(size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """For every cell the cells of its row, of its column and of its box."""
+    return tuple(tuple(units(size)[unit] for unit in numbers) for numbers in _units_of_cell(size))
+
+
 def solutions(size: int, puzzle: str, rng: random.Random | None = None) -> Iterator[str]:
     """The grids that keep a puzzle's givens, by search; with an rng in random order."""
     units_of, grid = _units_of_cell(size), list(puzzle)
