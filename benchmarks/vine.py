@@ -3,9 +3,10 @@
     unmask pretrain benchmarks/starts/large_two.yaml --out runs/starts/large_two --device cuda         # and large_noise
     python benchmarks/vine.py --device cuda --jobs 24                                        # every world
     python benchmarks/vine.py "36 positions, noise" --device cuda --jobs 24                  # one
+    python benchmarks/vine.py --rate 2e-4 --device cuda --jobs 24                            # another learning rate
     python benchmarks/vine.py --tables
 
-100,000 forwards spent, five seeds, 4e-4 for every line. Writes benchmarks/results/vine.json, where a
+100,000 forwards spent, five seeds, one learning rate for every line. Writes benchmarks/results/vine_RATE.json, where a
 world replaces its entry.
 """
 
@@ -71,16 +72,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", default="forwards=1e5")
+    parser.add_argument("--rate", default="4e-4", help="the learning rate")
     arguments = parser.parse_args()
-    path = RESULTS / "vine.json"
+    path = RESULTS / f"vine_{arguments.rate}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     if arguments.tables:
         return tables(found)
-    study, lines = Study(arguments), {name: with_options(line, "optimizer.lr=4e-4") for name, line in LINES.items()}
+    study, rate = Study(arguments), f"optimizer.lr={arguments.rate}"
+    lines = {name: with_options(line, rate) for name, line in LINES.items()}
     for name in arguments.worlds or WORLDS:
         model, task, more = WORLDS[name]
         settings = study.settings(model, task, "eval.every=0", *more)
-        found[name] = study.run(name, lines, settings, seeds=arguments.seeds, budget=arguments.budget)
+        found[name] = study.run(
+            f"{arguments.rate} {name}", lines, settings, seeds=arguments.seeds, budget=arguments.budget
+        )
         path.write_text(json.dumps({name: found[name] for name in WORLDS if name in found}) + "\n")
     return None
 
