@@ -9,15 +9,15 @@ are timed and the rest is reckoned; such rows say so under "reckoned".
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from speed_bench import SpeedBench
+from speed_fp8 import fp8
 from speed_rollout import early, peak, rollout, trunk, waiting
 from speed_training import adapter, agreement, growth, memory, methods, step
 
-# The first five without an adapter, the others with one, which `adapter` adds.
-BARE, ADAPTED = (peak, trunk, rollout, early, waiting), (adapter, agreement, memory, step, methods, growth)
+# The first without an adapter, the others with one, which `adapter` adds.
+BARE, ADAPTED = (peak, trunk, rollout, early, waiting, fp8), (adapter, agreement, memory, step, methods, growth)
 SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
 
 
@@ -29,12 +29,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     wanted = [name for name in SECTIONS if name in arguments.sections or "all" in arguments.sections]
-    bench = SpeedBench(arguments.toy)
+    bench = SpeedBench(arguments.toy, arguments.out)
     if "trunk" not in wanted and not arguments.eager:
         bench.policy.compile_layers()
     for name in wanted:
         SECTIONS[name](bench)
-        arguments.out.write_text(json.dumps(bench.results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,8 +27,8 @@ PROMPT = 200
 class SpeedBench:
     """A model, its device, and the results."""
 
-    def __init__(self, toy: bool) -> None:
-        self.toy, self.device = toy, "cuda" if torch.cuda.is_available() else "cpu"
+    def __init__(self, toy: bool, out: Path | None = None) -> None:
+        self.toy, self.device, self.out = toy, "cuda" if torch.cuda.is_available() else "cpu", out
         self.results: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv)}
         self.shape = {"length": 32, "steps": 16, "block": 8} if toy else SHAPE
         self.prompt = 12 if toy else PROMPT
@@ -79,6 +81,13 @@ class SpeedBench:
     def note(self, section: str, **values: Any) -> None:
         self.results.setdefault(section, []).append(values)
         print(section, json.dumps(values), flush=True)
+        if self.out is not None:
+            self.out.write_text(json.dumps(self.results, indent=1) + "\n")
+
+    def repeated(self, action: Callable[[], Any], repetitions: int = 3) -> dict[str, float]:
+        """Median, fastest and slowest seconds of an action, after one run that does not count."""
+        times = [self.seconds(action, warm=not number) for number in range(repetitions)]
+        return {"seconds": median(times), "fastest": min(times), "slowest": max(times), "repetitions": repetitions}
 
 
 def machine() -> dict[str, str]:

@@ -363,7 +363,7 @@ def test_the_demo_takes_what_was_measured_on_a_cpu() -> None:
     network = estimate(parse_config({"device": "cpu"})).network
     config = parse_config({"method": "diffu_grpo", "with": ["daca"], "daca": OLD, "device": "cpu"})
     found = estimate(config)
-    on = Hardware("CPU", 115e9, 1e10, 8.0, CPU, "")
+    on = Hardware("CPU", 115e9, 115e9, 1e10, 8.0, CPU, "")
     hours = _time(config, network, on, found.passes, found.prompt + found.length, found.evaluations).run_h
     for run in DEMO["demo of 0.2"].values():
         assert run["seconds"] / 2 < 3600 * hours < 2 * run["seconds"]

@@ -118,5 +118,9 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
     from unmask.training.run.folder import checkpoint_of
 
     dtype = None if config.dtype is None else getattr(torch, config.dtype)
-    block = config.causal_block
-    return config, load_model(checkpoint_of(run_or_model), dtype, device_of(config), causal_block=block)
+    policy = load_model(checkpoint_of(run_or_model), dtype, device_of(config), causal_block=config.causal_block)
+    if config.rollout.precision == "fp8":
+        from unmask.models.fp8 import Fp8Layers
+
+        Fp8Layers(policy).quantize()
+    return config, policy

@@ -230,6 +230,7 @@ def _measure(
     record = reduce(or_, (method.record for method in methods.values()))
     with set_up(config, needs_reference=False) as setup, show_progress() as on_progress:
         on_progress("rollouts", 0.0)
+        setup = replace(setup, fp8=None)
         batch = collect(
             Experiment(setup, built, replace(first, record=record, counted=all_tokens), config, decoding),
             0,

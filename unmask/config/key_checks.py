@@ -19,8 +19,11 @@ def check_keys(config: Config, task: Task) -> None:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
         raise ValueError("eval.every: set how often to evaluate; eval.early_stop and eval.collapse need it")
-    if config.rollout.cache == "none" and config.rollout.correction:
-        raise ValueError("rollout.correction: without a cache there is nothing to correct; set rollout.cache")
+    if config.rollout.cache == "none" and config.rollout.precision == "model" and config.rollout.correction:
+        raise ValueError(
+            "rollout.correction: without a cache or fp8 there is nothing to correct; set rollout.cache or "
+            "rollout.precision"
+        )
     if config.rollout.cache == "none" and config.rollout.refresh != 1:
         raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
     if config.rollout.append and config.rollout.cache != "none":

@@ -36,10 +36,12 @@ class RolloutConfig(Strict):
     """What is cached between the steps of a block: nothing, the columns before the block, or all but the block."""
     refresh: int = Field(1, ge=1)
     """Blocks between full passes that renew the cache."""
+    precision: Literal["model", "fp8"] = "model"
+    """Linear layers of the blocks in rollouts and evaluations: in the model's dtype, or in fp8 on GPUs that have it."""
     mismatch: float = Field(0.05, ge=0, le=1)
-    """Share of rollouts scored again without the cache, to measure its effect; 0: none."""
+    """Share of rollouts scored again without the cache and fp8, to measure their effect; 0: none."""
     correction: float = Field(0.0, ge=0)
-    """Limit of the importance weights that correct for the cache; 0: no weights. Scores every rollout again."""
+    """Limit of the importance weights that correct for cache and fp8; 0: no weights. Scores every rollout again."""
     merge_adapter: bool = True
     """Add a low-rank adapter to the weights during rollouts and evaluations, which needs a copy of its layers."""
     micro_batch_size: int | None = Field(None, ge=1)

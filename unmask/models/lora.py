@@ -194,10 +194,15 @@ def merged_adapter(policy: Adaptable) -> Iterator[None]:
 
 
 def _add_to_weight(layer: Any) -> None:
+    layer.base_layer.weight.data.copy_(merged_weight(layer))
+
+
+def merged_weight(layer: Any) -> Tensor:
+    """W + scale * B A of one of peft's layers, in fp32."""
     weight = layer.base_layer.weight.data
     kind = torch.promote_types(weight.dtype, torch.float32)
     a, b = (factor[ADAPTER].weight.data.to(kind) for factor in (layer.lora_A, layer.lora_B))
-    weight.copy_((b @ a).mul_(layer.scaling[ADAPTER]).add_(weight))
+    return (b @ a).mul_(layer.scaling[ADAPTER]).add_(weight)
 
 
 def save_adapter(policy: Adaptable, folder: str | Path, base: str) -> None:
@@ -326,7 +331,7 @@ def _adapter_layers(policy: Adaptable) -> dict[str, Any]:
     """peft's layers by their path."""
     kinds = _peft().tuners.lora.LoraLayer, AdaptedExperts
     layers = {path: module for path, module in policy.lm.named_modules() if isinstance(module, kinds)}
-    if not layers:
+    if not has_adapter(policy):
         raise ValueError("This policy has no adapter: add one with add_adapter or load_adapter.")
     return layers
 

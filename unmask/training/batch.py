@@ -1,6 +1,7 @@
 """A batch: rollouts of this step's prompts, their branches and completions of their states, and all rewards."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,17 +101,25 @@ class Experiment:
         }
         return with_resolved(self.config.dump(), decided, setup.policy.fingerprint)
 
-    def merged(self) -> AbstractContextManager[None]:
-        """Inside it the policy's adapter is merged for rollouts, unless `rollout.merge_adapter` is false."""
-        policy = self.setup.policy
-        merges = self.config.rollout.merge_adapter and has_adapter(policy)
-        return merged_adapter(policy) if merges else nullcontext()
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Inside it the policy is as rollouts use it: its adapter merged, its layers in fp8, as configured. Layers in
+        fp8 have the adapter in their copies, so only the others are merged."""
+        setup, merge = self.setup, self.config.rollout.merge_adapter
+        with setup.fp8.used(merge) if setup.fp8 is not None else nullcontext():
+            with merged_adapter(setup.policy) if merge and has_adapter(setup.policy) else nullcontext():
+                yield
+
+    @property
+    def approximate(self) -> bool:
+        """Whether rollouts come from another network than the one that is trained: with a cache or in fp8."""
+        return self.config.rollout.cache != "none" or self.setup.fp8 is not None
 
 
 def collect(experiment: Experiment, step: int) -> Batch:
     """Rollouts with rewards. `idle_groups` decides whether groups with identical rewards stay, go or are replaced."""
     with unsharded(experiment.setup.policy, experiment.setup.ranks):
-        with experiment.merged():
+        with experiment.sampling():
             batch = _collect(experiment, step)
         return measure_mismatch(experiment, batch, step)
 
@@ -216,13 +225,13 @@ def _score_more(
 
 
 def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
-    """Add the mismatch metrics. With a cache: its effect on log-probabilities, measured on a share of the rows, and
-    importance weights if configured. Without one: the gap between sampler and scorer, which should be rounding."""
+    """Add the mismatch metrics. With a cache or fp8: the effect on log-probabilities, measured on a share of the rows,
+    and importance weights if configured. Otherwise: the gap between sampler and scorer, which should be rounding."""
     rollout, setup = experiment.config.rollout, experiment.setup
     if not len(batch.trace):
         return batch
     rng = torch.Generator().manual_seed(experiment.config.seed * 2**24 + step)
-    if rollout.cache == "none" and rollout.mismatch:
+    if not experiment.approximate and rollout.mismatch:
         with count_passes(None, setup.policy):
             gap = scorer_gap(setup.policy, batch.trace, rng, setup.ranks)
         return replace(batch, mismatch={"train/scorer_gap": gap})

@@ -1,7 +1,8 @@
-"""The mismatch between a rollout with a cache and the policy, and importance weights that correct for it.
+"""The mismatch between a rollout with a cache or in fp8 and the policy, and importance weights that correct for it.
 
-A cached pass takes keys and values from an earlier canvas, so a token is drawn from a slightly different distribution.
-Replaying the visited states without a cache gives its log-probability under the policy.
+A cached pass takes keys and values from an earlier canvas, and fp8 rounds weights and activations, so a token is drawn
+from a slightly different distribution. Replaying the visited states without either gives its log-probability under the
+policy.
 """
 
 from contextlib import nullcontext
@@ -61,7 +62,7 @@ def scorer_gap(policy: Policy, trace: Trace, rng: torch.Generator, ranks: Ranks 
 
 
 def mismatch_metrics(trace: Trace, exact_BL: Tensor) -> dict[str, float]:
-    """Mean and largest |log p_cached - log p_exact| over the sampled tokens."""
+    """Mean and largest |log p_sampled - log p_exact| over the sampled tokens."""
     apart = (trace.logp_BL - exact_BL).abs()[trace.filled_BL]
     return {"train/cache_mismatch": float(apart.mean()), "train/cache_mismatch_max": float(apart.max())}
 
@@ -69,7 +70,7 @@ def mismatch_metrics(trace: Trace, exact_BL: Tensor) -> dict[str, float]:
 def truncated_weights(trace: Trace, exact_BL: Tensor, limit: float) -> Tensor:
     """min(limit, p_exact / p_sampled) of every token, (B, L); 1 where nothing was drawn.
 
-    Each weight corrects the draw of its token given the state; later states still come from the cached policy. So the
+    Each weight corrects the draw of its token given the state; later states still come from the sampler. So the
     bias shrinks but does not vanish (from 50 % to 1.4 % in a world of two positions), as with other truncated
     token-level importance sampling. The product over a trace would be unbiased, with unbounded variance.
     """

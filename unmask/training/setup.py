@@ -22,6 +22,7 @@ from unmask.models import Model, Tiny, load_model
 from unmask.models.checkpoint import fingerprint_of
 from unmask.models.decoder import Decoder
 from unmask.models.earlier import EarlierPolicy
+from unmask.models.fp8 import Fp8Layers
 from unmask.models.lora import (
     ReferencePolicy,
     add_adapter,
@@ -49,6 +50,8 @@ class Setup:
     ranks: Ranks
     rollout_batch: MicroBatch
     update_batch: MicroBatch
+    fp8: Fp8Layers | None = None
+    """The policy's layers in fp8, if rollouts use them."""
 
     @property
     def teacher_model(self) -> Policy | None:
@@ -88,7 +91,8 @@ def set_up(config: Config, needs_reference: bool, needs_teacher: bool = False) -
                     decoder_of(compiled, "compile").compile_layers()
         teacher = Teacher(policy, earlier) if earlier is not None else None
         rollout_batch, update_batch = micro_batches(config, policy)
-        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch)
+        fp8 = Fp8Layers(policy) if config.rollout.precision == "fp8" else None
+        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch, fp8)
 
 
 def trainable_policy(config: TrainingConfig, device: str) -> Model:

@@ -172,7 +172,8 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         update(policy, optimizer, terms, sizes.update, 1.0)
 
     replays = everything if config.rollout.correction else max(1, round(config.rollout.mismatch * everything))
-    if config.rollout.cache == "none" or not (config.rollout.correction or config.rollout.mismatch):
+    approximate = config.rollout.cache != "none" or config.rollout.precision != "model"
+    if not approximate or not (config.rollout.correction or config.rollout.mismatch):
         replays = 0
     if replays:
         replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(sizes.rollout))

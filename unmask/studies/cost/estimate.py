@@ -25,6 +25,8 @@ from unmask.training.setup import decoder_of, decoding_of
 GIB = 2**30
 MERGING = 40
 """Bytes of traffic for each weight that is merged with an adapter and restored."""
+QUANTIZING = 33
+"""Bytes of traffic for each weight that is quantized to fp8."""
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
 
@@ -78,11 +80,12 @@ def cache_bytes(network: Network, width: int) -> int:
     return width * 2 * network.keys * network.layers * network.item
 
 
-def merging_seconds(config: Config, network: Network, device: Hardware) -> float:
+def preparing_seconds(config: Config, network: Network, device: Hardware) -> float:
     """Merging the adapter for one rollout and restoring the weights: memory traffic of the copies and of the sum in
-    fp32 (models/lora.py). The product B A takes less."""
-    merged = network.adapter and config.rollout.merge_adapter
-    return MERGING * network.adapted / device.bandwidth if merged else 0.0
+    fp32 (models/lora.py). The product B A takes less. Quantizing the layers that run in fp8 (models/fp8.py)."""
+    merged = network.adapted if network.adapter and config.rollout.merge_adapter else 0
+    quantized = network.fp8 if config.rollout.precision == "fp8" else 0
+    return (MERGING * merged + QUANTIZING * quantized) / device.bandwidth
 
 
 def memory(
@@ -99,19 +102,22 @@ def memory(
         "teacher": copy * network.trained if passes["update, teacher"].states else 0,
         "fp32 copies": wide if item < 4 and not network.adapter else 0,
         "Adam": 2 * wide,
+        "fp8 copies": network.fp8 + 4 * network.fp8_rows if config.rollout.precision == "fp8" else 0,
     }
+    merged = network.adapted - (network.adapted_fp8 if config.rollout.precision == "fp8" else 0)
     # A block-causal model with a cache has no whole passes.
     drawn = [tally for kind, tally in passes.items() if kind.startswith(("rollout", "evaluation"))]
     rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
     # Of one layer, in its feed-forward half.
-    alive = item * ((4 if _rollout_network(config, network).adapter else 3) * inner + 2 * deep + network.routed)
+    apart = network.adapter and not config.rollout.merge_adapter
+    alive = item * ((4 if apart else 3) * inner + 2 * deep + network.routed)
     casts, saved = float(item * network.adapter if item < 4 else 0), kept_bytes(network, config.compile)
     column = saved * network.layers
     if config.gradient_checkpointing:
         column, casts = item * deep * network.layers + saved, casts / network.layers
     rollout = {
         **fixed,
-        "copy of adapted layers": item * network.adapted if config.rollout.merge_adapter else 0,
+        "copy of adapted layers": item * merged if config.rollout.merge_adapter else 0,
         "gradients": 0,
         "KV cache": rows * cache_bytes(network, width) if cached else 0,
         "activations": max(tally.most * tally.width for tally in drawn) * alive,
@@ -135,9 +141,20 @@ def memory(
     return {name: {part: size / GIB for part, size in parts.items()} for name, parts in stages.items()}
 
 
-def _rollout_network(config: Config, network: Network) -> Network:
-    """The network in rollouts and evaluations: a merged adapter adds no operations."""
-    return replace(network, adapter=0, adapter_unused=0) if config.rollout.merge_adapter else network
+def _rollout_network(config: Config, network: Network, device: Hardware) -> Network:
+    """The network in rollouts and evaluations: a merged adapter adds no operations, and weights in fp8 count as the
+    smaller number that would take the same time."""
+    if config.rollout.merge_adapter:
+        network = replace(network, adapter=0, adapter_unused=0)
+    if config.rollout.precision == "model":
+        return network
+    if device.fp8_rate is None:
+        raise ValueError(f"rollout.precision: {device.name} has no fp8; leave it out, or name another --hardware")
+    return replace(
+        network,
+        linear=round(network.linear - network.fp8 * (1 - device.rate / device.fp8_rate)),
+        parameters=round(network.parameters - network.fp8 * (1 - 1 / network.item)),
+    )
 
 
 def kept_bytes(network: Network, compiled: bool) -> int:
@@ -277,7 +294,7 @@ def _time(
 ) -> TimeEstimate:
     # A reference with its own weights has an adapter too, like the policy.
     like = {"update, reference": "update, no gradient"} if copied else {}
-    drawing = _rollout_network(config, network)
+    drawing = _rollout_network(config, network, device)
     spent = {
         kind: seconds(
             drawing if kind.startswith(("rollout", "evaluation")) else network,
@@ -289,10 +306,10 @@ def _time(
         )
         for kind, tally in passes.items()
     }
-    merging = merging_seconds(config, network, device)
-    rollout = spent["rollout, whole"] + spent["rollout, window"] + merging
+    preparing = preparing_seconds(config, network, device)
+    rollout = spent["rollout, whole"] + spent["rollout, window"] + preparing
     learning = sum(spent[kind] for kind in spent if kind.startswith(("cache check", "update")))
-    evaluation = spent["evaluation, whole"] + spent["evaluation, window"] + merging
+    evaluation = spent["evaluation, whole"] + spent["evaluation, window"] + preparing
     run = config.updates * (rollout + learning) + evaluations * evaluation
     return TimeEstimate(device.name, device.source, device.memory, rollout, learning, evaluation, run / 3600)
 
@@ -304,6 +321,8 @@ def _notes(config: Config) -> Iterator[str]:
     if config.rollout.threshold is not None:
         least = "one position" if config.rollout.min_per_step == 1 else f"{config.rollout.min_per_step} positions"
         yield f"decoding by threshold: an upper bound, with {least} a step"
+    if config.rollout.precision == "fp8":
+        yield "fp8: experts of a mixture stay in the model's dtype; its speed is assumed, not measured"
     if config.idle_groups == "resample":
         yield f"idle_groups=resample may need up to {1 + RESAMPLES} times the rollouts"
 

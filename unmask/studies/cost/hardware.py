@@ -40,6 +40,9 @@ COMPILED = Efficiency(whole=0.810, window=0.816, gradient=0.685)
 # The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
 CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0, bare_launch=0.0)
 H200_RATE = 772e12  # row "peak"
+FP8 = 1.75
+"""How many times faster than in bf16 a product with row-wise scales is in fp8, with 1,024 rows and more."""
+WITHOUT_FP8 = ("a100-80",)
 SHEET = H200_RATE / 989e12
 """The share of its data sheet that the H200 reaches; other GPUs are assumed to reach the same share."""
 
@@ -49,6 +52,8 @@ class Hardware:
     name: str
     rate: float
     """Operations a second of a large matrix product in the type of the weights."""
+    fp8_rate: float | None
+    """The same in fp8; None: it has no fp8."""
     bandwidth: float
     """Bytes of memory a second."""
     memory: float
@@ -60,9 +65,10 @@ class Hardware:
 def gpu(key: str, network: Network, compiled: bool) -> Hardware:
     name, half, single, bandwidth, memory = GPUS[key]
     rate = SHEET * 1e12 * (half if network.item == 2 else single)
+    fp8 = None if key in WITHOUT_FP8 else SHEET * 1e12 * half * FP8
     known = key == "h200" and network.item == 2
     source = "rates measured" if known else "rates from its data sheet, scaled by the share that the H200 reached"
-    return Hardware(name, rate, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, source)
+    return Hardware(name, rate, fp8, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, source)
 
 
 def cpu(network: Network) -> Hardware:
@@ -70,7 +76,7 @@ def cpu(network: Network) -> Hardware:
     rate = cpu_rate(1024, deep, wide, "bfloat16" if network.item == 2 else "float32")
     threads = torch.get_num_threads()
     source = f"{rate / 1e9:.0f} GFLOP/s timed, {threads} thread{'s' * (threads > 1)}"
-    return Hardware("CPU", rate, 1e10, cpu_memory(), CPU, source)
+    return Hardware("CPU", rate, rate, 1e10, cpu_memory(), CPU, source)
 
 
 def hardware_of(name: str | None, network: Network, compiled: bool, tiny: bool) -> Hardware | str:

@@ -11,6 +11,7 @@ import torch
 from unmask.config import Config
 from unmask.models.adapter_config import check_adapter_patterns, read_adapter_config
 from unmask.models.experts import Experts, Mixture
+from unmask.models.fp8 import fp8_paths
 from unmask.models.load import Outline
 from unmask.models.lora import file_names, linear_layers, target_paths
 from unmask.models.tiny import CharacterTokenizer
@@ -48,6 +49,12 @@ class Network:
     """Weights of B alone, which are zero in a new adapter."""
     adapted: int
     """Weights of the layers that have an adapter."""
+    adapted_fp8: int
+    """Those of them that can run in fp8."""
+    fp8: int
+    """Weights of the layers that can run in fp8."""
+    fp8_rows: int
+    """Rows of these layers' matrices, each with a scale."""
 
     @property
     def trained(self) -> int:
@@ -71,6 +78,7 @@ def network_of(config: Config, model: Outline) -> Network:
     low = [stacks[path] for path in paths if path in stacks]
     unused = sum((_matrices(each) - chosen) * each.in_features * each.out_features for each in stacks.values())
     blocks = {*target_paths(policy, "all"), *stacks}
+    scaled = fp8_paths(policy)
     routers = sum(mixture.gate.weight.numel() for mixture in mixtures)
     queries = channels * shape.num_attention_heads
     keys = channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads)
@@ -92,6 +100,9 @@ def network_of(config: Config, model: Outline) -> Network:
         adapter_unused=rank * sum((each.in_features + each.out_features) * (_matrices(each) - chosen) for each in low),
         adapter_b=b,
         adapted=sum(linears[path].weight.numel() for path in paths),
+        adapted_fp8=sum(linears[path].weight.numel() for path in paths if path in scaled),
+        fp8=sum(linears[path].weight.numel() for path in scaled),
+        fp8_rows=sum(linears[path].out_features for path in scaled),
     )
 
 

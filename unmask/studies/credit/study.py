@@ -170,6 +170,7 @@ def measure_credit(
         raise ValueError("rollout.temperature: at 0 every state has one completion, and no step changes its value")
     method = replace(diffu_grpo(), record=Record(TOP, entropy=True), counted=all_tokens)
     with set_up(config, needs_reference=False) as setup:
+        setup = replace(setup, fp8=None)
         experiment = Experiment(setup, task, method, config, decoding.for_policy(setup.policy))
         on_progress("rollouts", 0.0)
         batch = collect(experiment, 0)

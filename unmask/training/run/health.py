@@ -166,9 +166,9 @@ CHECKS: dict[str, HealthCheck] = {
     "cache_mismatch": HealthCheck(
         last_of("train/cache_mismatch"),
         0.1,
-        "the cache changes log-probabilities by more than 0.1 nats a token, so the update trains on another policy "
-        "than the one that sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or turn the "
-        "cache off",
+        "the cache or fp8 changes log-probabilities by more than 0.1 nats a token, so the update trains on another "
+        "policy than the one that sampled: lower rollout.refresh, shorten rollout.block, set rollout.correction, or "
+        "turn the cache or fp8 off",
     ),
     "scorer_gap": HealthCheck(
         last_of("train/scorer_gap"),

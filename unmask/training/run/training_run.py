@@ -177,8 +177,8 @@ class TrainingRun(BaseRun[Evaluation]):
             reward=self.config.reward,
         )
         # The forward passes of an evaluation do not count as training cost.
-        uncounted, merged = count_passes(None, self.policy), self.experiment.merged()
-        with self.save_on_error(step), unsharded(self.policy, self.ranks), uncounted, merged:
+        uncounted, sampling = count_passes(None, self.policy), self.experiment.sampling()
+        with self.save_on_error(step), unsharded(self.policy, self.ranks), uncounted, sampling:
             return evaluator.evaluate(self.held_out, self.recorder.on_samples(step, self.held_out))
 
     def _log_evaluation(self, step: int, evaluation: Evaluation) -> None:
