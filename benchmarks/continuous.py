@@ -1,26 +1,28 @@
 """Continuous against static batches: rollouts of a model of the embedded kind with block-causal attention.
 
     OMP_NUM_THREADS=1 python benchmarks/continuous.py
-    python benchmarks/continuous.py --width 2048 --hidden 6144 --layers 28 --slots 32 --prompts 256 --length 256
+    python benchmarks/continuous.py --gpu --out benchmarks/results/continuous.json    (SDAR-1.7B's size, under 60 s)
 
 Completions end after 1, 2, 3 or 4 quarters of the canvas, in random order (the benchmark decides where; what the model
 writes before is its own). All ways sample the same prompts with the same cache and give the same tokens. "static": a
 batch ends with its longest row. "compacted": as `sample` without a micro-batch size, which drops rows that have ended;
 on a GPU a pass over fewer rows takes about as long. "continuous": as `sample` with a micro-batch size. Prints the
-seconds (on a CPU those of the process), the passes and their ratio: the best of `repeats` runs each, alternating. A GPU
-is used if there is one.
+seconds (on a CPU those of the process), the passes and their ratios: the best of `repeats` runs each, alternating, as
+far as `limit` seconds allow. --out has the same, written after every run.
 """
 
 import argparse
 import json
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import unmask
-from unmask.models.tiny import Tiny, TinyShape, tiny_policy
+from unmask.models.tiny import EOS, Tiny, TinyShape, tiny_policy
 from unmask.rollout.denoiser import Denoiser
 
 
@@ -55,37 +57,42 @@ class Ending(Tiny):
         return logits_QV
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = {
-        "prompts": 128,
-        "slots": 8,
-        "length": 128,
-        "block": 4,
-        "repeats": 2,
-        "width": 64,
-        "hidden": 128,
-        "layers": 4,
-    }
-    for name, value in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    args, rng = parser.parse_args(), random.Random(0)
-    gpu = torch.cuda.is_available()
-    shape = TinyShape(width=args.width, hidden=args.hidden, layers=args.layers, heads=args.width // 16, max_length=1024)
-    policy = Ending(tiny_policy(shape).lm)
-    policy = policy.to("cuda", torch.bfloat16) if gpu else policy
-    policy.causal_block, policy.length = args.block, args.length
-    prompts = [[9 + rng.randint(1, 4)] + [20] * rng.randint(7, 24) for _ in range(args.prompts)]
-    seeds = torch.arange(len(prompts), device="cuda" if gpu else "cpu")
-    decoding = unmask.Decoding(args.length, args.length, cache=unmask.Cache())
+CPU = {"prompts": 128, "slots": 8, "length": 128, "steps": 128, "block": 4, "width": 64, "hidden": 128, "layers": 4}
+GPU = {
+    "prompts": 256,
+    "slots": 32,
+    "length": 512,
+    "steps": 128,
+    "block": 32,
+    "width": 2048,
+    "hidden": 6144,
+    "layers": 28,
+}
 
-    def now() -> float:
-        if not gpu:
+
+class ContinuousBench:
+    def __init__(self, args: argparse.Namespace, shape: dict[str, int]) -> None:
+        self.gpu, self.out, self.shape, rng = args.gpu, args.out, shape, random.Random(0)
+        sizes = {name: shape[name] for name in ("width", "hidden", "layers")}
+        heads = shape["width"] // (128 if self.gpu else 16)
+        device = torch.device("cuda" if self.gpu else "cpu")
+        with device:  # large weights are drawn there
+            self.policy = Ending(tiny_policy(TinyShape(**sizes, heads=heads, max_length=1024)).lm)
+        if self.gpu:
+            self.policy = self.policy.to(device, torch.bfloat16)
+        self.policy.causal_block, self.policy.length = shape["block"], shape["length"]
+        self.prompts = [[9 + rng.randint(1, 4)] + [20] * rng.randint(7, 24) for _ in range(shape["prompts"])]
+        self.seeds = torch.arange(len(self.prompts), device=device)
+        self.decoding = unmask.Decoding(shape["length"], shape["steps"], cache=unmask.Cache())
+        self.seconds, self.passes, self.texts = dict[str, list[float]](), dict[str, int](), dict[str, list[list[int]]]()
+
+    def now(self) -> float:
+        if not self.gpu:
             return time.process_time()
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    def static() -> list[unmask.Trace]:
+    def static(self, rows: slice) -> list[unmask.Trace]:
         compact = Denoiser.compact
 
         def end_together(denoiser: Denoiser) -> None:
@@ -94,33 +101,74 @@ def main() -> None:
 
         Denoiser.compact = end_together
         try:
-            return compacted()
+            return self.compacted(rows)
         finally:
             Denoiser.compact = compact
 
-    def compacted() -> list[unmask.Trace]:
-        parts = [slice(start, start + args.slots) for start in range(0, len(prompts), args.slots)]
-        return [unmask.sample(policy, prompts[part], seeds[part], decoding).trace for part in parts]
+    def compacted(self, rows: slice) -> list[unmask.Trace]:
+        prompts, seeds, slots = self.prompts[rows], self.seeds[rows], self.shape["slots"]
+        parts = [slice(start, start + slots) for start in range(0, len(prompts), slots)]
+        return [unmask.sample(self.policy, prompts[part], seeds[part], self.decoding).trace for part in parts]
 
-    def continuous() -> list[unmask.Trace]:
-        return [unmask.sample(policy, prompts, seeds, decoding, micro_batch=args.slots).trace]
+    def continuous(self, rows: slice) -> list[unmask.Trace]:
+        slots = self.shape["slots"]
+        return [
+            unmask.sample(self.policy, self.prompts[rows], self.seeds[rows], self.decoding, micro_batch=slots).trace
+        ]
 
-    unmask.sample(policy, prompts[:2], seeds[:2], decoding)  # the first passes are slower
-    seconds, passes, texts = {}, {}, {}
+    def measure(self, way: Callable[[slice], list[unmask.Trace]]) -> float:
+        """Seconds of a run over all prompts."""
+        name, self.policy.calls, started = way.__name__, 0, self.now()
+        traces = way(slice(None))
+        self.seconds.setdefault(name, []).append(self.now() - started)
+        self.passes[name] = self.policy.calls
+        length = self.shape["length"]
+        self.texts[name] = [row for trace in traces for row in trace.tokens_BL[:, -length:].tolist()]
+        return self.seconds[name][-1]
+
+    def figures(self) -> str:
+        best = {name: min(values) for name, values in self.seconds.items()}
+        ratios = {}
+        if "continuous" in best:
+            ratios = {"seconds": {name: value / best["continuous"] for name, value in best.items()}}
+            ratios["passes"] = {name: value / self.passes["continuous"] for name, value in self.passes.items()}
+        tokens = {name: sum(row.index(EOS) + 1 for row in rows) / best[name] for name, rows in self.texts.items()}
+        shown = {"settings": self.shape, "device": torch.cuda.get_device_name() if self.gpu else "cpu", "seconds": best}
+        shown |= {
+            "all_seconds": self.seconds,
+            "passes": self.passes,
+            "tokens_per_s": tokens,
+            "times continuous": ratios,
+        }
+        return json.dumps(shown, indent=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpu", action="store_true", help="a large model on a GPU")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=50.0, help="seconds after which no run begins")
+    for name in CPU:
+        parser.add_argument(f"--{name}", type=int)
+    args, begun = parser.parse_args(), time.perf_counter()
+    given = {name: getattr(args, name) for name in CPU if getattr(args, name) is not None}
+    bench = ContinuousBench(args, {**(GPU if args.gpu else CPU), **given})
+    ways = (bench.static, bench.compacted, bench.continuous)
+    for way in ways[1:]:  # the first passes are slower
+        way(slice(bench.shape["slots"] + 1) if args.gpu else slice(2))
+    slowest = 0.0
     for _ in range(args.repeats):
-        for run in (static, compacted, continuous):
-            policy.calls, started = 0, now()
-            traces = run()
-            name = run.__name__
-            seconds[name] = min(seconds.get(name, torch.inf), now() - started)
-            passes[name] = policy.calls
-            texts[name] = [row for trace in traces for row in trace.tokens_BL[:, -args.length :].tolist()]
-    assert (
-        gpu or texts["static"] == texts["compacted"] == texts["continuous"]
-    )  # batches of other sizes round differently in bf16
-    figures = {"seconds": seconds, "passes": passes}
-    ratios = {name: {way: each[way] / each["continuous"] for way in each} for name, each in figures.items()}
-    print(json.dumps({"settings": vars(args), **figures, "times continuous": ratios}, indent=1))
+        for way in ways:
+            if time.perf_counter() - begun + slowest > args.limit and len(bench.seconds) == len(ways):
+                break
+            slowest = max(slowest, bench.measure(way))
+            if args.out is not None:
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                args.out.write_text(bench.figures() + "\n")
+    # batches of other sizes round differently in bf16
+    assert args.gpu or bench.texts["static"] == bench.texts["compacted"] == bench.texts["continuous"]
+    print(bench.figures())
 
 
 if __name__ == "__main__":
