@@ -4,8 +4,8 @@
     python benchmarks/decoding.py steps runs/compared --device cuda --out steps.json       # of `unmask compare --keep`
     python benchmarks/decoding.py elsewhere runs/compared --device cuda --out elsewhere.json
 
-ways    exact passes, caches and thresholds: solved, greedy and sampled; positions a second; passes a completion; and
-        how far the log-probabilities of a cache's samples are from the exact ones, in nats
+ways    exact passes, caches, thresholds and fp8: solved, greedy and sampled; positions a second; passes a completion;
+        and how far the log-probabilities of samples with a cache or in fp8 are from the exact ones, in nats
 steps   every run of a comparison, and the model it began with, at 1, 1/2 and 1/4 of the steps it was trained with
 elsewhere   the same runs asked in other words, and on tasks they were not trained on
 """
@@ -14,9 +14,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from unmask.core.trace import Trace
 from unmask.evaluation.evaluate import Evaluator
 from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
 from unmask.models import Model, load_model
+from unmask.models.fp8 import Fp8Layers, has_fp8
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import completions, row_seeds, sample
@@ -38,6 +41,7 @@ from unmask.training.setup import decoding_of
 from unmask.util.micro_batch import MicroBatch
 from unmask.util.statistics import mean_proportion
 
+Figures = dict[str, float]
 SEED = -1
 SHARES = (1, 2, 4)
 REPLAYED = 64
@@ -73,6 +77,8 @@ def ways(length: int, block: int) -> Iterator[tuple[str, Decoding]]:
     for enough in (0.99, 0.95, 0.9, 0.8, 0.6):
         yield f"threshold {enough}", replace(exact, threshold=enough)
     yield "dual cache, threshold 0.9", replace(exact, cache=Cache(), threshold=0.9)
+    yield "fp8", exact
+    yield "fp8, dual cache", replace(exact, cache=Cache())
 
 
 def passes(trace: Trace) -> float:
@@ -82,27 +88,31 @@ def passes(trace: Trace) -> float:
     return float(written_BT.scatter_add(1, step_BL, trace.filled_BL.float()).gt(0).sum(-1).float().mean())
 
 
-def measured(policy: Model, task: Task, how: Decoding, given: argparse.Namespace) -> dict[str, float]:
-    """Of one way: `samples` completions of every problem, at once."""
+def measured(policy: Model, task: Task, how: Decoding, fp8: Fp8Layers | None, given: argparse.Namespace) -> Figures:
+    """Of one way: `samples` completions of every problem, at once; the median time of `repetitions`."""
     rows = [row for row in task.rows("test", given.problems, 0) for _ in range(given.samples)]
     prompts, seed_B = (
         [task.prompt_ids(policy.tokenizer, row) for row in rows],
         row_seeds(SEED, len(rows)).to(given.device),
     )
     batch = MicroBatch(given.rows)
-    sample(policy, prompts[: given.rows], seed_B[: given.rows], how, micro_batch=batch)  # to warm up
-    if given.device.startswith("cuda"):
-        torch.cuda.synchronize()
-    clock = time.perf_counter()
-    trace = sample(policy, prompts, seed_B, how, micro_batch=batch).trace
-    if given.device.startswith("cuda"):
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - clock
+    times = []
+    with fp8.used() if fp8 is not None else nullcontext():
+        sample(policy, prompts[: given.rows], seed_B[: given.rows], how, micro_batch=batch)  # to warm up
+        for _ in range(given.repetitions):
+            if given.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            clock = time.perf_counter()
+            trace = sample(policy, prompts, seed_B, how, micro_batch=batch).trace
+            if given.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - clock)
+    seconds = median(times)
     solved_B = score(task, rows, completions(policy, trace, how.length), device=given.device).solved_B
     share = mean_proportion(solved_B.double().view(given.problems, given.samples).mean(-1).tolist())
     found = {"solved": share.value, "low": share.low, "high": share.high, "seconds": seconds, "passes": passes(trace)}
-    found["positions_per_s"] = len(rows) * how.length / seconds
-    if how.cache is not None and how.sampling.temperature:
+    found |= {"fastest": min(times), "slowest": max(times), "positions_per_s": len(rows) * how.length / seconds}
+    if (how.cache is not None or fp8 is not None) and how.sampling.temperature:
         some = random_share(trace, min(1.0, REPLAYED / len(trace)), torch.Generator().manual_seed(0))
         apart = mismatch_metrics(some, replay_logprobs(policy, some, batch))
         found |= {"mismatch": apart["train/cache_mismatch"], "mismatch_max": apart["train/cache_mismatch_max"]}
@@ -113,9 +123,13 @@ def all_ways(given: argparse.Namespace) -> dict[str, Any]:
     policy, task = loaded(given.folder, given.device), TASKS[given.task]()
     results: dict[str, Any] = {}
     found = {"task": given.task, "length": given.length, "block": given.block, "rows": given.rows, "ways": results}
+    layers = Fp8Layers(policy) if has_fp8(torch.device(given.device)) else None
     for name, how in ways(given.length, given.block):
-        sampled = measured(policy, task, how, given)
-        greedy = measured(policy, task, how.greedy(), argparse.Namespace(**{**vars(given), "samples": 1}))
+        if "fp8" in name and layers is None:
+            continue
+        fp8 = layers if "fp8" in name else None
+        sampled = measured(policy, task, how, fp8, given)
+        greedy = measured(policy, task, how.greedy(), fp8, argparse.Namespace(**{**vars(given), "samples": 1}))
         results[name] = {"sampled": sampled, "greedy": greedy}
         print(name, results[name], flush=True)
         given.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -188,6 +202,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=256)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--rows", type=int, default=256, help="rolled out at a time")
+    parser.add_argument("--repetitions", type=int, default=1, help="of ways: timings, of which the median is reported")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

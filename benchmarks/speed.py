@@ -1,6 +1,7 @@
 """Speed and memory on LLaDA-8B's shapes with random weights, each figure beside a baseline of the same run.
 
     python benchmarks/speed.py peak trunk rollout --out benchmarks/results/speed.json       (one GPU)
+    python benchmarks/speed.py fp8 --out fp8.json                                           (or threshold, updates, ...)
     python benchmarks/speed.py all --toy --out toy.json                                     (a CPU, to try the script)
 
 Prompt 200, completion 256, 128 steps, blocks of 32, unless a section says otherwise. The baseline is `plain_step` in
@@ -14,10 +15,13 @@ from pathlib import Path
 from speed_bench import SpeedBench
 from speed_fp8 import fp8
 from speed_rollout import early, peak, rollout, trunk, waiting
+from speed_scale import scale, scale_full, updates
+from speed_threshold import threshold
 from speed_training import adapter, agreement, growth, memory, methods, step
 
-# The first without an adapter, the others with one, which `adapter` adds.
-BARE, ADAPTED = (peak, trunk, rollout, early, waiting, fp8), (adapter, agreement, memory, step, methods, growth)
+# The first without an adapter, the others with one, which `adapter` adds; the last replaces the model.
+BARE = (peak, trunk, rollout, early, waiting, fp8, threshold)
+ADAPTED = (adapter, agreement, memory, step, methods, growth, updates, scale, scale_full)
 SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
 
 

@@ -39,10 +39,10 @@ class SpeedBench:
     def width(self) -> int:
         return self.prompt + self.shape["length"]
 
-    def prompts(self, rows: int, copies: int = 1) -> list[list[int]]:
+    def prompts(self, rows: int, copies: int = 1, width: int | None = None) -> list[list[int]]:
         rng = torch.Generator().manual_seed(0)
         high = 90 if self.toy else 100_000
-        texts = torch.randint(4, high, (rows // copies, self.prompt), generator=rng).tolist()
+        texts = torch.randint(4, high, (rows // copies, width or self.prompt), generator=rng).tolist()
         return [text for text in texts for _ in range(copies)]
 
     def seeds(self, rows: int) -> Tensor:
@@ -53,6 +53,14 @@ class SpeedBench:
         prompts, seed_B = self.prompts(rows, copies), self.seeds(rows)
         settings = Decoding(**{**self.shape, **decoding})
         return sample(self.policy, prompts, seed_B, settings, group_B=seed_B // copies, request=request)
+
+    def roll_blocks(self, rows: int, blocks: int, width: int | None = None, **decoding: Any) -> Rollouts:
+        """Rollouts of the last blocks of canvases of `width` columns. Every block costs the same, so their time is a
+        share of that of a whole completion."""
+        block, width = self.shape["block"], width or self.width
+        shape = {"length": blocks * block, "steps": blocks * block * self.shape["steps"] // self.shape["length"]}
+        prompts = self.prompts(rows, width=width - shape["length"])
+        return sample(self.policy, prompts, self.seeds(rows), Decoding(**{**shape, "block": block, **decoding}))
 
     def seconds(self, action: Callable[[], Any], repeats: int = 1, warm: bool = True) -> float:
         if warm:
@@ -84,10 +92,22 @@ class SpeedBench:
         if self.out is not None:
             self.out.write_text(json.dumps(self.results, indent=1) + "\n")
 
-    def repeated(self, action: Callable[[], Any], repetitions: int = 3) -> dict[str, float]:
-        """Median, fastest and slowest seconds of an action, after one run that does not count."""
-        times = [self.seconds(action, warm=not number) for number in range(repetitions)]
+    def repeated(self, action: Callable[[], Any], repetitions: int = 3, warm: bool = True) -> dict[str, float]:
+        """Median, fastest and slowest seconds of an action; with `warm` after one run that does not count."""
+        times = [self.seconds(action, warm=warm and not number) for number in range(repetitions)]
         return {"seconds": median(times), "fastest": min(times), "slowest": max(times), "repetitions": repetitions}
+
+    def cell(self, action: Callable[[], Any], warm: bool = False) -> dict[str, Any]:
+        """`repeated` with the peak of memory in GiB; or that memory ran out."""
+        if self.device == "cpu":
+            return self.repeated(action, warm=warm)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            times = self.repeated(action, warm=warm)
+        except torch.OutOfMemoryError as error:
+            return {"out_of_memory": str(error).partition(". ")[0]}
+        return {**times, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def machine() -> dict[str, str]:
@@ -103,7 +123,7 @@ def machine() -> dict[str, str]:
     return versions
 
 
-def llada(device: str, toy: bool) -> Released:
+def llada(device: str, toy: bool, layers: int | None = None) -> Released:
     """LLaDA-8B's network with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,7 +132,7 @@ def llada(device: str, toy: bool) -> Released:
         vocab_size=99 if toy else 126464,
         hidden_size=64 if toy else 4096,
         intermediate_size=128 if toy else 12288,
-        num_hidden_layers=2 if toy else 32,
+        num_hidden_layers=layers or (2 if toy else 32),
         num_attention_heads=4 if toy else 32,
         num_key_value_heads=4 if toy else 32,
         rms_norm_eps=1e-5,
