@@ -4,7 +4,7 @@
     python benchmarks/vine.py --device cuda --jobs 24                                        # every world
     python benchmarks/vine.py "36 positions, noise" --device cuda --jobs 24                  # one
     python benchmarks/vine.py --rate 2e-4 --device cuda --jobs 24                            # another learning rate
-    python benchmarks/vine.py --tables
+    python benchmarks/vine.py --tables                                                       # and with --rate 2e-4
 
 100,000 forwards spent, five seeds, one learning rate for every line. Writes benchmarks/results/vine_RATE.json, where a
 world replaces its entry.
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import RESULTS, Study, percent, with_options
+from choosing import RESULTS, Study, both, with_options
 
 from unmask.util.statistics import t_interval
 
@@ -44,21 +44,25 @@ def ends(world: dict[str, Any], line: str, measure: str) -> list[float]:
 
 
 def tables(found: dict[str, Any]) -> None:
-    for name, world in found.items():
-        print(f"\n| {name} | updates | sampled | greedy | sampled, minus vine's |\n|---|---|---|---|---|")
-        start = next(iter(world["lines"]["vine"]["curves"].values()))[0]
-        print(f"| start | | {100 * start['sampled']:.1f} | {100 * start['greedy']:.1f} | |")
-        for line in world["lines"]:
-            cells = [line, f"{mean(ends(world, line, 'updates')):.0f}"]
-            cells += [percent(ends(world, line, measure)) for measure in ("sampled", "greedy")]
-            print("| " + " | ".join([*cells, difference(world, line)]) + " |")
+    """Print the tables of docs/methods/vine.md for one learning rate."""
+    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    starts = [next(iter(world["lines"]["vine"]["curves"].values()))[:1] for world in found.values()]
+    print("| start | " + " | ".join(both(start) for start in starts) + " |")
+    for line in LINES:
+        runs = [world["lines"][line]["curves"].values() for world in found.values()]
+        print(f"| {line} | " + " | ".join(both([curve[-1] for curve in curves]) for curves in runs) + " |")
+    print("\n| vine minus, sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in list(LINES)[1:]:
+        print(f"| {line} | " + " | ".join(difference(world, line) for world in found.values()) + " |")
+    print("\n| forwards of an update | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in LINES:
+        spent = [mean(ends(world, line, "forwards")) / mean(ends(world, line, "updates")) for world in found.values()]
+        print(f"| {line} | " + " | ".join(f"{forwards:,.0f}" for forwards in spent) + " |")
 
 
 def difference(world: dict[str, Any], line: str) -> str:
-    """Of a line and vine, paired by seed."""
-    if line == "vine":
-        return ""
-    pairs = zip(ends(world, line, "sampled"), ends(world, "vine", "sampled"), strict=True)
+    """Of vine and a line, paired by seed."""
+    pairs = zip(ends(world, "vine", "sampled"), ends(world, line, "sampled"), strict=True)
     middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
     return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
