@@ -28,9 +28,8 @@ def quantized(x_ND: Tensor) -> tuple[Tensor, Tensor]:
 
     A value of at least 2^-6 scales changes by at most 1/16 of itself, a smaller one by at most 2^-10 scales.
     """
-    wide_ND = x_ND.float()
-    most_N1 = wide_ND.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
-    return (wide_ND * (LARGEST / most_N1)).to(E4M3), most_N1 / LARGEST
+    most_N1 = torch.linalg.vector_norm(x_ND, torch.inf, -1, keepdim=True).float().clamp(min=SMALLEST)
+    return (x_ND * (LARGEST / most_N1)).to(E4M3), most_N1 / LARGEST  # the product is in fp32
 
 
 def scaled_product(x_ND: Tensor, weight_MD: Tensor, scale_1M: Tensor) -> Tensor:

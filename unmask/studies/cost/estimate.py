@@ -25,7 +25,7 @@ from unmask.training.setup import decoder_of, decoding_of
 GIB = 2**30
 MERGING = 40
 """Bytes of traffic for each weight that is merged with an adapter and restored."""
-QUANTIZING = 33
+QUANTIZING = 15
 """Bytes of traffic for each weight that is quantized to fp8."""
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
