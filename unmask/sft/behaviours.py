@@ -12,7 +12,8 @@ from unmask.tasks import Row, Task
 
 CAREFUL = "careful"
 TRIED = 200
-"""A behaviour is tried on at least this number of rows, so that few rows are not refused by chance."""
+"""A behaviour is tried on at least this number of rows, so that few rows are not refused by chance. They also show how
+many have to be drawn."""
 
 
 def _at_most_one(shares: dict[str, float]) -> dict[str, float]:
@@ -36,11 +37,11 @@ def mixture_rows(task: Task, names: Iterable[str], n: int, seed: int) -> tuple[l
     if unknown := [name for name in names if name not in task.behaviours]:
         rest = f"; known: {', '.join(task.behaviours)}; answers without a share are {CAREFUL}"
         raise ValueError(f"behaviours: {task.name} has no behaviour {unknown[0]!r}{rest}")
-    answers, count = [task.behaviours[name] for name in names], max(n, TRIED)
+    answers, count = [task.behaviours[name] for name in names], TRIED
     while True:
         drawn = list(enumerate(task.rows("train", count, seed)))
         kept = [(at, row) for at, row in drawn if not any(task.behaviour_solves(row, each(row)) for each in answers)]
-        if 2 * len(kept) < len(drawn):
+        if 2 * len(kept) < len(drawn) and len(drawn) >= n:
             raise ValueError(
                 f"{task.name}: the behaviour {', '.join(names)} is right on {len(drawn) - len(kept)} of {len(drawn)} "
                 "rows, more than half: choose options of the task that make it wrong"
@@ -48,7 +49,8 @@ def mixture_rows(task: Task, names: Iterable[str], n: int, seed: int) -> tuple[l
         if len(kept) >= n:
             last, _ = kept[n - 1]
             return [row for _, row in kept[:n]], last + 1 - n
-        count += 2 * (n - len(kept)) + 16
+        # The first n rows that are kept do not depend on the number that is drawn; at least half of them are kept.
+        count = max(n, min(2 * n, int(1.1 * n * count / max(1, len(kept))))) + 16
 
 
 def drawn_behaviour(shares: Mapping[str, float], rng: random.Random) -> str:

@@ -1,0 +1,702 @@
+"""A real language model that RL makes better: SmolLM2-135M on one GPU, one part at a time. The claims are in LOG.md.
+
+    unmask fetch smollm2 --out runs/smollm2
+    python benchmarks/language.py starts runs/smollm2 --out results     # adapt, evaluate checkpoints, choose starts
+    python benchmarks/language.py rates  --out results                  # a learning rate for each line
+    python benchmarks/language.py rl     --out results                  # the lines, five seeds, equal forwards
+    python benchmarks/language.py after  --out results                  # fewer steps, caches, transfer, values
+    python benchmarks/language.py tables --out results
+    python benchmarks/language.py draw   --out results --figures docs/figures
+
+`--world` names another task or start (`--world long`: completions of 256 positions); `starts --only two` adapts one
+start. Models and runs are in --work, where the parts of one day find each other's. Results, JSON, are in --out and are
+written after every run. `--toy` tries a part on a CPU with a tiny model. Start the CUDA MPS daemon first.
+
+Time on an H200. A Sudoku is 55 tokens of prompt and 80 positions, so a forward is 135 x 2 x 106 M = 29 GFLOP, and with
+head and sampling about 33. An update of 8 x 8 rollouts in 20 steps is 1,280 forwards of rollouts and 256 to 1,000 of
+the update, about 55 TFLOP. Earlier runs, eight side by side, reached 250 to 300 TFLOP/s. Six lines x five seeds x
+60,000 forwards, and two evaluations of 192 problems in each run, are 2.3 M forwards or 76 PFLOP: 250 to 300 s. Rates
+(18 runs of 25,000) take 80 s, an adaptation (768 x 32,768 tokens at 255,000 to 385,000 tokens a second) 65 to 100 s.
+Processes start, load and compile in about 40 s.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from choosing import RESULTS, both, holm, paired_p, percent, with_options
+
+from unmask.config.recipes import config_path
+from unmask.studies.compare.cells import SharedSettings, write_json
+from unmask.studies.compare.compare import Comparison, compare
+from unmask.util.files import digest
+from unmask.util.plots import new_figure
+
+STARTS = Path(__file__).parent / "starts"
+RATES = (2e-5, 5e-5, 1e-4)
+LINES: dict[str, str] = {
+    "diffu_grpo": "diffu_grpo",
+    "diffu_grpo+daca": "diffu_grpo+daca",
+    "diffu_grpo+dispo": "diffu_grpo+dispo",
+    "agrpo": "agrpo",
+    "raft, SML": "raft",
+    "raft, uniform": "raft:states=uniform",
+}
+FORM_LINES: dict[str, str] = {
+    "agrpo": "agrpo",
+    "agrpo, KL": "agrpo:kl=0.01",
+    "agrpo+keep_correct": "agrpo+keep_correct",
+    "raft, uniform": "raft:states=uniform",
+}
+"""Lines that are compared for the form of the answer."""
+LOW, HIGH, DIFFER = 0.15, 0.45, 0.5
+"""A planted start: the bounds of greedy decoding, and the share of problems on which eight samples differ, at least."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One evaluation of a model. It is pickled."""
+
+    name: str
+    task: str
+    options: dict[str, Any]
+    length: int
+    steps: int
+    block: int
+    problems: int
+    samples: int
+    cache: str = "none"
+    fp8: bool = False
+    threshold: float | None = None
+    template: str = ""
+    """Other words around the prompt."""
+    values: int = 0
+    """Completions of each state, in each half; 0: no values."""
+
+
+SHORT = {"protocol": "short"}
+CELLS = {"protocol": "short", "reasoning": "cells", "holes": [7, 9]}
+SUDOKU = Ask("sudoku_text", "sudoku_text", SHORT, 80, 20, 16, 64, 8)
+COUNTDOWN = Ask("countdown_text", "countdown_text", SHORT, 48, 24, 16, 64, 8)
+WORDS = Ask("word_problems", "word_problems", {}, 64, 32, 32, 64, 8)
+LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 32, 64, 8)
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A start: the configuration of `unmask adapt`, and what its checkpoints are asked."""
+
+    file: str
+    share: float
+    """Of careless answers."""
+    asks: tuple[Ask, ...]
+
+
+ADAPTATIONS = {
+    "two": Adaptation("smollm2_two.yaml", 0.5, (SUDOKU, COUNTDOWN, WORDS)),
+    "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
+    "long": Adaptation("smollm2_long.yaml", 0.5, (LONG,)),
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A task from a start."""
+
+    start: str
+    ask: Ask
+    """The task and its decoding."""
+    lines: dict[str, str] = field(default_factory=lambda: LINES)
+    seeds: int = 5
+    forwards: float = 6e4
+    more: tuple[str, ...] = ()
+
+
+BEST = {name: LINES[name] for name in ("raft, uniform", "agrpo")}
+WORLDS = {
+    "sudoku": World("two", SUDOKU),
+    "countdown": World("two", COUNTDOWN, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
+    "unplanted": World("careful", SUDOKU, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
+    "lora": World("two", SUDOKU, {"raft, uniform": LINES["raft, uniform"]}, 3, more=("full=false", "lora.rank=32")),
+    "form": World("two", SUDOKU, FORM_LINES, 3),
+    "form reward": World("two", SUDOKU, BEST, 3, more=("sudoku_text.weights={correctness: 0.8, format: 0.2}",)),
+    "long": World("long", LONG, BEST, 3, 1.2e5),
+}
+LORA_RATE = 3e-4
+
+
+class Study:
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.out, self.work, self.toy = given, given.out, given.work, given.toy
+        self.device = "cpu" if given.toy else given.device
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A result file of --out, else of benchmarks/results; empty if there is none."""
+        for path in (self.out / f"{name}.json", RESULTS / f"language_{name}.json"):
+            if path.is_file():
+                found: dict[str, Any] = json.loads(path.read_text())
+                return found
+        return {}
+
+    def write(self, name: str, found: dict[str, Any]) -> None:
+        write_json(self.out / f"{name}.json", found)
+
+    def sized(self, ask: Ask) -> Ask:
+        """As given on the command line, or at toy size."""
+        steps, block = self.given.steps or ask.steps, self.given.block or ask.block
+        ask = replace(ask, steps=steps, block=block) if ask.task == "sudoku_text" else ask
+        if not self.toy:
+            return ask
+        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // ask.block)
+
+    def start(self, name: str) -> Path:
+        """The folder of a start: --start, or the one that `starts` has chosen."""
+        if self.given.start is not None:
+            return Path(self.given.start)
+        chosen = self.read("starts").get("chosen", {})
+        if name not in chosen or not (folder := self.work / "starts" / name / str(chosen[name])).is_dir():
+            raise SystemExit(
+                f"there is no start {name} in {self.work}: run the part starts first, or give --start FOLDER"
+            )
+        return folder
+
+
+def weights_hash(model: Path) -> str:
+    return digest(model / "model.safetensors")[:16]
+
+
+# --- starts -------------------------------------------------------------------------------------------------
+
+
+def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -> dict[str, Any]:
+    """Fine-tune a start and keep its checkpoints as FOLDER/UPDATE; minutes, tokens a second and loss."""
+    from unmask.sft.adapt import adapt
+    from unmask.sft.config import CONFIG, read_sft_config
+    from unmask.sft.finetune import finetune
+    from unmask.training.run.base_run import Hooks
+    from unmask.training.run.folder import RunFolder, read_metrics
+
+    begun, run, plan = time.perf_counter(), folder / "run", ADAPTATIONS[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    adapt(source, folder / "start")
+    small = ["updates=4", "save_every=2", "batch_tokens=1024", "max_examples=32", "compile=false", "dtype=float32"]
+    overrides = [f"behaviours.careless={plan.share}", "eval.prompts=2", "eval.every=0", "full=true"]
+    overrides += [f"device={device}", *([*small, "optimizer.warmup=0"] if toy else [])]
+    config = read_sft_config(STARTS / plan.file, overrides, model=str(folder / "start"))
+
+    def keep(step: int, metrics: dict[str, float]) -> None:
+        """The checkpoint of the update before, which was saved after its metrics."""
+        if "train/loss" not in metrics:
+            return
+        if (step - 1) % config.save_every == 0 and step > 1:
+            shutil.copytree(run / "checkpoint", folder / str(step - 1))
+        if step % 64 == 0:
+            print(name, step, f"loss {metrics['train/loss']:.4f}", f"{time.perf_counter() - begun:.0f} s", flush=True)
+
+    result = finetune(config, lambda: RunFolder(run, config.dump(), CONFIG), Hooks(on_metrics=keep))
+    shutil.copytree(run / "checkpoint", folder / str(config.updates))
+    rows = [row for row in read_metrics(run) if "train/loss" in row]
+    shutil.rmtree(run)
+    return {
+        "share": plan.share,
+        "minutes": (time.perf_counter() - begun) / 60,
+        "minutes_of_updates": sum(row["time/update"] for row in rows) / 60,
+        "tokens_per_s": median(row["time/tokens_per_s"] for row in rows),
+        "loss": {int(row["step"]): row["train/loss"] for row in rows[:: max(1, len(rows) // 48)]},
+        "behaviours": result.behaviours,
+    }
+
+
+def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
+    """The answers of a model; runs in a process of the pool."""
+    import torch
+
+    from unmask.evaluation.evaluate import Evaluator
+    from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
+    from unmask.models import load_model
+    from unmask.models.fp8 import Fp8Layers
+    from unmask.rollout.cache import cache_of
+    from unmask.rollout.decoding import Decoding
+    from unmask.tasks import TASKS
+    from unmask.util.metering import Meter, count_passes
+    from unmask.util.micro_batch import MicroBatch
+
+    torch.set_num_threads(1)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    policy, found, batch = load_model(model, dtype=dtype, device=device), {}, MicroBatch(288)
+    for ask in asks:
+        task = TASKS[ask.task](**ask.options)
+        if ask.template:
+            task = task_in_variant(task, PromptVariant("", ask.template, ""))
+        how = Decoding(ask.length, ask.steps, ask.block, threshold=ask.threshold, cache=cache_of(ask.cache))
+        rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
+        layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
+        with torch.no_grad(), count_passes(meter, policy), layers:
+            if ask.values:
+                found[ask.name] = state_curve(policy, task, rows, how, ask.values, batch)
+            else:
+                found[ask.name] = Evaluator(policy, task, how, ask.samples, -1, device, batch).evaluate(rows).data()
+        found[ask.name] |= {"seconds": time.perf_counter() - begun, "forwards": meter.forwards}
+    return found
+
+
+def state_curve(policy: Any, task: Any, rows: Sequence[Any], how: Any, draws: int, batch: Any) -> dict[str, Any]:
+    """The mean value of the state before every step of a rollout of each row, and the behaviours of its completions."""
+    from unmask.rollout.sample import row_seeds, sample
+    from unmask.studies.credit.study import task_score
+    from unmask.studies.credit.values import ValueSettings, state_values
+
+    device = next(policy.parameters()).device
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
+    trace = sample(policy, prompts, row_seeds(0, len(rows)).to(device), how, micro_batch=batch).trace
+    settings = ValueSettings(how, batch, draws)
+    values = state_values(policy, trace, task_score(policy, task, rows, how.length), settings)
+    shown = dict(zip(values.behaviours, values.shown_BTN.mean(0).T.tolist(), strict=True))
+    return {
+        "value": values.value_HBT.mean((0, 1)).tolist(),
+        "decided": ((values.value_HBT == 0).all(0) | (values.value_HBT == 1).all(0)).double().mean(0).tolist(),
+        "shown": shown,
+    }
+
+
+def pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, get_context("spawn"))
+
+
+def starts(study: Study) -> None:
+    """Adapt, evaluate every checkpoint, choose: planted by `choice`, unplanted where samples differ most."""
+    given, found = study.given, study.read("starts") if study.given.only else {}
+    names = given.only or [name for name in ADAPTATIONS if name != "long"]
+    if given.model is None:
+        raise SystemExit("starts: give the folder of the model, which `unmask fetch smollm2 --out FOLDER` writes")
+    begun = time.perf_counter()
+    with pool(given.jobs) as workers:
+        waiting: dict[Future[dict[str, Any]], tuple[str, str]] = {}
+        for name in names:
+            folder = study.work / "starts" / name
+            waiting[workers.submit(adapt_start, name, given.model, folder, study.toy, study.device)] = name, ""
+        while waiting:
+            future = next(as_completed(waiting))
+            name, update = waiting.pop(future)
+            if not update:
+                found.setdefault("adaptations", {})[name] = {**future.result(), "checkpoints": {}}
+                asks = [study.sized(ask) for ask in ADAPTATIONS[name].asks]
+                for folder in checkpoints(study.work / "starts" / name):
+                    waiting[workers.submit(measure, str(folder), asks, study.device)] = name, folder.name
+            else:
+                found["adaptations"][name]["checkpoints"][update] = future.result()
+                print(name, update, shown(future.result()), f"{time.perf_counter() - begun:.0f} s", flush=True)
+            study.write("starts", found)
+        found["chosen"] = found.get("chosen", {}) | {name: choice(name, found["adaptations"][name]) for name in names}
+        study.write("starts", found)
+        more = {name: workers.submit(measure, str(study.start(name)), other_decodings(study, name), study.device)
+                for name in names}  # fmt: skip
+        for name, future in more.items():
+            found["adaptations"][name]["decodings"] = future.result()
+            print(name, "chosen", found["chosen"][name], shown(future.result()), flush=True)
+    found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
+    study.write("starts", found)
+    print(found["chosen"], found["hashes"], f"{time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def choice(name: str, adaptation: dict[str, Any]) -> int:
+    """The update of the checkpoint to start from."""
+    solved = {int(update): next(iter(asked.values())) for update, asked in adaptation["checkpoints"].items()}
+    if not ADAPTATIONS[name].share:
+        return max(solved, key=lambda update: (solved[update]["mixed"][0], update))
+    fits = [
+        update for update, found in solved.items() if LOW <= found["greedy"][0] <= HIGH and found["mixed"][0] >= DIFFER
+    ]
+    if fits:
+        return max(fits, key=lambda update: (solved[update]["sampled"][0], update))
+    return min(solved, key=lambda update: abs(solved[update]["greedy"][0] - (LOW + HIGH) / 2))
+
+
+def other_decodings(study: Study, name: str) -> list[Ask]:
+    """The first task of a start in other steps and blocks."""
+    ask = study.sized(ADAPTATIONS[name].asks[0])
+    whole = replace(ask, block=ask.length)
+    asks = [replace(ask, name="as in training"), replace(whole, name="one block")]
+    if not study.toy:
+        asks += [replace(each, name=f"{each.name}, twice the steps", steps=2 * each.steps) for each in asks]
+    return asks
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Sampled, greedy, samples that differ and careful answers, in percent."""
+    return "; ".join(
+        f"{name} {100 * each['sampled'][0]:.0f} / {100 * each['greedy'][0]:.0f}"
+        + (f", differ {100 * each['mixed'][0]:.0f}" if each.get("mixed") else "")
+        + "".join(f", {kind} {100 * share:.0f}" for kind, share in each["behaviours"].items())
+        for name, each in found.items()
+        if "sampled" in each
+    )
+
+
+# --- rates and RL -------------------------------------------------------------------------------------------
+
+
+def settings_of(study: Study, world: World, *more: str) -> SharedSettings:
+    """What all runs of a world share. Curves are those of the training rollouts, so nothing is evaluated on the way."""
+    ask = study.sized(world.ask)
+    options = [f"{ask.task}.{key}={json.dumps(value)}" for key, value in ask.options.items()]
+    shape = [f"rollout.length={ask.length}", f"rollout.steps={ask.steps}", f"rollout.block={ask.block}"]
+    small = ["dtype=float32", "compile=false", "prompts=2", "group=2", "eval.prompts=2"]
+    overrides = [
+        f"model={study.start(world.start)}",
+        *("micro_batch_size=64", "rollout.micro_batch_size=128", "save_every=0", "trace_every=0"),
+        *("eval.every=0", "eval.prompts=192", "eval.samples=1", *options, *shape),
+    ]
+    overrides += [*world.more, *more, *(small if study.toy else [])]
+    return SharedSettings(config_path("recipe:smollm2_rl"), tuple(overrides), ask.task, study.device)
+
+
+def lines_of(study: Study, world: World) -> dict[str, str]:
+    names = study.given.lines or list(world.lines)
+    return {name: {**LINES, **world.lines}[name] for name in names}
+
+
+def forwards_of(study: Study, world: World, share: float = 1.0) -> str:
+    ask = study.sized(world.ask)
+    toy = 2.0 * 2 * 2 * (ask.steps + 24)
+    return f"forwards={toy if study.toy else share * (study.given.forwards or world.forwards):g}"
+
+
+def rates(study: Study) -> None:
+    """One run a rate on validation problems; the best is that with most solved, sampled and greedy."""
+    world, found = WORLDS[study.given.world], study.read("rates")
+    lines = lines_of(study, world)
+    tried = {
+        (name, rate): with_options(line, f"optimizer.lr={rate:g}") for name, line in lines.items() for rate in RATES
+    }
+    settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
+    plan = Comparison(list(tried.values()), ["none"], 1, forwards_of(study, world, 0.42), settings=settings)
+    results = compare(plan, study.work / "rates" / study.given.world, study.given.jobs, on_progress=progress())
+    for (name, rate), cell in zip(tried, results["cells"], strict=True):
+        for run in cell["runs"].values():
+            end = run["curve"][-1]
+            entry = found.setdefault(study.given.world, {}).setdefault(name, {"solved": {}})
+            entry["start"] = [run["curve"][0]["sampled"], run["curve"][0]["greedy"]]
+            entry["solved"][f"{rate:g}"] = [end["sampled"], end["greedy"]]
+    for entry in found[study.given.world].values():
+        # the smallest among equals
+        entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
+    study.write("rates", found)
+    print(json.dumps(found[study.given.world], indent=1), flush=True)
+
+
+def chosen_rate(study: Study, name: str) -> float:
+    """In this world, else in the first; without either 5e-5."""
+    if "full=false" in WORLDS[study.given.world].more:
+        return LORA_RATE
+    found = study.read("rates")
+    for world in (study.given.world, next(iter(WORLDS))):
+        if name in found.get(world, {}):
+            return float(found[world][name]["chosen"])
+    return 5e-5
+
+
+def progress() -> Callable[[Any], None]:
+    """Prints every finished run."""
+
+    def on_progress(now: Any) -> None:
+        if now.event.share == 1.0:
+            job = now.event.job
+            print(
+                f"{now.done}/{now.total} {job.label} seed {job.seed} {now.event.error} {now.left:.0f} s left",
+                flush=True,
+            )
+
+    return on_progress
+
+
+def rl(study: Study) -> None:
+    """Train the lines from one start, at equal forwards spent. The runs are kept for the part `after`."""
+    name, found = study.given.world, study.read("rl")
+    world = WORLDS[name]
+    lines = {label: with_options(line, f"optimizer.lr={chosen_rate(study, label):g}")
+             for label, line in lines_of(study, world).items()}  # fmt: skip
+    settings = settings_of(study, world)
+    seeds = 2 if study.toy else study.given.seeds or world.seeds
+    plan = Comparison(list(lines.values()), ["none"], seeds, forwards_of(study, world), settings=settings)
+    folder, begun = study.work / "rl" / name.replace(" ", "_"), time.perf_counter()
+    start = study.start(world.start)
+    print(f"{name}: all runs start from {start}, sha256 {weights_hash(start)}", flush=True)
+    results = compare(plan, folder, study.given.jobs, keep=True, on_progress=progress())
+    runs = {}
+    for label, cell in zip(lines, results["cells"], strict=True):
+        runs[label] = {
+            "line": lines[label],
+            "curves": {seed: run["curve"] for seed, run in cell["runs"].items()},
+            "training": {seed: training(folder / cell["folders"][seed] / "run") for seed in cell["runs"]},
+            "folders": cell["folders"],
+            "failed": cell["failed"],
+        }
+    found[name] = {
+        "start": weights_hash(start),
+        "budget": results["budget"],
+        "problems": results["problems"],
+        "seconds": time.perf_counter() - begun,
+        "lines": found.get(name, {}).get("lines", {} ) | runs if study.given.lines else runs,
+    }  # fmt: skip
+    study.write("rl", found)
+    print_rl(name, found[name])
+
+
+def training(run: Path) -> dict[str, Any]:
+    """By update: forwards, solved, form and idle groups of the training rollouts; and the first of each warning."""
+    from unmask.training.run.folder import read_metrics
+
+    rows = [row for row in read_metrics(run) if "cost/forwards" in row]
+    names = {"forwards": "cost/forwards", "solved": "train/solved", "form": "train/reward/format",
+             "idle": "train/idle_groups", "nll": "train/nll"}  # fmt: skip
+    warned: dict[str, int] = {}
+    if (path := run / "warnings.jsonl").is_file():
+        for line in path.read_text().splitlines():
+            warned.setdefault(json.loads(line)["name"], json.loads(line)["step"])
+    curves = {name: [round(row[key], 4) for row in rows if key in row] for name, key in names.items()}
+    seconds = {part: median(row[f"time/{part}"] for row in rows) for part in ("rollout", "update")}
+    return {**curves, "seconds": seconds, "warnings": warned}
+
+
+# --- after training -----------------------------------------------------------------------------------------
+
+
+def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
+    ask = study.sized(world.ask)
+    ask = replace(ask, name="as in training", samples=ask.samples if study.toy else 2, problems=2 if study.toy else 128)
+    asks = [ask, replace(ask, name="one block", block=ask.length)]
+    if not study.toy:
+        asks += [replace(ask, name="twice the steps", steps=2 * ask.steps)]
+        asks += [replace(ask, name=f"1/{share} of the steps", steps=ask.steps // share) for share in (2, 4)]
+    asks += [replace(ask, name=f"threshold {bound}", threshold=bound) for bound in (0.9, 0.6)]
+    asks += [replace(ask, name=f"{cache} cache", cache=cache) for cache in ("prefix", "dual")]
+    asks += [replace(ask, name="fp8", fp8=True)]
+    wordings = {
+        "polite": "Please solve this for me. Thank you!\n\n{own_prompt}",
+        "repeated": "{own_prompt}\n{own_prompt}",
+    }
+    asks += [replace(ask, name=f"wording: {name}", template=text) for name, text in wordings.items()]
+    asks += [
+        replace(ask, name="wording: long prompt", options={k: v for k, v in ask.options.items() if k != "protocol"})
+    ]
+    others = (each for each in (SUDOKU, COUNTDOWN, WORDS) if each.task != ask.task and world.start != "long")
+    asks += [replace(study.sized(each), name=f"task: {each.task}", samples=ask.samples, problems=ask.problems)
+             for each in others]  # fmt: skip
+    values = replace(ask, name="values", values=1 if study.toy else 4, problems=2 if study.toy else 32)
+    return asks if ceiling else [*asks, values]
+
+
+def after(study: Study) -> None:
+    """The start, its ceiling, and the first seeds of every line, each in a process of its own."""
+    name = study.given.world
+    world, trained = WORLDS[name], study.read("rl").get(name, {}).get("lines", {})
+    folder, seeds = study.work / "rl" / name.replace(" ", "_"), study.given.seeds or 2
+    models = {("start", ""): study.start(world.start)}
+    careful = checkpoints(study.work / "starts" / "careful") if (study.work / "starts" / "careful").is_dir() else []
+    if careful and world.start == "two":
+        models["ceiling", ""] = careful[-1]
+    for label, line in trained.items():
+        for seed, cell in list(line["folders"].items())[:seeds]:
+            if (checkpoint := folder / cell / "run" / "checkpoint").is_dir():
+                models[label, seed] = checkpoint
+    if len(models) < 3 - (not careful):
+        raise SystemExit(
+            f"there are no trained models of {name} in {folder}: run the part rl first, with the same --work"
+        )
+    found = study.read("after")
+    found[name] = {}
+    with pool(study.given.jobs) as workers:
+        waiting = {
+            workers.submit(measure, str(path), after_asks(study, world, key[0] == "ceiling"), study.device): key
+            for key, path in models.items()
+        }
+        for future in as_completed(waiting):
+            label, seed = waiting[future]
+            found[name].setdefault(label, {})[seed] = future.result()
+            study.write("after", found)
+            print(label, seed, shown({"": future.result()["as in training"]}), flush=True)
+
+
+# --- tables and figures -------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+def points(share: Sequence[float] | None) -> str:
+    return "" if share is None else f"{100 * share[0]:.1f}"
+
+
+def start_rows(adaptation: dict[str, Any]) -> Iterator[list[str]]:
+    for update, asked in sorted(adaptation["checkpoints"].items(), key=lambda each: int(each[0])):
+        for name, each in asked.items():
+            shares = [f"{100 * each['behaviours'].get(kind, 0):.0f}" for kind in ("careful", "careless", "other")]
+            yield [update, name, points(each["sampled"]), points(each["greedy"]), points(each["mixed"]), *shares]
+
+
+def print_rl(name: str, found: dict[str, Any]) -> None:
+    """Student's intervals over seeds; Holm's p-values against the line with the highest greedy solve rate."""
+    lines = {label: line for label, line in found["lines"].items() if line["curves"]}
+    ends = {label: [curve[-1] for curve in line["curves"].values()] for label, line in lines.items()}
+    first = next(iter(next(iter(lines.values()))["curves"].values()))[0]
+    greedy = {label: [end["greedy"] for end in values] for label, values in ends.items()}
+    best = max(greedy, key=lambda label: mean(greedy[label]))
+    paired = {
+        label: values for label, values in greedy.items() if len(values) == len(greedy[best]) > 1 and label != best
+    }
+    p_values = holm({label: paired_p(greedy[best], values) for label, values in paired.items()})
+    print(
+        f"\n{name}, start {found['start']}, {found['problems']} problems, {found['budget']}, {found['seconds']:.0f} s"
+    )
+    rows = [["start", "", "", f"{100 * first['sampled']:.1f}", f"{100 * first['greedy']:.1f}", "", "", "", ""]]
+    for label in sorted(ends, key=lambda label: -mean(greedy[label])):
+        gains = [100 * (value - first["greedy"]) for value in greedy[label]]
+        runs = lines[label]["training"].values()
+        form = mean(mean(run["form"][-5:]) for run in runs if run["form"])
+        warned = sorted({warning for run in runs for warning in run["warnings"]})
+        rows.append([
+            label, lines[label]["line"].partition("optimizer.lr=")[2].partition("+")[0],
+            f"{mean(end['updates'] for end in ends[label]):.0f}",
+            *([percent([end[kind] for end in ends[label]]) for kind in ("sampled", "greedy")] if len(gains) > 1
+              else [f"{100 * ends[label][0][kind]:.1f}" for kind in ("sampled", "greedy")]),
+            f"{min(gains):+.1f}", f"{p_values[label]:.2g}" if label in p_values else "", f"{100 * form:.0f}",
+            ", ".join(warned),
+        ])  # fmt: skip
+    table(["line", "rate", "updates", "sampled", "greedy", "least gain, greedy", "Holm's p", "form", "warnings"], rows)
+
+
+def tables(study: Study) -> None:
+    found = study.read("starts")
+    for name, each in found.get("adaptations", {}).items():
+        print(f"\n{name}: {each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second, chosen "
+              f"{found['chosen'][name]}, sha256 {found['hashes'][name]}, taught {each['behaviours']}")  # fmt: skip
+        head = ["update", "task", "sampled", "greedy", "samples differ", "careful", "careless", "other"]
+        table(head, start_rows(each))
+        if "decodings" in each:
+            table(head, ([row[0], *row[1:]] for row in start_rows({"checkpoints": {"0": each["decodings"]}})))
+    for name, world in study.read("rates").items():
+        heads = list(next(iter(world.values()))["solved"])
+        rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
+                 each["chosen"]] for line, each in world.items())  # fmt: skip
+        table([f"{name}, sampled / greedy", *heads, "chosen"], rows)
+    for name, world in study.read("rl").items():
+        print_rl(name, world)
+    for name, models in study.read("after").items():
+        asked = [key for key, each in next(iter(models["start"].values())).items() if "sampled" in each]
+        rows = ([key, *(over_seeds(seeds, key) for seeds in models.values())] for key in asked)
+        table([f"{name}, sampled / greedy", *models], rows)
+
+
+def over_seeds(seeds: dict[str, Any], key: str) -> str:
+    found = [each[key] for each in seeds.values() if key in each]
+    flat = [{kind: each[kind][0] for kind in ("sampled", "greedy")} for each in found]
+    return both(flat) if flat else ""
+
+
+def draw(study: Study) -> None:
+    """language_NAME.png for every world, language_starts.png and language_values.png."""
+    folder = study.given.figures
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, world in study.read("rl").items():
+        figure = new_figure(8.5, 3.6)
+        assert figure is not None
+        left, right = figure.subplots(1, 2)
+        for number, (label, line) in enumerate(world["lines"].items()):
+            for seed, run in line["training"].items():
+                solved = [100 * mean(run["solved"][max(0, at - 4) : at + 1]) for at in range(len(run["solved"]))]
+                left.plot(run["forwards"], solved, color=f"C{number}", alpha=0.7, label=None if int(seed) else label)
+                gain = [100 * curve["greedy"] for curve in (line["curves"][seed][0], line["curves"][seed][-1])]
+                right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
+        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of five updates")
+        right.set(ylabel="greedy, held out, %: before and after")
+        right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+        left.legend(fontsize=7, frameon=False)
+        figure.savefig(folder / f"language_{name.replace(' ', '_')}.png", dpi=110)
+    draw_starts(study.read("starts"), folder / "language_starts.png")
+    draw_values(study.read("after"), folder / "language_values.png")
+
+
+def draw_starts(found: dict[str, Any], path: Path) -> None:
+    if not found or (figure := new_figure(8.5, 3.6)) is None:
+        return
+    for axes, (name, each) in zip(figure.subplots(1, len(found["adaptations"]), squeeze=False)[0],
+                                  found["adaptations"].items(), strict=True):  # fmt: skip
+        updates = sorted(map(int, each["checkpoints"]))
+        asked = [next(iter(each["checkpoints"][str(update)].values())) for update in updates]
+        for kind in ("sampled", "greedy", "mixed"):
+            axes.plot(
+                updates, [100 * one[kind][0] for one in asked], ".-", label={"mixed": "samples differ"}.get(kind, kind)
+            )
+        axes.axvline(found["chosen"][name], color="0.7", zorder=0)
+        axes.set(title=f"{name}: {100 * each['share']:.0f} % careless", xlabel="updates", ylabel="%")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def draw_values(found: dict[str, Any], path: Path) -> None:
+    """The value along rollouts, and the share of states whose completions all end alike."""
+    models = next(iter(found.values()), {})
+    if not models or (figure := new_figure(8.5, 3.6)) is None:
+        return
+    for axes, kind in zip(figure.subplots(1, 2), ("value", "decided"), strict=True):
+        for number, (label, seeds) in enumerate(models.items()):
+            curves = [each["values"][kind] for each in seeds.values() if "values" in each]
+            if curves:
+                average = [100 * mean(values) for values in zip(*curves, strict=True)]
+                axes.plot(average, ".-", color="0.3" if label == "start" else f"C{number - 1}", label=label)
+        axes.set(xlabel="step", ylabel={"value": "V, %", "decided": "states that are decided, %"}[kind])
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parts = {part.__name__: part for part in (starts, rates, rl, after, tables, draw)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=list(parts))
+    parser.add_argument("model", type=Path, nargs="?", help="starts: the folder of the model to adapt")
+    parser.add_argument("--out", type=Path, required=True, help="results, JSON")
+    parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
+    parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
+    parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
+    parser.add_argument("--lines", nargs="+", choices=list(LINES | FORM_LINES), help="rates, rl: these")
+    parser.add_argument("--start", help="another start than the one that was chosen")
+    parser.add_argument("--steps", type=int, help="denoising steps of Sudoku")
+    parser.add_argument("--block", type=int, help="positions of a block of Sudoku")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 % of it")
+    parser.add_argument("--jobs", type=int, default=10, help="processes on the GPU")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
+    parser.add_argument("--toy", action="store_true")
+    given = parser.parse_args()
+    parts[given.part](Study(given))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    main()

@@ -1,0 +1,71 @@
+"""benchmarks/language.py: every world can be configured, and starts are chosen as the study says."""
+
+import runpy
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unmask.rollout.decoding import Decoding
+from unmask.sft.config import read_sft_config
+from unmask.studies.compare.cells import method_grid, own_sections
+from unmask.tasks import TASKS
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return runpy.run_path(str(FOLDER / "language.py"))
+
+
+def given(tmp_path: Path, **more: Any) -> Namespace:
+    blank = dict.fromkeys(("steps", "block", "seeds", "forwards", "lines", "only"))
+    return Namespace(out=tmp_path, work=tmp_path, toy=False, device="cpu", start="tiny", jobs=1, **{**blank, **more})
+
+
+def test_every_world_has_a_configuration_for_each_line_and_decodings_that_fit(study, tmp_path: Path) -> None:
+    for name, world in study["WORLDS"].items():
+        here = study["Study"](given(tmp_path, world=name))
+        settings, grid = (
+            study["settings_of"](here, world),
+            method_grid(list(study["lines_of"](here, world).values()), ["none"]),
+        )
+        assert not own_sections(grid)
+        settings.check(grid)
+        for spec in grid:
+            config = settings.config(spec, f"optimizer.lr={study['chosen_rate'](here, spec.label):g}")
+            assert (config.rollout.length, config.eval.every, config.save_every) == (world.ask.length, 0, 0)
+            config.build_task()
+        for ask in study["after_asks"](here, world):
+            TASKS[ask.task](**ask.options)
+            assert Decoding(ask.length, ask.steps, ask.block, threshold=ask.threshold).commit_counts()
+
+
+def test_starts_teach_what_they_say(study) -> None:
+    for plan in study["ADAPTATIONS"].values():
+        config = read_sft_config(FOLDER / "starts" / plan.file, [f"behaviours.careless={plan.share}"], model="tiny")
+        assert [(each.task, each.options) for each in config.data] == [(ask.task, ask.options) for ask in plan.asks]
+        assert [each.canvas for each in config.data] == [ask.length for ask in plan.asks]
+        assert config.behaviours == {"careless": plan.share} and config.updates % config.save_every == 0
+
+
+def test_a_planted_start_is_within_bounds_and_an_unplanted_one_is_where_samples_differ_most(study) -> None:
+    def adaptation(*found: tuple[int, float, float, float]) -> dict[str, Any]:
+        rows = {str(at): {"x": {"greedy": [g], "mixed": [m], "sampled": [s]}} for at, g, m, s in found}
+        return {"checkpoints": rows}
+
+    choice = study["choice"]
+    early, low, good, better, late = (
+        (1, 0.0, 0.1, 0),
+        (2, 0.2, 0.4, 0.3),
+        (3, 0.2, 0.8, 0.1),
+        (4, 0.4, 0.6, 0.2),
+        (5, 0.9, 0.9, 0.9),
+    )
+    assert choice("two", adaptation(early, low, good, better, late)) == 4
+    assert choice("two", adaptation(early, low, good, late)) == 3
+    assert choice("two", adaptation(early, low, late)) == 2  # none fits: the nearest to the middle
+    assert choice("careful", adaptation(early, low, good, better)) == 3
