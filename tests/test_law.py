@@ -10,6 +10,7 @@ from torch import Tensor
 
 from helpers import generator
 from unmask.core.token_sampling import (
+    IN_PARTS,
     TokenSampling,
     draw_tokens,
     entropy,
@@ -115,19 +116,31 @@ def test_drawn_is_numpys_inverse_cdf(logits, u):
     assert draw_tokens(logq_QV, torch.tensor([u])).item() == min(int(expected), len(logits) - 1)
 
 
-def test_an_even_grid_of_uniforms_draws_every_token_in_proportion():
-    logq_V, n = token_logprobs(torch.randn(7, generator=generator(3), dtype=torch.float64), MASK), 4096
-    token_n = draw_tokens(logq_V.expand(n, -1), (torch.arange(n) + 0.5) / n)
-    count_V = torch.bincount(token_n, minlength=7)
+@pytest.mark.parametrize(("words", "n"), [(7, 4096), (IN_PARTS, 2**13), (IN_PARTS + 77, 2**13)])
+def test_an_even_grid_of_uniforms_draws_every_token_in_proportion(words, n):
+    logq_V = token_logprobs(3 * torch.randn(words, generator=generator(3), dtype=torch.float64), MASK)
+    token_n = torch.cat([draw_tokens(logq_V.expand(len(u), -1), u) for u in ((torch.arange(n) + 0.5) / n).split(512)])
+    count_V = torch.bincount(token_n, minlength=words)
     assert ((count_V - n * logq_V.exp()).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("words", [IN_PARTS, IN_PARTS + 1, 5011])
+def test_in_two_stages_the_token_is_the_one_of_a_single_cumulative_sum(words):
+    """In fp32 an edge may move by its rounding: then the uniform is within 1e-6 of it."""
+    rng, uniform_Q = generator(words), torch.cat([torch.tensor([0.0, LAST]), torch.rand(62, generator=generator())])
+    logq_QV = token_logprobs(4 * torch.randn(64, words, generator=rng), MASK)
+    cumulative_QV, token_Q1 = logq_QV.double().exp().cumsum(-1), draw_tokens(logq_QV, uniform_Q)[:, None]
+    level_Q1, last_Q1 = uniform_Q[:, None] * cumulative_QV[:, -1:], cumulative_QV.gather(1, token_Q1)
+    assert (last_Q1 > level_Q1 - 1e-6).all() and (last_Q1 - logq_QV.double().exp().gather(1, token_Q1) < level_Q1 + 1e-6).all()
+    assert (logq_QV.gather(1, token_Q1) > -torch.inf).all()
 
 
 @given(st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]))
 @bounded(max_examples=60)
 def test_a_token_without_probability_is_never_drawn(seed, dtype):
-    rng = generator(seed)
-    logits_QV = 20 * torch.randn(64, 23, generator=rng, dtype=dtype)
-    logits_QV[torch.rand(64, 23, generator=rng) < 0.5] = -torch.inf
+    rng, words = generator(seed), 23 if seed % 8 else IN_PARTS + 9
+    logits_QV = 20 * torch.randn(64, words, generator=rng, dtype=dtype)
+    logits_QV[torch.rand(64, words, generator=rng) < 0.5] = -torch.inf
     logits_QV[:, 7] = 0.0
     logq_QV, _ = sampling_logprobs(token_logprobs(logits_QV, MASK), TokenSampling(0.9, top_k=5, top_p=0.95))
     for u in (0.0, 2**-24, 0.5, LAST):

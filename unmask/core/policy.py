@@ -1,5 +1,6 @@
 """The interface of a model: all that the library needs of it."""
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -118,6 +119,20 @@ class CachingPolicy(Policy, Protocol):
     def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
         """The same for a block-causal model, each row with its own consecutive columns. Columns outside the canvas are
         allowed; no row attends to columns from `reach` on."""
+
+
+@runtime_checkable
+class StaticPolicy(CachingPolicy, Protocol):
+    """A policy whose passes can be captured as a CUDA graph: nothing in them waits for the device."""
+
+    def hidden_columns(self, memory: Memory, tokens_SL: Tensor, column_W: Tensor, at_Q: Tensor) -> Tensor:
+        """`hidden_window` with its consecutive columns as a tensor, so that one graph serves every block."""
+
+    def capture_obstacle(self) -> str | None:
+        """Why its passes cannot be captured; None if they can."""
+
+    def addresses(self) -> Hashable:
+        """Equal as long as a captured pass computes what the model computes: weights may change in place only."""
 
 
 @runtime_checkable

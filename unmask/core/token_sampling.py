@@ -3,11 +3,16 @@
 Sampling and scoring share this file, so a token is scored by the distribution it was sampled from.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+IN_PARTS = 4096
+"""From this size of a vocabulary on, a token is drawn in two stages."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,34 @@ def entropy(logq_QV: Tensor) -> Tensor:
 
 
 def draw_tokens(logq_QV: Tensor, uniform_Q: Tensor) -> Tensor:
-    """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform."""
-    probability_QV = logq_QV.exp()
-    cumulative_QV = probability_QV.cumsum(-1)
-    level_Q1 = uniform_Q.to(cumulative_QV.dtype)[..., None] * cumulative_QV[..., -1:]
-    token_Q = torch.searchsorted(cumulative_QV, level_Q1, right=True).squeeze(-1)
-    # Rounding can lift the level to the total; then take the likeliest token.
-    return torch.where(token_Q < logq_QV.shape[-1], token_Q, probability_QV.argmax(-1))
+    """One token a row by inverse CDF: the first whose cumulative probability exceeds the uniform.
+
+    With a large vocabulary first a part of it, then a token of the part: cumulative sums over long rows are slow on a
+    GPU.
+    """
+    probability_QV, uniform_Q1 = logq_QV.exp(), uniform_Q.to(logq_QV.dtype)[..., None]
+    vocabulary = logq_QV.shape[-1]
+    if vocabulary < IN_PARTS:
+        return _inverse_cdf(probability_QV, uniform_Q1)[0].squeeze(-1)
+    size = math.isqrt(vocabulary)
+    whole = vocabulary // size * size
+    sums_QA = probability_QV[..., :whole].unflatten(-1, (-1, size)).sum(-1)
+    sums_QA = torch.cat([sums_QA, probability_QV[..., whole:].sum(-1, keepdim=True)], dim=-1)
+    part_Q1, uniform_Q1 = _inverse_cdf(sums_QA, uniform_Q1)
+    token_QS = part_Q1 * size + torch.arange(size, device=part_Q1.device)
+    some_QS = probability_QV.gather(-1, token_QS.clamp(max=vocabulary - 1)) * (token_QS < vocabulary)
+    return (part_Q1 * size + _inverse_cdf(some_QS, uniform_Q1)[0]).squeeze(-1)
+
+
+def _inverse_cdf(mass_QV: Tensor, uniform_Q1: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place whose cumulative mass exceeds this share of the total, and the share of its mass below it."""
+    cumulative_QV = mass_QV.cumsum(-1)
+    level_Q1 = uniform_Q1 * cumulative_QV[..., -1:]
+    place_Q1 = torch.searchsorted(cumulative_QV, level_Q1, right=True)
+    # Rounding can lift the level to the total; then take the largest mass.
+    place_Q1 = torch.where(place_Q1 < mass_QV.shape[-1], place_Q1, mass_QV.argmax(-1, keepdim=True))
+    mass_Q1 = mass_QV.gather(-1, place_Q1)
+    return place_Q1, (level_Q1 - cumulative_QV.gather(-1, place_Q1) + mass_Q1).clamp(min=0) / mass_Q1
 
 
 _GOLDEN, _MIX_1, _MIX_2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

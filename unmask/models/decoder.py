@@ -6,7 +6,7 @@ precision each family was trained with, compute a window of columns against cach
 states only at the positions that are needed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
+from unmask.models.experts import Mixture
 from unmask.util.metering import PassCounterMixin
 
 if TYPE_CHECKING:
@@ -144,6 +145,30 @@ class Decoder(TransformersPolicy):
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         first = max(0, first - int(self.facts.shift))
         return self._trunk(tokens_SL, memory.attended_SL, first, last, at_Q, memory)
+
+    def hidden_columns(self, memory: Memory, tokens_SL: Tensor, column_W: Tensor, at_Q: Tensor) -> Tensor:
+        width, shift = tokens_SL.shape[1], int(self.facts.shift)
+        first = column_W[0] - shift
+        if shift:
+            column_W = torch.cat([column_W[:1] - 1, column_W]).clamp(min=0)
+        self.record_pass(tokens_SL, len(column_W))
+        position_SL, mask = self._place(tokens_SL, memory.attended_SL, 0, len(column_W))
+        x_SWD = self.lm.model.embed_tokens(tokens_SL[:, column_W])
+        x_SWD = self._layers_pass(x_SWD, position_SL[:, column_W], mask, memory, column_W, width)
+        return self._normed(x_SWD, at_Q // width, at_Q % width - shift - first)
+
+    def capture_obstacle(self) -> str | None:
+        if any(isinstance(module, Mixture) for module in self.modules()):
+            return "the model routes tokens to experts"
+        if any(hasattr(weight, "placements") for weight in self.parameters()):
+            return "the weights are sharded"
+        return None
+
+    def addresses(self) -> Hashable:
+        parts = [part for m in self.lm.modules() for part in (vars(m), m._parameters, m._buffers)]
+        tensors = [value for part in parts for value in part.values() if isinstance(value, Tensor)]
+        read = tuple((value.data_ptr(), value.dtype, value.shape) for value in tensors)
+        return tuple(map(id, self.lm.modules())), tuple(map(id, self.layers)), read
 
     def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
         width = tokens_SL.shape[1]

@@ -5,9 +5,14 @@ Inside a step nothing waits for the device: the schedule gives the number of mas
 marked and commits nothing, and the batch is compacted when a block begins and every 16 steps. (On the CPU waiting costs
 nothing, so there at every step. Cuts by top_p wait for the device to learn how many tokens they kept.)
 
+With `Graphs` a step has static shapes, and is captured: block, step and commits are tensors then, and rows that have
+nothing to do stay live to fill a round number.
+
 Decoding by threshold waits before each step to learn how many positions every row has left. A row that has finished
 the block is set aside until the next begins, so that it passes through the model only to write something.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +23,8 @@ from unmask.core.schedule import CommitCounts
 from unmask.core.token_sampling import draw_tokens, pad_ids, sampling_logprobs, token_logprobs, uniforms
 from unmask.core.trace import Trace
 from unmask.rollout.engine import Engine
-from unmask.rollout.recorder import RolloutRecorder, StepPositions
+from unmask.rollout.graphs import positions_of, rows_of
+from unmask.rollout.recorder import RolloutRecorder, StepPositions, write
 
 _TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 COMPACTED = 16
@@ -80,19 +86,22 @@ class Denoiser:
         recorder: RolloutRecorder,
         starts: dict[int, Tensor],
     ) -> None:
-        self.engine, self.trace, self.seed_B, self.order = engine, engine.trace, seed_B, order
+        self.engine, self.trace, self.order, self.graphs = engine, engine.trace, order, engine.graphs
         self.sure_score, self.recorder = sure_score, recorder
+        self.seed_B = self._held("seeds", seed_B)
         self.starts = starts
         """The rows that begin at a step, by step; a row in none of them stays as it is."""
         self.live_R = torch.zeros(0, dtype=torch.long, device=seed_B.device)
         self.waiting = list[Tensor]()
         """Rows that have been set aside until the next block."""
-        self.ended_B = torch.zeros_like(seed_B, dtype=torch.bool)
+        self.ended_B = self._held("ended", torch.zeros_like(seed_B, dtype=torch.bool))
         self.block, self.last_block = -1, -1
         """The present block, and the last one in which a step has been taken."""
         self.late_B: Tensor | None = None
         """Of rows that begin later than others: by how many blocks."""
         self.steps_in_block = 0
+        self.clock = self._held("clock", seed_B.new_zeros(3, 1, 1))
+        """Of static steps: the number of the block, the step, and how many positions it commits."""
 
     def begin(self, number: int) -> None:
         """Begin a block with all rows that have not ended."""
@@ -123,9 +132,13 @@ class Denoiser:
         """The number of the present block in each live row; (R, 1) if they differ."""
         return number if self.late_B is None else number - self.late_B[self.live_R, None]
 
+    def _held(self, name: str, value: Tensor) -> Tensor:
+        return value if self.graphs is None else self.graphs.hold(name, value)
+
     def compact(self) -> None:
         """Drop the rows that have ended."""
-        self._keep((~self.ended_B[self.live_R]).nonzero().squeeze(1))
+        ended = self.ended_B[self.live_R].tolist()
+        self._keep(self._kept([row for row, end in enumerate(ended) if not end]))
 
     def open_positions(self, number: int, left: int) -> int:
         """The most masked positions of this block in a row (`left`, by the schedule); 0: there is nothing to do."""
@@ -144,47 +157,74 @@ class Denoiser:
             return 0
         left_R = self._masked(self.engine.block_columns(self.live_R, self._own_number(self.block))).sum(1)
         left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
-        if 0 in left:
-            done_R = torch.tensor([row for row, count in enumerate(left) if count == 0], device=self.live_R.device)
+        kept = self._kept([row for row, count in enumerate(left) if count > 0])
+        done = [row for row, count in enumerate(left) if count == 0 and row not in kept]
+        if done:
+            done_R = torch.tensor(done, device=self.live_R.device)
             self.waiting.append(self.live_R[done_R])
             self.engine.set_aside(done_R)
-        going = [row for row, count in enumerate(left) if count > 0]
-        if len(going) < len(left):
-            self._keep(torch.tensor(going, dtype=torch.long, device=self.live_R.device))
+        self._keep(kept)
         return max(0, *left)
 
-    def _keep(self, going_R: Tensor) -> None:
-        if len(going_R) < len(self.live_R):
-            self.live_R = self.live_R[going_R]
-            self.engine.keep(going_R)
+    def _kept(self, going: list[int]) -> list[int]:
+        """The live rows that stay: those that go on and, in static steps, others up to a round number."""
+        if self.graphs is None:
+            return going
+        idle = sorted({*range(len(self.live_R))}.difference(going))
+        return sorted(going + idle[: rows_of(len(going)) - len(going)])
+
+    def _keep(self, kept: list[int]) -> None:
+        if len(kept) < len(self.live_R):
+            kept_R = torch.tensor(kept, dtype=torch.long, device=self.live_R.device)
+            self.live_R = self.live_R[kept_R]
+            self.engine.keep(kept_R)
 
     def step(self, number: int, step: int, size: int, left: int) -> None:
         """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
-        trace, live_R, own = self.trace, self.live_R, self._own_number(number)
-        own_step = step if self.late_B is None else step - self.late_B[live_R, None] * self.steps_in_block
+        started, self.last_block = self.last_block == number, number
+        if self.graphs is None:
+            own_step = step if self.late_B is None else step - self.late_B[self.live_R, None] * self.steps_in_block
+            self._step(self._own_number(number), own_step, size, left, started)
+            return
+        for place, value in zip(self.clock, (number, step, size), strict=True):
+            place.fill_(value)
+        self.live_R = self._held("live", self.live_R)
+        columns, left = self.engine.columns(self.live_R, number, started), positions_of(left, self.engine.block)
+        shape = (*self.trace.tokens_BL.shape, self.engine.padded, self.recorder.record, len(self.live_R), left, columns)
+        self.graphs.run(shape, self.engine.policy, partial(self._step, *self.clock, left, started, columns))
+
+    def _step(
+        self,
+        own: int | Tensor,
+        own_step: int | Tensor,
+        size: int | Tensor,
+        left: int,
+        started: bool,
+        columns: int | None = None,
+    ) -> None:
+        """`own`, `own_step`: the block and the step, (R, 1) if they differ between rows. In a static step (`columns`)
+        they and `size` are (1, 1)."""
+        trace, live_R = self.trace, self.live_R
         column_RW = self.engine.block_columns(live_R, own)
         masked_RW = self._masked(column_RW)
         place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
         valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
         column_RM = column_RW.gather(1, place_RM)
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), own, self.last_block == number)
-        self.last_block = number
+        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), own, started, columns)
         drawn = self._draw(hidden, column_RM, own_step)
         score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
         sure_RM = drawn["sure"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf) if "sure" in drawn else score_RM
         chosen_RM = self._chosen(score_RM, sure_RM, size) & valid_RM
         completion_RM = column_RM - self.engine.start
-        positions = StepPositions(own_step, size, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
+        positions = StepPositions(own_step, live_R, completion_RM, place_RM, valid_RM, chosen_RM)
         if self.recorder.record.choice:
             kept_RM = sure_RM.masked_fill(~chosen_RM, torch.inf)
-            drawn["above"] = self._above(hidden, kept_RM, column_RM)
-        self.recorder.record_step(drawn, positions, column_RW.shape[1])
-        for name, value in (("tokens_BL", drawn["token"]), ("logp_BL", drawn["logp"]), ("step_BL", own_step)):
-            written = getattr(trace, name)
-            value_RM = value.view(len(live_R), -1).to(written.dtype) if isinstance(value, Tensor) else value
-            cell = (live_R[:, None], column_RM)
-            written[cell] = torch.where(chosen_RM, value_RM, written[cell])
+            drawn["step_above"] = self._above(hidden, kept_RM, column_RM)
+        self.recorder.record_step(drawn, positions)
+        written = {"tokens_BL": drawn["token"].view_as(column_RM), "logp_BL": drawn["logp"].view_as(column_RM)}
+        for name, value_RM in (written | {"step_BL": own_step}).items():
+            write(getattr(trace, name), (live_R[:, None], column_RM), value_RM, chosen_RM)
         self.ended_B[live_R] |= ended(trace.tokens_BL[live_R, self.engine.start :], trace)
 
     def _masked(self, column_RW: Tensor) -> Tensor:
@@ -195,11 +235,12 @@ class Denoiser:
             return masked_RW
         return masked_RW & (self.trace.block_BL[cell] == self._own_number(self.block))
 
-    def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int) -> Tensor:
+    def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int | Tensor) -> Tensor:
         """The positions that are sure enough; if they are fewer than `size`, the `size` positions of largest score,
         ties to the left."""
-        first_Rk = score_RM.sort(dim=-1, descending=True, stable=True).indices[:, :size]
-        chosen_RM = torch.zeros_like(score_RM, dtype=torch.bool).scatter(1, first_Rk, True)
+        order_RM = score_RM.sort(dim=-1, descending=True, stable=True).indices
+        first_RM = (torch.arange(score_RM.shape[1], device=score_RM.device) < size).expand_as(order_RM)
+        chosen_RM = torch.zeros_like(first_RM).scatter(1, order_RM, first_RM)
         if self.sure_score is None:
             return chosen_RM
         reached_RM = sure_RM >= self.sure_score

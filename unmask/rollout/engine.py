@@ -3,16 +3,18 @@
 For a bidirectional model a cache is an approximation (`mismatch.py` measures it); for a block-causal one it is exact.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy
+from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy, StaticPolicy
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
-from unmask.util.metering import PassCounterMixin
+from unmask.rollout.graphs import Graphs
+from unmask.util.metering import PassCounterMixin, count_passes
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Engine:
     """Some row of the trace is padded."""
     merges: bool = False
     """Equal canvases go through the model once. It waits for the device at every step."""
+    graphs: Graphs | None = None
+    """Steps have static shapes, and memories are held in buffers."""
     memories: dict[bool, Memory] = field(default_factory=dict)
     """Of the live rows, by stream."""
     waiting: list[dict[bool, Memory]] = field(default_factory=list)
@@ -82,15 +86,14 @@ class Engine:
         width, size = self.trace.tokens_BL.shape[1], self.block
         first = self.start + number * size
         if self.causal is None:
-            assert isinstance(first, int)
-            return torch.arange(first, first + size, device=row_R.device).expand(len(row_R), -1)
+            return (first + torch.arange(size, device=row_R.device)).expand(len(row_R), -1)
         size = min(size, width - self.start)
         first_R1 = (first - self.given_B[row_R, None] % self.block).clamp(self.start, width - size)
         return first_R1 + torch.arange(size, device=row_R.device)
 
     def keep(self, index_R: Tensor) -> None:
         """Drop the memory of rows that are not in `index_R`."""
-        self.memories = {name: memory.rows(index_R) for name, memory in self.memories.items()}
+        self.memories = {name: self._held(name, memory.rows(index_R)) for name, memory in self.memories.items()}
 
     def set_aside(self, index_R: Tensor) -> None:
         """Keep the memory of these rows, which have finished the block, until they `rejoin`; then `keep` the others.
@@ -103,14 +106,49 @@ class Engine:
         """Append the rows that were set aside to the live ones, and sort all by `order_R`."""
         waiting, self.waiting = self.waiting, []
         self.memories = {
-            name: memory.concat([rows[name] for rows in waiting], order_R) for name, memory in self.memories.items()
+            name: self._held(name, memory.concat([rows[name] for rows in waiting], order_R))
+            for name, memory in self.memories.items()
         }
 
-    def hidden(self, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool) -> list[Tensor]:
+    def columns(self, live_R: Tensor, number: int, started: bool) -> int:
+        """The number of columns that the next static pass computes. If it is the first, provides its memory."""
+        width = self.trace.tokens_BL.shape[1]
+        if self.cache is None:
+            return width
+        if self.memories:
+            first, last = self._window(number, started)
+            return last - first
+        assert self.graphs is not None
+        self.memories = {
+            unprompted: self.graphs.memory(unprompted, len(live_R), width, partial(self._new_memory, live_R))
+            for unprompted in self._streams
+        }
+        return width
+
+    def _new_memory(self, live_R: Tensor) -> Memory:
+        assert isinstance(self.policy, CachingPolicy)
+        with count_passes(None, self.policy):
+            return self.policy.remember(*self._canvas(False, live_R), live_R[:0])[1]
+
+    def _held(self, unprompted: bool, memory: Memory) -> Memory:
+        """The memory; of static steps, in its buffers."""
+        if self.graphs is None:
+            return memory
+        rows, _, width, _ = memory.keys[0].shape
+        held = self.graphs.memory(unprompted, rows, width, lambda: memory)
+        for mine, new in zip((*held.keys, *held.values), (*memory.keys, *memory.values), strict=True):
+            mine.copy_(new)
+        return held
+
+    def hidden(
+        self, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool, columns: int | None = None
+    ) -> list[Tensor]:
         """(Q, D) at positions of the flattened live canvases in block `number`, for each stream.
 
-        `started`: an earlier step of this block has been done.
+        `started`: an earlier step of this block has been done. `columns`: of a static pass.
         """
+        if columns is not None:
+            return [self._static_stream(unprompted, live_R, at_Q, number, columns) for unprompted in self._streams]
         return [self._stream(unprompted, live_R, at_Q, number, started) for unprompted in self._streams]
 
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
@@ -135,16 +173,34 @@ class Engine:
         size = max(1, PIECE // self.policy.vocabulary)
         return [slice(start, start + size) for start in range(0, count, size)]
 
-    def _canvas(self, unprompted: bool, row_R: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _canvas(
+        self, unprompted: bool, row_R: Tensor, number: int | Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The canvases and what is attended to; in block `number`, if later blocks are not on the canvas yet."""
         tokens_RL = self.trace.tokens_BL[row_R]
         if unprompted:
             tokens_RL = tokens_RL.masked_fill(self.trace.step_BL[row_R] == GIVEN, self.trace.mask_id)
+        if self.append and number is not None:
+            return tokens_RL, self.trace.attended_BL[row_R] & (self.trace.block_BL[row_R] <= number)
         return tokens_RL, self.trace.attended_BL[row_R] if self.padded else None
 
+    def _static_stream(
+        self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, columns: int
+    ) -> Tensor:
+        """`_stream` with static shapes: `number` is a tensor, (1, 1), and the memory is held."""
+        tokens_RL, attended_RL = self._canvas(unprompted, live_R, number)
+        if self.cache is None:
+            return self.policy.hidden(tokens_RL, attended_RL, at_Q)
+        assert isinstance(self.policy, StaticPolicy) and isinstance(number, Tensor)
+        memory, width = replace(self.memories[unprompted], attended_SL=attended_RL), tokens_RL.shape[1]
+        if columns == width:
+            return self.policy.hidden_window(memory, tokens_RL, 0, width, at_Q)
+        last = self.start + (number.flatten() + 1) * self.block if self.cache.suffix else width
+        column_W = last - columns + torch.arange(columns, device=live_R.device)
+        return self.policy.hidden_columns(memory, tokens_RL, column_W, at_Q)
+
     def _stream(self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool) -> Tensor:
-        tokens_RL, attended_RL = self._canvas(unprompted, live_R)
-        if self.append:
-            attended_RL = self.trace.attended_BL[live_R] & (self.trace.block_BL[live_R] <= number)
+        tokens_RL, attended_RL = self._canvas(unprompted, live_R, number)
         if self.cache is None and (self.merges or self._merges_for_free):
             return self._merged(tokens_RL, attended_RL, at_Q)
         if self.cache is None:

@@ -10,14 +10,15 @@ from unmask.core.schedule import CommitCounts
 from unmask.core.specs import Record
 from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
 
+_BLANK = {"entropy": 0, "confidence": 0, "kept": -1, "step_above": 0, "step_top_id": -1, "step_top_logp": 0}
+"""What can be recorded, and its value where nothing was."""
+
 
 class StepPositions(NamedTuple):
     """The positions of a step: R rows, at most M positions each."""
 
     step: int | Tensor
-    """(R, 1) if rows are at different steps."""
-    size: int
-    """How many the step commits, at least."""
+    """(R, 1) if rows are at different steps; (1, 1) in a static step."""
     live_R: Tensor
     column_RM: Tensor
     """Columns of the completion."""
@@ -28,17 +29,19 @@ class StepPositions(NamedTuple):
 
 
 class RolloutRecorder:
-    """Collects what a Record asks for while a rollout runs."""
+    """Records what a Record asks for while a rollout runs. All steps write to the same tensors."""
 
     def __init__(
-        self, record: Record, commits: CommitCounts, batch: int, length: int, sampling: TokenSampling, adaptive: bool
+        self, record: Record, commits: CommitCounts, batch: int, length: int, block: int, sampling: TokenSampling
     ) -> None:
         self.record, self.batch, self.length, self.sampling = record, batch, length, sampling
-        self.block_T = [number for number, sizes in enumerate(commits) for _ in sizes]
-        self.adaptive = adaptive
-        self.top: dict[int, tuple[Tensor, Tensor]] = {}
-        self.above_TBC: Tensor | None = None
-        self.single: dict[str, list[tuple[Tensor, ...]]] = {"entropy": [], "confidence": [], "kept": []}
+        self.block, self.commits = min(block, length), commits
+        self.seen: dict[str, Tensor] = {}
+
+    def clear(self) -> None:
+        """Begin again, with the same tensors."""
+        for name, value in self.seen.items():
+            value.fill_(_BLANK[name])
 
     def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
         piece = {}
@@ -50,72 +53,54 @@ class RolloutRecorder:
             piece["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
         if self.record.top:
             count = min(self.record.top, logits.plain_QV.shape[-1] - 1)
-            piece["top_logp"], piece["top_id"] = logits.plain_QV.topk(count)
+            piece["step_top_logp"], piece["step_top_id"] = logits.plain_QV.topk(count)
         return piece
 
-    def record_step(self, drawn: dict[str, Tensor], positions: StepPositions, block: int) -> None:
-        step, size, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
-        for name in self.single:
-            if name in drawn:
-                value_RM = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:])
-                self.single[name].append(self._of_chosen(live_R[:, None], column_RM, chosen_RM, value_RM, size))
-        if self.record.choice:
-            if self.above_TBC is None:
-                self.above_TBC = drawn["above"].new_zeros(len(self.block_T), self.batch, self.length)
-            passed_RM = valid_RM & ~chosen_RM
-            self.above_TBC[step, live_R[:, None], column_RM] = drawn["above"].view_as(column_RM) * passed_RM
-        if self.record.top:
-            shape, unseen_RM1 = (self.batch, block, drawn["top_id"].shape[-1]), ~valid_RM[..., None]
-            id_RMK = drawn["top_id"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, -1)
-            logp_RMK = drawn["top_logp"].view(*place_RM.shape, -1).masked_fill(unseen_RM1, 0.0)
-            step_R = None if isinstance(step, int) else step.squeeze(1)
-            for own in [step] if isinstance(step, int) else step.unique().tolist():
-                rows = slice(None) if step_R is None else step_R == own
-                cell = (live_R[rows, None], place_RM[rows])
-                if own not in self.top:
-                    blank = torch.zeros(shape, dtype=logp_RMK.dtype, device=live_R.device)
-                    self.top[own] = torch.full(shape, -1, device=live_R.device), blank
-                for top_BWK, value_RMK in zip(self.top[own], (id_RMK, logp_RMK), strict=True):
-                    top_BWK[cell] = value_RMK[rows]
+    def record_step(self, drawn: dict[str, Tensor], positions: StepPositions) -> None:
+        step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions
+        row_R1, steps = live_R[:, None], sum(map(len, self.commits))
+        for name in (name for name in _BLANK if name in drawn):
+            value, tail = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:]), drawn[name].shape[1:]
+            if name in ("step_top_id", "step_top_logp"):
+                value = value.masked_fill(~valid_RM[..., None], _BLANK[name])
+                self._tensor(name, value, (steps, self.batch, self.block, *tail))[step, row_R1, place_RM] = value
+            elif name == "step_above":
+                value = value.masked_fill(chosen_RM | ~valid_RM, _BLANK[name])
+                self._tensor(name, value, (steps, self.batch, self.length))[step, row_R1, column_RM] = value
+            else:
+                whole = self._tensor(name, value, (self.batch, self.length, *tail))
+                value = pad_ids(value, whole.shape[-1]) if name == "kept" else value
+                chosen = chosen_RM.view(*chosen_RM.shape, *(1 for _ in tail))
+                write(whole, (row_R1, column_RM), value, chosen)
 
-    def _of_chosen(
-        self, row_R1: Tensor, column_RM: Tensor, chosen_RM: Tensor, value_RM: Tensor, size: int
-    ) -> tuple[Tensor, ...]:
-        """The values at the positions that a step committed; at all positions if it may commit any number."""
-        if chosen_RM.shape[1] > size and not self.adaptive:
-            first_Rk = chosen_RM.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :size]
-            cell = (torch.arange(len(first_Rk), device=first_Rk.device)[:, None], first_Rk)
-            column_RM, chosen_RM, value_RM = column_RM[cell], chosen_RM[cell], value_RM[cell]
-        return row_R1, column_RM, chosen_RM, value_RM
+    def _tensor(self, name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if name not in self.seen:
+            self.seen[name] = value.new_full(shape, _BLANK[name])
+        elif name == "kept" and shape[-1] > self.seen[name].shape[-1]:  # top_p may keep more at a later step
+            self.seen[name] = pad_ids(self.seen[name], shape[-1])
+        return self.seen[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        seen: dict[str, Tensor] = {}
-        for name, parts in self.single.items():
-            if parts:
-                widest = max(value.shape[-1] for *_, value in parts)
-                tail = (widest,) if name == "kept" else ()
-                full = parts[0][-1].new_full((self.batch, self.length, *tail), -1 if name == "kept" else 0)
-                for row_R1, column_RM, chosen_RM, value_RM in parts:
-                    value_RM = pad_ids(value_RM, widest) if name == "kept" else value_RM
-                    chosen = chosen_RM.view(*chosen_RM.shape, *(1 for _ in tail))
-                    full[row_R1, column_RM] = torch.where(chosen, value_RM, full[row_R1, column_RM])
-                seen[name] = full
+        seen = dict(self.seen)
         if "kept" in seen:  # positions that were not committed may have kept more
             seen["kept"] = seen["kept"][..., : int((seen["kept"] >= 0).sum(-1).max())]
-        if self.above_TBC is not None:
-            seen["step_above"] = self.above_TBC
-        if self.top:
-            ids, logps = zip(*map(self._recorded_top, range(len(self.block_T))), strict=True)
-            self.top.clear()
-            seen["step_top_id"], seen["step_top_logp"] = torch.stack(ids), torch.stack(logps)
+        for name in ("step_top_id", "step_top_logp"):
+            if name in seen and not all(size for sizes in self.commits for size in sizes):
+                seen[name] = seen[name][self._looked_T()]
         return seen
 
-    def _recorded_top(self, step: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of a step; of the next one in the block if it committed nothing (same canvas)."""
-        for later in range(step, len(self.block_T)):
-            if self.block_T[later] != self.block_T[step]:
-                break
-            if later in self.top:
-                return self.top[later]
-        id_BWK, logp_BWK = next(iter(self.top.values()))
-        return torch.full_like(id_BWK, -1), torch.zeros_like(logp_BWK)
+    def _looked_T(self) -> list[int]:
+        """The step at which the canvas of each step was seen: the next one in the block if it committed nothing."""
+        looked, first = list[int](), 0
+        for sizes in self.commits:
+            for place in range(len(sizes)):
+                later = (first + other for other in range(place, len(sizes)) if sizes[other])
+                looked.append(next(later, first + place))
+            first += len(sizes)
+        return looked
+
+
+def write(target: Tensor, cell: tuple[Tensor, ...], value: Tensor | int, chosen: Tensor) -> None:
+    """target[cell] = value, where `chosen`."""
+    value = value.to(target.dtype) if isinstance(value, Tensor) else value
+    target[cell] = torch.where(chosen, value, target[cell])

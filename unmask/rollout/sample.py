@@ -17,11 +17,12 @@ from unmask.core.policy import CachingPolicy, Policy
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.core.specs import RolloutRequest
 from unmask.core.token_sampling import splitmix64
-from unmask.core.trace import Trace, concat_traces
+from unmask.core.trace import Trace, concat_traces, pad_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.denoiser import Denoiser, denoise, denoise_continuously
 from unmask.rollout.engine import Engine
+from unmask.rollout.graphs import Graphs, columns_of, copy_of
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
@@ -66,11 +67,13 @@ def sample(
     group_B: Tensor | None = None,
     request: RolloutRequest = RolloutRequest(),
     micro_batch: int | MicroBatch | None = None,
+    graphs: Graphs | None = None,
 ) -> Rollouts:
     """Denoise `decoding.length` positions after every prompt, at most `micro_batch` prompts at a time.
 
     A row retires once it has an end token with nothing masked before it; what it never filled stays MASK. `request` is
-    what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group.
+    what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group. On a GPU steps
+    are captured as CUDA graphs. Keep a `Graphs` to reuse them in later calls; `Graphs(False)` captures nothing.
     """
     decoding = decoding.for_policy(policy)
     if len(seed_B) != len(prompts):
@@ -78,15 +81,19 @@ def sample(
     if decoding.append and request.branch is not None:
         raise ValueError("append=True: a branch fills later blocks too, which are not on the canvas; sample without it")
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
+    graphs = Graphs() if graphs is None else graphs
+    static = graphs if graphs.apply_to(policy, decoding, seed_B.device) else None
     if micro_batch is None:
-        return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
+        return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, static)
     micro_batch, done, start = as_micro_batch(micro_batch), list[Rollouts](), 0
     if decoding.causal_block is not None and request.branch is None:
         return _sample_continuously(policy, prompts, seed_B, decoding, group_B, request, micro_batch)
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
         try:
-            trace, branches = _sample_batch(policy, prompts[part], seed_B[part], decoding, group_B[part], request)
+            trace, branches = _sample_batch(
+                policy, prompts[part], seed_B[part], decoding, group_B[part], request, static
+            )
         except torch.OutOfMemoryError as error:
             micro_batch.halve(error, len(prompts[part]))
             continue
@@ -113,7 +120,7 @@ def _sample_continuously(
     while True:
         slots = min(micro_batch.size, len(prompts))
         try:
-            return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots)
+            return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots=slots)
         except torch.OutOfMemoryError as error:
             micro_batch.halve(error, slots)
 
@@ -124,12 +131,13 @@ def sample_in_turn(
     seed_B: Tensor,
     decoding: Decoding,
     micro_batch: MicroBatch | None = None,
+    graphs: Graphs | None = None,
 ) -> Iterator[Trace]:
     """The traces of all prompts in order, yielded in batches of at most `micro_batch`."""
-    micro_batch, start = micro_batch or MicroBatch(512), 0
+    micro_batch, graphs, start = micro_batch or MicroBatch(512), graphs or Graphs(), 0
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
-        yield sample(policy, prompts[part], seed_B[part], decoding, micro_batch=micro_batch).trace
+        yield sample(policy, prompts[part], seed_B[part], decoding, micro_batch=micro_batch, graphs=graphs).trace
         start = part.stop
 
 
@@ -146,12 +154,18 @@ def _sample_batch(
     decoding: Decoding,
     group_B: Tensor,
     request: RolloutRequest,
+    graphs: Graphs | None = None,
     slots: int | None = None,
 ) -> Rollouts:
     """All rows at once; with `slots`, at most that number at a time: a row begins when another has ended."""
     commits, sure_score, block = decoding.commit_counts(), decoding.sure_score(), decoding.block
     steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
+    width, padded = trace.tokens_BL.shape[1], not decoding.attend_padding and len(set(map(len, prompts))) > 1
+    recorder = RolloutRecorder(request.record, commits, len(trace), decoding.length, block, decoding.sampling)
+    if graphs is not None:
+        trace = graphs.hold_trace(pad_traces(trace, columns_of(width, policy.max_length)) if padded else trace)
+        recorder = graphs.recorder(recorder)
     branch_step_B = branch_steps(request.branch, trace.steps, seed_B)
     engine = Engine(
         policy=policy,
@@ -161,10 +175,8 @@ def _sample_batch(
         cache=decoding.cache,
         causal=decoding.causal_block,
         append=decoding.append,
-        padded=not decoding.attend_padding and len({len(prompt) for prompt in prompts}) > 1,
-    )
-    recorder = RolloutRecorder(
-        request.record, commits, len(trace), decoding.length, decoding.sampling, adaptive=sure_score is not None
+        padded=padded,
+        graphs=graphs,
     )
     together = slots is None or slots >= len(trace)
     everyone_R = torch.arange(len(trace), device=seed_B.device)
@@ -178,7 +190,9 @@ def _sample_batch(
         if request.branch is not None:
             branches = fill_states(engine, seed_B, state_BL, ended_B, request.branch.fillings)
 
-    trace = replace(trace, seen=denoiser.recorder.tensors())
+    trace = replace(trace, seen=recorder.tensors())
+    if graphs is not None:
+        trace, branches = copy_of(trace, width), None if branches is None else copy_of(branches, width)
     trace = replace(trace, counted_BL=request.counted(trace))
     return Rollouts(trace, None if branches is None else replace(branches, counted_BL=request.counted(branches)))
 
