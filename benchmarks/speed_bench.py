@@ -4,7 +4,8 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +35,10 @@ class SpeedBench:
         self.prompt = 12 if toy else PROMPT
         self.policy = llada(self.device, toy)
         self.peak = 0.0
+        self.baseline: Path | None = None
+        """A checkout of an earlier commit to compare with."""
+        self.graphs: Any = None
+        """Captured steps to reuse; None, as an earlier commit has no such argument."""
 
     @property
     def width(self) -> int:
@@ -52,7 +57,22 @@ class SpeedBench:
         """Rollouts of `rows` prompts, `copies` of each, which are a group."""
         prompts, seed_B = self.prompts(rows, copies), self.seeds(rows)
         settings = Decoding(**{**self.shape, **decoding})
-        return sample(self.policy, prompts, seed_B, settings, group_B=seed_B // copies, request=request)
+        group_B = seed_B // copies
+        return sample(self.policy, prompts, seed_B, settings, group_B=group_B, request=request, **self.sampler)
+
+    @property
+    def sampler(self) -> dict[str, Any]:
+        return {} if self.graphs is None else {"graphs": self.graphs}
+
+    @contextmanager
+    def changed(self, **attributes: Any) -> Iterator[None]:
+        """Inside it some attributes have other values."""
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def roll_blocks(self, rows: int, blocks: int, width: int | None = None, **decoding: Any) -> Rollouts:
         """Rollouts of the last blocks of canvases of `width` columns. Every block costs the same, so their time is a
@@ -60,7 +80,8 @@ class SpeedBench:
         block, width = self.shape["block"], width or self.width
         shape = {"length": blocks * block, "steps": blocks * block * self.shape["steps"] // self.shape["length"]}
         prompts = self.prompts(rows, width=width - shape["length"])
-        return sample(self.policy, prompts, self.seeds(rows), Decoding(**{**shape, "block": block, **decoding}))
+        settings = Decoding(**{**shape, "block": block, **decoding})
+        return sample(self.policy, prompts, self.seeds(rows), settings, **self.sampler)
 
     def seconds(self, action: Callable[[], Any], repeats: int = 1, warm: bool = True) -> float:
         if warm:

@@ -17,6 +17,7 @@ from unmask.methods import diffu_grpo, dps
 from unmask.models.load import Released
 from unmask.rollout.cache import Cache
 from unmask.rollout.denoiser import Denoiser
+from unmask.rollout.graphs import Graphs
 from unmask.training.mismatch import mismatch_metrics, replay_logprobs
 from unmask.util.micro_batch import MicroBatch
 
@@ -176,7 +177,7 @@ def waiting(bench: SpeedBench) -> None:
         {"sampling": TokenSampling(0.8, top_k=20)},
         {"request": dps(diffu_grpo()).request},
     ):
-        bench.roll(4, **settings)  # compiled by now, which does wait
+        bench.roll(4, **settings)  # compiled and captured by now, which does wait
         Denoiser.step = watched
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -191,7 +192,8 @@ def waiting(bench: SpeedBench) -> None:
 def ending(bench: SpeedBench) -> Iterator[None]:
     """Under it the policy writes an end token from a third of the completion on."""
     policy, ends = bench.policy, [torch.zeros(0)]
-    plain = {name: getattr(policy, name) for name in ("hidden", "remember", "hidden_window", "head")}
+    passes = ("hidden", "remember", "hidden_window", "hidden_columns")
+    plain = {name: getattr(policy, name) for name in (*passes, "head")}
 
     def noting(name: str) -> Callable[..., Any]:
         def asked(*arguments: Any) -> Any:
@@ -206,7 +208,7 @@ def ending(bench: SpeedBench) -> Iterator[None]:
         logits_QV[:, policy.eos_id] += 1e4 * ends[0]
         return logits_QV
 
-    for name in ("hidden", "remember", "hidden_window"):
+    for name in passes:
         setattr(policy, name, noting(name))
     policy.head = head
     try:
@@ -221,6 +223,6 @@ def early(bench: SpeedBench) -> None:
     rows = 4 if bench.toy else 32
     for name, cache in (("exact", None), ("dual cache", Cache())):
         whole = bench.seconds(lambda c=cache: bench.roll(rows, cache=c), warm=False)
-        with ending(bench):
+        with ending(bench), bench.changed(graphs=Graphs()):
             third = bench.seconds(lambda c=cache: bench.roll(rows, cache=c), warm=False)
         bench.note("early", kind=name, rows=rows, seconds=third, full_length=whole, ratio=third / whole)

@@ -25,6 +25,7 @@ from unmask.models.known import KNOWN
 from unmask.models.load import outline
 from unmask.models.lora import merged_adapter
 from unmask.rollout.cache import Cache
+from unmask.rollout.graphs import Graphs
 from unmask.rollout.sample import Rollouts
 from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import estimate, operations
@@ -289,7 +290,9 @@ def _measure_updates(
 def _measure_rollouts(
     bench: SpeedBench, kind: str, cells: list[tuple[int, int]], forecasts: Forecasts, roll: Any, preparing: float
 ) -> None:
-    """One block of a dual-cache rollout, which all blocks cost; with the time to merge the adapter once."""
+    """One block of a dual-cache rollout, which all blocks cost, its steps not captured; with the time to merge the
+    adapter once."""
+    bench.graphs = Graphs(False)
     for rows, length in ((2, 32), (4, 64)) if bench.toy else ((2, 64), (4, 128)):
         roll(rows, length)  # compiles for any number of rows and columns
     for rows, length in cells:

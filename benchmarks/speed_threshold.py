@@ -14,6 +14,7 @@ from torch import Tensor
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
 from unmask.rollout.denoiser import Denoiser
+from unmask.rollout.graphs import Graphs
 
 BLOCKS = 2
 SURE = {"dual cache": (0.1, 0.25, 0.5), "exact": (0.25, 0.5)}
@@ -30,7 +31,6 @@ def some_sure(bench: SpeedBench, share: float) -> Iterator[None]:
         logits_QV[:, 7] += 1e4 * (torch.rand(len(hidden_QD), device=hidden_QD.device) < share)
         return logits_QV
 
-    torch.manual_seed(0)
     bench.policy.head = head
     try:
         yield
@@ -59,7 +59,7 @@ def threshold(bench: SpeedBench) -> None:
     rows = 4 if bench.toy else 32
     for kind, settings in (("dual cache", {"cache": Cache()}), ("exact", {})):
         bench.roll_blocks(rows, 1, **settings)
-        with some_sure(bench, 0.5):
+        with some_sure(bench, 0.5), bench.changed(graphs=Graphs()):
             bench.roll_blocks(rows, 1, threshold=0.9, **settings)  # compiled for any number of rows
         base = _timed(bench, rows, None, {"decoding": "two positions a step", "kind": kind}, settings)
         for sure in SURE[kind]:
@@ -75,10 +75,12 @@ def _timed(bench: SpeedBench, rows: int, base: float | None, what: dict[str, Any
     more = {"threshold": 0.9} if "sure" in what else {}
 
     def roll() -> None:
-        with some_sure(bench, what["sure"]) if "sure" in what else nullcontext():
-            traces.append(bench.roll_blocks(rows, BLOCKS, **settings, **more).trace)
+        torch.manual_seed(0)
+        traces.append(bench.roll_blocks(rows, BLOCKS, **settings, **more).trace)
 
-    times = bench.repeated(roll, warm=False)
+    # Captured steps have the head that they were captured with.
+    with bench.changed(graphs=Graphs()), some_sure(bench, what["sure"]) if "sure" in what else nullcontext():
+        times = bench.repeated(roll)
     speed = rows * BLOCKS * bench.shape["block"] / times["seconds"]
     bench.note(
         "threshold",

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from test_engine import Calls, Waits
 
 import unmask.rollout.sample
 from naive import assert_same, decoder
-from test_engine import Calls, Waits
 from unmask.core.order import low_confidence, random, surest_position
 from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.token_sampling import TokenSampling
@@ -66,7 +66,9 @@ def test_a_static_step_draws_what_other_steps_draw(name, prompts, shift):
 
 def test_among_those_rows_some_end_and_others_stay_to_fill_a_round_number(monkeypatch):
     kept, plain = [], Denoiser._kept
-    monkeypatch.setattr(Denoiser, "_kept", lambda walk, going: (kept.append((going, plain(walk, going))), kept[-1][1])[1])
+    monkeypatch.setattr(
+        Denoiser, "_kept", lambda walk, going: (kept.append((going, plain(walk, going))), kept[-1][1])[1]
+    )
     for settings in SETTINGS.values():
         rolled(model(), PADDED, Graphs(True), **settings)
     assert {len(stay) for _, stay in kept} <= {0, 1, 2, 3, 4, 6, 7}

@@ -131,7 +131,9 @@ def test_in_two_stages_the_token_is_the_one_of_a_single_cumulative_sum(words):
     logq_QV = token_logprobs(4 * torch.randn(64, words, generator=rng), MASK)
     cumulative_QV, token_Q1 = logq_QV.double().exp().cumsum(-1), draw_tokens(logq_QV, uniform_Q)[:, None]
     level_Q1, last_Q1 = uniform_Q[:, None] * cumulative_QV[:, -1:], cumulative_QV.gather(1, token_Q1)
-    assert (last_Q1 > level_Q1 - 1e-6).all() and (last_Q1 - logq_QV.double().exp().gather(1, token_Q1) < level_Q1 + 1e-6).all()
+    assert (last_Q1 > level_Q1 - 1e-6).all() and (
+        last_Q1 - logq_QV.double().exp().gather(1, token_Q1) < level_Q1 + 1e-6
+    ).all()
     assert (logq_QV.gather(1, token_Q1) > -torch.inf).all()
 
 

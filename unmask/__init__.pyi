@@ -165,6 +165,9 @@ from .rollout.continuation import (
 from .rollout.decoding import (
     Decoding as Decoding,
 )
+from .rollout.graphs import (
+    Graphs as Graphs,
+)
 from .rollout.sample import (
     Rollouts as Rollouts,
     row_seeds as row_seeds,

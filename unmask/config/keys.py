@@ -27,6 +27,7 @@ ADDED = {
     "rollout.min_per_step": 1,
     "rollout.merge_adapter": True,
     "rollout.precision": "model",
+    "rollout.graphs": None,
     "raft.states": "sml",
 }
 """Keys that earlier versions did not have, and the value with which a run is what it was without the key."""

@@ -42,6 +42,8 @@ class RolloutConfig(Strict):
     """Share of rollouts scored again without the cache and fp8, to measure their effect; 0: none."""
     correction: float = Field(0.0, ge=0)
     """Limit of the importance weights that correct for cache and fp8; 0: no weights. Scores every rollout again."""
+    graphs: bool | None = None
+    """Capture rollout steps as CUDA graphs; if not given, on a GPU where it is possible. It keeps memory for them."""
     merge_adapter: bool = True
     """Add a low-rank adapter to the weights during rollouts and evaluations, which needs a copy of its layers."""
     micro_batch_size: int | None = Field(None, ge=1)

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 IN_PARTS = 4096
 """From this size of a vocabulary on, a token is drawn in two stages."""
 

@@ -191,7 +191,8 @@ class Denoiser:
         self.live_R = self._held("live", self.live_R)
         columns, left = self.engine.columns(self.live_R, number, started), positions_of(left, self.engine.block)
         shape = (*self.trace.tokens_BL.shape, self.engine.padded, self.recorder.record, len(self.live_R), left, columns)
-        self.graphs.run(shape, self.engine.policy, partial(self._step, *self.clock, left, started, columns))
+        own, own_step, commits = self.clock
+        self.graphs.run(shape, self.engine.policy, partial(self._step, own, own_step, commits, left, started, columns))
 
     def _step(
         self,

@@ -12,6 +12,7 @@ The first step of a shape runs as it is, the second is captured, and the others 
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Graphs:
         self.memories: dict[Hashable, Memory] = {}
         self.recorders: dict[Hashable, RolloutRecorder] = {}
         self.steps: dict[Hashable, _Step] = {}
-        self.pool: tuple[int, int] | None = None
+        self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None
         self.addresses: Hashable = None
         self.decoding: Decoding | None = None
@@ -80,6 +81,12 @@ class Graphs:
         self.steps.clear()
         self.pool = None  # the memory of the old one is freed with its last graph
 
+    def release(self) -> None:
+        """Forget all graphs, and free the buffers."""
+        self.drop()
+        for kept in (self.buffers, self.memories, self.recorders):
+            kept.clear()
+
     def hold(self, name: str, value: Tensor) -> Tensor:
         """The value, copied to the buffer of this name. Tensors of all shapes share it: the last one is valid."""
         buffer = self.buffers.get(name, value.new_empty(0))
@@ -92,7 +99,8 @@ class Graphs:
     def hold_trace(self, trace: Trace) -> Trace:
         """The trace in buffers; `copy_of` it when it is finished."""
         names = [f.name for f in fields(trace) if f.name.endswith("_BL")]
-        return replace(trace, **{name: self.hold(name, getattr(trace, name)) for name in names})
+        held: dict[str, Any] = {name: self.hold(name, getattr(trace, name)) for name in names}
+        return replace(trace, **held)
 
     def recorder(self, new: RolloutRecorder) -> RolloutRecorder:
         """The recorder that earlier rollouts of this kind wrote to, cleared; the new one if there were none."""
@@ -141,7 +149,7 @@ class Graphs:
         try:
             with (
                 count_passes(None, policy),
-                torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
             ):
                 step()
         except torch.OutOfMemoryError:
@@ -174,7 +182,8 @@ def obstacle(policy: Policy, decoding: Decoding) -> str | None:
 
 def copy_of(trace: Trace, width: int) -> Trace:
     """The last `width` columns of a trace that is held, and what was recorded, outside the buffers."""
-    parts = {f.name: getattr(trace, f.name)[:, -width:].clone() for f in fields(trace) if f.name.endswith("_BL")}
+    names = [f.name for f in fields(trace) if f.name.endswith("_BL")]
+    parts: dict[str, Any] = {name: getattr(trace, name)[:, -width:].clone() for name in names}
     return replace(trace, **parts, seen={name: value.clone() for name, value in trace.seen.items()})
 
 

@@ -95,6 +95,7 @@ def sample(
                 policy, prompts[part], seed_B[part], decoding, group_B[part], request, static
             )
         except torch.OutOfMemoryError as error:
+            graphs.release()
             micro_batch.halve(error, len(prompts[part]))
             continue
         if branches is not None:

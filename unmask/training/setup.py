@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from unmask.models.lora import (
 )
 from unmask.rollout.cache import cache_of
 from unmask.rollout.decoding import Decoding
+from unmask.rollout.graphs import Graphs
 from unmask.tasks import Task
 from unmask.training.run.folder import checkpoint_of
 from unmask.training.teacher import Teacher
@@ -52,6 +53,8 @@ class Setup:
     update_batch: MicroBatch
     fp8: Fp8Layers | None = None
     """The policy's layers in fp8, if rollouts use them."""
+    graphs: Graphs = field(default_factory=Graphs)
+    """Captured steps of rollouts and evaluations."""
 
     @property
     def teacher_model(self) -> Policy | None:
@@ -92,7 +95,8 @@ def set_up(config: Config, needs_reference: bool, needs_teacher: bool = False) -
         teacher = Teacher(policy, earlier) if earlier is not None else None
         rollout_batch, update_batch = micro_batches(config, policy)
         fp8 = Fp8Layers(policy) if config.rollout.precision == "fp8" else None
-        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch, fp8)
+        graphs = Graphs(config.rollout.graphs)
+        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch, fp8, graphs)
 
 
 def trainable_policy(config: TrainingConfig, device: str) -> Model:

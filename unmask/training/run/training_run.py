@@ -175,6 +175,7 @@ class TrainingRun(BaseRun[Evaluation]):
             micro_batch=self.setup.rollout_batch,
             ranks=self.ranks,
             reward=self.config.reward,
+            graphs=self.setup.graphs,
         )
         # The forward passes of an evaluation do not count as training cost.
         uncounted, sampling = count_passes(None, self.policy), self.experiment.sampling()
@@ -223,11 +224,13 @@ class TrainingRun(BaseRun[Evaluation]):
 
 
 def _memory_metrics(setup: Setup) -> Mapping[str, float]:
-    """Peak GPU memory of the step, and the sizes of micro-batches that were halved."""
+    """Peak GPU memory of the step, what captured steps keep, and the sizes of micro-batches that were halved."""
     metrics = {}
     if setup.device.startswith("cuda"):
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated(setup.device) / 2**30
         torch.cuda.reset_peak_memory_stats(setup.device)
+        if kept := sum(setup.graphs.bytes().values()):
+            metrics["memory/graphs_gib"] = kept / 2**30
     for name, micro_batch in (("rollout", setup.rollout_batch), ("update", setup.update_batch)):
         if micro_batch.halvings:
             metrics[f"memory/{name}_micro_batch_size"] = float(micro_batch.size)

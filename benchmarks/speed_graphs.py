@@ -1,0 +1,71 @@
+"""The section of speed.py about captured steps: beside the same steps uncaptured, and beside an earlier commit."""
+
+from statistics import median
+from typing import Any
+
+from speed_baseline import Baseline, roll
+from speed_bench import SpeedBench
+from torch import Tensor
+
+from unmask.core.trace import Trace
+from unmask.rollout.graphs import Graphs
+
+REPETITIONS = 3
+
+
+def graphs(bench: SpeedBench) -> None:
+    """Rollouts of 1, 8 and 32 rows, exact and with the dual cache: captured, not captured, and the baseline in turns.
+
+    Of an exact rollout one block is timed, the last of the canvas: all its steps cost the same.
+    """
+    baseline = None if bench.baseline is None else Baseline(bench.baseline, bench)
+    blocks = bench.shape["length"] // bench.shape["block"]
+    for rows in (1, 3) if bench.toy else (1, 8, 32):
+        _cell(bench, baseline, "dual cache", {"rows": rows, "cached": True, "blocks": blocks}, 1)
+        _cell(bench, baseline, "exact", {"rows": rows, "cached": False, "blocks": 1}, blocks)
+    if baseline is not None:
+        baseline.end()
+
+
+def _cell(bench: SpeedBench, baseline: Baseline | None, kind: str, cell: dict[str, Any], times: int) -> None:
+    """Time a cell in all ways, in turns; the first round warms up. `times`: such rollouts make a whole one."""
+    ways = {"captured": Graphs(True), "not captured": Graphs(False), "static": Graphs(True, captures=False)}
+    traces: dict[str, Trace] = {}
+
+    def taken(name: str) -> float:
+        if name == "baseline":
+            assert baseline is not None
+            return baseline.seconds(cell)
+        with bench.changed(graphs=ways[name]):
+            return bench.seconds(lambda: traces.update({name: roll(bench, cell).trace}), warm=False)
+
+    timed = ["captured", "not captured", *(["baseline"] if baseline else [])]
+    rounds = [{name: taken(name) for name in timed} for _ in range(1 + REPETITIONS)]
+    taken("static")
+    captured, tokens = ways["captured"], cell["rows"] * bench.shape["length"]
+    gib = {name: size / 2**30 for name, size in captured.bytes().items()}
+    note: dict[str, Any] = {"kind": kind, "rows": cell["rows"], "graphs": len(captured.steps), "gib": gib}
+    fastest = median(each["captured"] for each in rounds[1:])
+    for name in timed:
+        seconds = [times * each[name] for each in rounds[1:]]
+        middle, spread = median(seconds), {"fastest": min(seconds), "slowest": max(seconds)}
+        rate = {"tokens_per_second": tokens / middle, "captured_is_faster": middle / times / fastest}
+        note[name] = {**rate, "seconds": middle, **spread, "first_round": rounds[0][name]}
+    note["tokens that differ"] = {
+        "from the same step uncaptured": _gap(traces["captured"], traces["static"]),
+        "from the step of changing shapes": _gap(traces["captured"], traces["not captured"]),
+    }
+    bench.note("graphs", **note, repetitions=REPETITIONS, **({"reckoned": "one block timed"} if times > 1 else {}))
+    captured.release()
+
+
+def _gap(mine: Trace, other: Trace) -> dict[str, float]:
+    """Tokens that differ; and in the first step, which both take on the same canvas, the nats."""
+    first_BL: Tensor = (mine.step_BL == 0) & (other.step_BL == 0) & (mine.tokens_BL == other.tokens_BL)
+    nats = (mine.logp_BL - other.logp_BL).abs()[first_BL]
+    return {
+        "tokens": float((mine.tokens_BL != other.tokens_BL).sum()),
+        "of": float(mine.filled_BL.sum()),
+        "first_step_positions": float(first_BL.sum()),
+        "first_step_nats": float(nats.max()) if len(nats) else 0.0,
+    }
