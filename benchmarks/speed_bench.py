@@ -56,9 +56,9 @@ class SpeedBench:
     def roll(self, rows: int, copies: int = 1, request: RolloutRequest = RolloutRequest(), **decoding: Any) -> Rollouts:
         """Rollouts of `rows` prompts, `copies` of each, which are a group."""
         prompts, seed_B = self.prompts(rows, copies), self.seeds(rows)
-        settings = Decoding(**{**self.shape, **decoding})
+        settings = Decoding(**{**self.shape, **self.sampler, **decoding})
         group_B = seed_B // copies
-        return sample(self.policy, prompts, seed_B, settings, group_B=group_B, request=request, **self.sampler)
+        return sample(self.policy, prompts, seed_B, settings, group_B=group_B, request=request)
 
     @property
     def sampler(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class SpeedBench:
         block, width = self.shape["block"], width or self.width
         shape = {"length": blocks * block, "steps": blocks * block * self.shape["steps"] // self.shape["length"]}
         prompts = self.prompts(rows, width=width - shape["length"])
-        settings = Decoding(**{**shape, "block": block, **decoding})
-        return sample(self.policy, prompts, self.seeds(rows), settings, **self.sampler)
+        settings = Decoding(**{**shape, "block": block, **self.sampler, **decoding})
+        return sample(self.policy, prompts, self.seeds(rows), settings)
 
     def seconds(self, action: Callable[[], Any], repeats: int = 1, warm: bool = True) -> float:
         if warm:

@@ -46,9 +46,8 @@ def rolled(policy, prompts, graphs: Graphs, seed: int = 3, record: Record = Reco
     device = next(policy.parameters()).device
     seed_B, request = row_seeds(seed, len(prompts)).to(device), RolloutRequest(record=record, branch=branch)
     micro_batch = settings.pop("micro_batch", None)
-    return unmask.rollout.sample.sample(
-        policy, prompts, seed_B, Decoding(**settings), request=request, micro_batch=micro_batch, graphs=graphs
-    )
+    decoding = Decoding(**settings, graphs=graphs)
+    return unmask.rollout.sample.sample(policy, prompts, seed_B, decoding, request=request, micro_batch=micro_batch)
 
 
 @pytest.mark.parametrize(("prompts", "shift"), [("padded", False), ("one length", True)])

@@ -13,7 +13,6 @@ from unmask.core.policy import Policy
 from unmask.core.trace import Trace, concat_traces
 from unmask.distributed.processes import ALONE, Ranks
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.graphs import Graphs
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.tasks import Task
 from unmask.tasks.scoring import RewardFailure, Scores, score
@@ -134,8 +133,6 @@ class Evaluator:
     micro_batch: MicroBatch | None = None
     ranks: Ranks = ALONE
     reward: RewardConfig | None = None
-    graphs: Graphs | None = None
-    """Captured steps to reuse (`sample`)."""
 
     def evaluate(self, rows: Sequence[Row], on_samples: OnSamples | None = None) -> Evaluation:
         """Solve held-out problems, sampled and greedily. Only the first process passes `on_samples`."""
@@ -159,8 +156,7 @@ class Evaluator:
         rows, seed_B = rows[mine.start : mine.stop], row_seeds(self.seed, len(rows))[mine.start : mine.stop]
         prompts = [self.task.prompt_ids(self.policy.tokenizer, row) for row in rows]
         texts, traces = list[str](), list[Trace]()
-        seed_B = seed_B.to(self.device)
-        for trace in sample_in_turn(self.policy, prompts, seed_B, decoding, self.micro_batch, self.graphs):
+        for trace in sample_in_turn(self.policy, prompts, seed_B.to(self.device), decoding, self.micro_batch):
             if not bool(trace.logp_BL.isfinite().all()):
                 raise ValueError(
                     "the model's log-probabilities are not finite: its weights are damaged, perhaps by too large a "

@@ -1,12 +1,13 @@
 """How completions are made: the settings of a rollout, in training and evaluation."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 from unmask.core.order import Order, left_to_right, low_confidence, score_threshold
 from unmask.core.schedule import CommitCounts, Schedule, at_least, even
 from unmask.core.token_sampling import TokenSampling
 from unmask.rollout.cache import Cache
+from unmask.rollout.graphs import Graphs
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Decoding:
     append: bool = False
     """A block is put on the canvas when the one before it is finished (iLLaDA): nothing masked after it is seen. A
     block-causal model never sees later blocks. There is no cache for it."""
+    graphs: Graphs = field(default_factory=Graphs, compare=False, repr=False)
+    """Captured steps, on a GPU. Keep a `Decoding` for many rollouts, and later ones replay what the first captured."""
     causal_block: int | None = None
     """The block of a block-causal model; `for_policy` sets it."""
 

@@ -128,7 +128,8 @@ class Engine:
     def _new_memory(self, live_R: Tensor) -> Memory:
         assert isinstance(self.policy, CachingPolicy)
         with count_passes(None, self.policy):
-            return self.policy.remember(*self._canvas(False, live_R), live_R[:0])[1]
+            tokens_RL, attended_RL = self._canvas(False, live_R)
+            return self.policy.remember(tokens_RL, attended_RL, live_R[:0])[1]
 
     def _held(self, unprompted: bool, memory: Memory) -> Memory:
         """The memory; of static steps, in its buffers."""

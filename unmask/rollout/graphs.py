@@ -12,7 +12,7 @@ The first step of a shape runs as it is, the second is captured, and the others 
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from torch import Tensor
 from unmask.core.order import ORDERS, order_name
 from unmask.core.policy import Memory, Policy, StaticPolicy
 from unmask.core.trace import Trace
-from unmask.rollout.decoding import Decoding
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.metering import Meter, PassCounterMixin, count_passes
+
+if TYPE_CHECKING:
+    from unmask.rollout.decoding import Decoding
 
 COLUMNS = 32
 """Padded canvases are widened to a multiple of this number of columns."""
@@ -56,7 +58,7 @@ class Graphs:
         self.decoding: Decoding | None = None
         self.on_gpu = False
 
-    def apply_to(self, policy: Policy, decoding: Decoding, device: torch.device) -> bool:
+    def apply_to(self, policy: Policy, decoding: "Decoding", device: torch.device) -> bool:
         """Whether these rollouts have static steps; if not though they are wanted, a warning says why.
 
         Drops all graphs if the model's weights have other addresses than before.
@@ -71,7 +73,8 @@ class Graphs:
         addresses = (id(policy), policy.addresses())
         if addresses != self.addresses or len(self.steps) > MOST:
             self.drop()
-        self.addresses, self.decoding, self.on_gpu = addresses, decoding, on_gpu
+        self.addresses, self.on_gpu = addresses, on_gpu
+        self.decoding = replace(decoding, graphs=Graphs(False))  # which has these graphs: no cycle, so memory is freed
         return True
 
     def drop(self) -> None:
@@ -167,7 +170,7 @@ class Graphs:
         return {"pool": pool, "buffers": sum(tensor.numel() * tensor.element_size() for tensor in tensors)}
 
 
-def obstacle(policy: Policy, decoding: Decoding) -> str | None:
+def obstacle(policy: Policy, decoding: "Decoding") -> str | None:
     """Why steps of these rollouts cannot have static shapes; None if they can."""
     if decoding.causal_block is not None:
         return "the rows of a block-causal model are at different columns"

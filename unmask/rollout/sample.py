@@ -22,7 +22,7 @@ from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.denoiser import Denoiser, denoise, denoise_continuously
 from unmask.rollout.engine import Engine
-from unmask.rollout.graphs import Graphs, columns_of, copy_of
+from unmask.rollout.graphs import columns_of, copy_of
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
 
@@ -67,13 +67,11 @@ def sample(
     group_B: Tensor | None = None,
     request: RolloutRequest = RolloutRequest(),
     micro_batch: int | MicroBatch | None = None,
-    graphs: Graphs | None = None,
 ) -> Rollouts:
     """Denoise `decoding.length` positions after every prompt, at most `micro_batch` prompts at a time.
 
     A row retires once it has an end token with nothing masked before it; what it never filled stays MASK. `request` is
-    what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group. On a GPU steps
-    are captured as CUDA graphs. Keep a `Graphs` to reuse them in later calls; `Graphs(False)` captures nothing.
+    what a method needs of the rollouts (`method.request`). Without `group_B` every prompt is a group.
     """
     decoding = decoding.for_policy(policy)
     if len(seed_B) != len(prompts):
@@ -81,21 +79,17 @@ def sample(
     if decoding.append and request.branch is not None:
         raise ValueError("append=True: a branch fills later blocks too, which are not on the canvas; sample without it")
     group_B = torch.arange(len(prompts), device=seed_B.device) if group_B is None else group_B
-    graphs = Graphs() if graphs is None else graphs
-    static = graphs if graphs.apply_to(policy, decoding, seed_B.device) else None
     if micro_batch is None:
-        return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, static)
+        return _sample_batch(policy, prompts, seed_B, decoding, group_B, request)
     micro_batch, done, start = as_micro_batch(micro_batch), list[Rollouts](), 0
     if decoding.causal_block is not None and request.branch is None:
         return _sample_continuously(policy, prompts, seed_B, decoding, group_B, request, micro_batch)
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
         try:
-            trace, branches = _sample_batch(
-                policy, prompts[part], seed_B[part], decoding, group_B[part], request, static
-            )
+            trace, branches = _sample_batch(policy, prompts[part], seed_B[part], decoding, group_B[part], request)
         except torch.OutOfMemoryError as error:
-            graphs.release()
+            decoding.graphs.release()
             micro_batch.halve(error, len(prompts[part]))
             continue
         if branches is not None:
@@ -121,7 +115,7 @@ def _sample_continuously(
     while True:
         slots = min(micro_batch.size, len(prompts))
         try:
-            return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots=slots)
+            return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots)
         except torch.OutOfMemoryError as error:
             micro_batch.halve(error, slots)
 
@@ -132,13 +126,12 @@ def sample_in_turn(
     seed_B: Tensor,
     decoding: Decoding,
     micro_batch: MicroBatch | None = None,
-    graphs: Graphs | None = None,
 ) -> Iterator[Trace]:
     """The traces of all prompts in order, yielded in batches of at most `micro_batch`."""
-    micro_batch, graphs, start = micro_batch or MicroBatch(512), graphs or Graphs(), 0
+    micro_batch, start = micro_batch or MicroBatch(512), 0
     while start < len(prompts):
         part = slice(start, start + micro_batch.size)
-        yield sample(policy, prompts[part], seed_B[part], decoding, micro_batch=micro_batch, graphs=graphs).trace
+        yield sample(policy, prompts[part], seed_B[part], decoding, micro_batch=micro_batch).trace
         start = part.stop
 
 
@@ -155,7 +148,6 @@ def _sample_batch(
     decoding: Decoding,
     group_B: Tensor,
     request: RolloutRequest,
-    graphs: Graphs | None = None,
     slots: int | None = None,
 ) -> Rollouts:
     """All rows at once; with `slots`, at most that number at a time: a row begins when another has ended."""
@@ -164,6 +156,7 @@ def _sample_batch(
     trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
     width, padded = trace.tokens_BL.shape[1], not decoding.attend_padding and len(set(map(len, prompts))) > 1
     recorder = RolloutRecorder(request.record, commits, len(trace), decoding.length, block, decoding.sampling)
+    graphs = decoding.graphs if decoding.graphs.apply_to(policy, decoding, seed_B.device) else None
     if graphs is not None:
         trace = graphs.hold_trace(pad_traces(trace, columns_of(width, policy.max_length)) if padded else trace)
         recorder = graphs.recorder(recorder)

@@ -174,7 +174,6 @@ def sample_and_score(experiment: Experiment, step: int, attempt: int) -> Batch:
         group_B=torch.arange(mine.start, mine.stop, device=device) // config.group,
         request=experiment.method.request,
         micro_batch=setup.rollout_batch,
-        graphs=setup.graphs,
     )
 
     width = max(len(prompt) for prompt in prompts) + length

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -53,8 +53,6 @@ class Setup:
     update_batch: MicroBatch
     fp8: Fp8Layers | None = None
     """The policy's layers in fp8, if rollouts use them."""
-    graphs: Graphs = field(default_factory=Graphs)
-    """Captured steps of rollouts and evaluations."""
 
     @property
     def teacher_model(self) -> Policy | None:
@@ -95,8 +93,7 @@ def set_up(config: Config, needs_reference: bool, needs_teacher: bool = False) -
         teacher = Teacher(policy, earlier) if earlier is not None else None
         rollout_batch, update_batch = micro_batches(config, policy)
         fp8 = Fp8Layers(policy) if config.rollout.precision == "fp8" else None
-        graphs = Graphs(config.rollout.graphs)
-        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch, fp8, graphs)
+        yield Setup(policy, reference, teacher, device, ranks, rollout_batch, update_batch, fp8)
 
 
 def trainable_policy(config: TrainingConfig, device: str) -> Model:
@@ -149,6 +146,7 @@ def decoding_of(config: Config, task: Task) -> Decoding:
         min_per_step=rollout.min_per_step,
         cache=cache_of(rollout.cache, rollout.refresh),
         append=rollout.append,
+        graphs=Graphs(rollout.graphs),
     )
 
 

@@ -29,7 +29,6 @@ from unmask.training.run.health import REACH, StepMetrics, health_warnings, rece
 from unmask.training.run.progress import Best, best_of, keeps_best, reason_to_end
 from unmask.training.run.recorder import TraceRecorder
 from unmask.training.run.state import State, state_tensors
-from unmask.training.setup import Setup
 from unmask.training.update import BrokenUpdate, UpdateResult
 from unmask.util.metering import Meter, count_passes
 
@@ -121,7 +120,8 @@ class TrainingRun(BaseRun[Evaluation]):
         self.history = [*self.history, {**metrics, **counts}][-REACH:]
         self.recorder.record(step, batch, updated=broken is None or broken.inner_step > 0)
         rest = {"cost/forwards": self.forwards, "train/lr": self.optimizer.param_groups[0]["lr"]}
-        self._record(step, {**metrics, **rest, **_memory_metrics(self.setup), **self.times, **counts}, batch.failures)
+        rest |= _memory_metrics(self.experiment)
+        self._record(step, {**metrics, **rest, **self.times, **counts}, batch.failures)
         if self.folder is not None:
             self.folder.log_samples(step, samples_of(batch, self.config.group))
             self.folder.log_warnings(step, new_warnings)
@@ -175,7 +175,6 @@ class TrainingRun(BaseRun[Evaluation]):
             micro_batch=self.setup.rollout_batch,
             ranks=self.ranks,
             reward=self.config.reward,
-            graphs=self.setup.graphs,
         )
         # The forward passes of an evaluation do not count as training cost.
         uncounted, sampling = count_passes(None, self.policy), self.experiment.sampling()
@@ -223,13 +222,13 @@ class TrainingRun(BaseRun[Evaluation]):
         )
 
 
-def _memory_metrics(setup: Setup) -> Mapping[str, float]:
+def _memory_metrics(experiment: Experiment) -> Mapping[str, float]:
     """Peak GPU memory of the step, what captured steps keep, and the sizes of micro-batches that were halved."""
-    metrics = {}
+    metrics, setup = {}, experiment.setup
     if setup.device.startswith("cuda"):
         metrics["memory/peak_gib"] = torch.cuda.max_memory_allocated(setup.device) / 2**30
         torch.cuda.reset_peak_memory_stats(setup.device)
-        if kept := sum(setup.graphs.bytes().values()):
+        if kept := sum(experiment.decoding.graphs.bytes().values()):
             metrics["memory/graphs_gib"] = kept / 2**30
     for name, micro_batch in (("rollout", setup.rollout_batch), ("update", setup.update_batch)):
         if micro_batch.halvings:
