@@ -292,21 +292,23 @@ def starts(study: Study) -> None:
             name, update = waiting.pop(future)
             if not update:
                 found.setdefault("adaptations", {})[name] = {**future.result(), "checkpoints": {}}
-                asks = [study.sized(ask) for ask in ADAPTATIONS[name].asks]
+                ask = study.sized(ADAPTATIONS[name].asks[0])
                 for folder in checkpoints(study.work / "starts" / name):
-                    waiting[workers.submit(measure, str(folder), asks, study.device)] = name, folder.name
+                    waiting[workers.submit(measure, str(folder), [ask], study.device)] = name, folder.name
             else:
                 found["adaptations"][name]["checkpoints"][update] = future.result()
                 print(name, update, shown(future.result()), f"{time.perf_counter() - begun:.0f} s", flush=True)
             study.write("starts", found)
         found["chosen"] = found.get("chosen", {}) | {name: choice(name, found["adaptations"][name]) for name in names}
+        found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
         study.write("starts", found)
-        more = {name: workers.submit(measure, str(study.start(name)), other_decodings(study, name), study.device)
-                for name in names}  # fmt: skip
-        for name, future in more.items():
-            found["adaptations"][name]["decodings"] = future.result()
-            print(name, "chosen", found["chosen"][name], shown(future.result()), flush=True)
-    found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
+        for name in names:
+            for folder in {study.start(name), checkpoints(study.work / "starts" / name)[-1]}:
+                waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
+        for future in as_completed(waiting):
+            name, update = waiting[future]
+            found["adaptations"][name].setdefault("others", {})[update] = future.result()
+            print(name, update, shown(future.result()), flush=True)
     study.write("starts", found)
     print(found["chosen"], found["hashes"], f"{time.perf_counter() - begun:.0f} s", flush=True)
 
@@ -328,14 +330,14 @@ def choice(name: str, adaptation: dict[str, Any]) -> int:
     return min(solved, key=lambda update: abs(solved[update]["greedy"][0] - (LOW + HIGH) / 2))
 
 
-def other_decodings(study: Study, name: str) -> list[Ask]:
-    """The first task of a start in other steps and blocks."""
-    ask = study.sized(ADAPTATIONS[name].asks[0])
-    whole = replace(ask, block=ask.length)
-    asks = [replace(ask, name="as in training"), replace(whole, name="one block")]
+def other_asks(study: Study, name: str) -> list[Ask]:
+    """The first task of a start in other steps and blocks, and the other tasks."""
+    first, *others = map(study.sized, ADAPTATIONS[name].asks)
+    first = replace(first, samples=min(4, first.samples))
+    asks = [replace(first, name="one block", block=first.length)]
     if not study.toy:
-        asks += [replace(each, name=f"{each.name}, twice the steps", steps=2 * each.steps) for each in asks]
-    return asks
+        asks += [replace(each, name=f"{each.name}, twice the steps", steps=2 * each.steps) for each in (first, *asks)]
+    return [*asks, *others]
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -387,7 +389,7 @@ def rates(study: Study) -> None:
     }
     settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
     plan = Comparison(list(tried.values()), ["none"], 1, forwards_of(study, world, 0.42), settings=settings)
-    results = compare(plan, study.work / "rates" / study.given.world, study.given.jobs, on_progress=progress())
+    results = compare(plan, runs_of(study, "rates"), study.given.jobs, on_progress=progress())
     for (name, rate), cell in zip(tried, results["cells"], strict=True):
         for run in cell["runs"].values():
             end = run["curve"][-1]
@@ -412,51 +414,60 @@ def chosen_rate(study: Study, name: str) -> float:
     return 5e-5
 
 
-def progress() -> Callable[[Any], None]:
+def progress(then: Callable[[], None] = lambda: None) -> Callable[[Any], None]:
     """Prints every finished run."""
 
     def on_progress(now: Any) -> None:
         if now.event.share == 1.0:
-            job = now.event.job
-            print(
-                f"{now.done}/{now.total} {job.label} seed {job.seed} {now.event.error} {now.left:.0f} s left",
-                flush=True,
-            )
+            job, left = now.event.job, f"{now.left:.0f} s left"
+            print(f"{now.done}/{now.total} {job.label} seed {job.seed} {now.event.error} {left}", flush=True)
+            then()
 
     return on_progress
 
 
+def runs_of(study: Study, part: str) -> Path:
+    """The folder of a comparison. Its name has the hash of the start: runs from other bytes are not continued."""
+    name = study.given.world
+    return study.work / part / f"{name.replace(' ', '_')}-{weights_hash(study.start(WORLDS[name].start))}"
+
+
 def rl(study: Study) -> None:
     """Train the lines from one start, at equal forwards spent. The runs are kept for the part `after`."""
-    name, found = study.given.world, study.read("rl")
-    world = WORLDS[name]
-    lines = {label: with_options(line, f"optimizer.lr={chosen_rate(study, label):g}")
-             for label, line in lines_of(study, world).items()}  # fmt: skip
-    settings = settings_of(study, world)
-    seeds = 2 if study.toy else study.given.seeds or world.seeds
-    plan = Comparison(list(lines.values()), ["none"], seeds, forwards_of(study, world), settings=settings)
-    folder, begun = study.work / "rl" / name.replace(" ", "_"), time.perf_counter()
-    start = study.start(world.start)
+    name, found, begun = study.given.world, study.read("rl"), time.perf_counter()
+    world, before = WORLDS[name], found.get(name, {}).get("lines", {}) if study.given.lines else {}
+    start, folder = study.start(world.start), runs_of(study, "rl")
+    lines = {
+        label: with_options(line, f"optimizer.lr={chosen_rate(study, label):g}")
+        for label, line in lines_of(study, world).items()
+    }
+
+    def collect() -> None:
+        """Write what is finished."""
+        results = json.loads((folder / "results.json").read_text())
+        runs = {label: line_result(folder, line, cell)
+                for (label, line), cell in zip(lines.items(), results["cells"], strict=True)}  # fmt: skip
+        facts = {key: results[key] for key in ("budget", "problems")} | {"seconds": time.perf_counter() - begun}
+        found[name] = {"start": weights_hash(start), **facts, "lines": before | runs}
+        study.write("rl", found)
+
     print(f"{name}: all runs start from {start}, sha256 {weights_hash(start)}", flush=True)
-    results = compare(plan, folder, study.given.jobs, keep=True, on_progress=progress())
-    runs = {}
-    for label, cell in zip(lines, results["cells"], strict=True):
-        runs[label] = {
-            "line": lines[label],
-            "curves": {seed: run["curve"] for seed, run in cell["runs"].items()},
-            "training": {seed: training(folder / cell["folders"][seed] / "run") for seed in cell["runs"]},
-            "folders": cell["folders"],
-            "failed": cell["failed"],
-        }
-    found[name] = {
-        "start": weights_hash(start),
-        "budget": results["budget"],
-        "problems": results["problems"],
-        "seconds": time.perf_counter() - begun,
-        "lines": found.get(name, {}).get("lines", {} ) | runs if study.given.lines else runs,
-    }  # fmt: skip
-    study.write("rl", found)
+    seeds = 2 if study.toy else study.given.seeds or world.seeds
+    settings = settings_of(study, world)
+    plan = Comparison(list(lines.values()), ["none"], seeds, forwards_of(study, world), settings=settings)
+    compare(plan, folder, study.given.jobs, keep=True, on_progress=progress(collect))
+    collect()
     print_rl(name, found[name])
+
+
+def line_result(folder: Path, line: str, cell: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "line": line,
+        "curves": {seed: run["curve"] for seed, run in cell["runs"].items()},
+        "training": {seed: training(folder / cell["folders"][seed] / "run") for seed in cell["runs"]},
+        "folders": cell["folders"],
+        "failed": cell["failed"],
+    }
 
 
 def training(run: Path) -> dict[str, Any]:
@@ -507,7 +518,7 @@ def after(study: Study) -> None:
     """The start, its ceiling, and the first seeds of every line, each in a process of its own."""
     name = study.given.world
     world, trained = WORLDS[name], study.read("rl").get(name, {}).get("lines", {})
-    folder, seeds = study.work / "rl" / name.replace(" ", "_"), study.given.seeds or 2
+    folder, seeds = runs_of(study, "rl"), study.given.seeds or 2
     models = {("start", ""): study.start(world.start)}
     careful = checkpoints(study.work / "starts" / "careful") if (study.work / "starts" / "careful").is_dir() else []
     if careful and world.start == "two":
@@ -588,12 +599,12 @@ def print_rl(name: str, found: dict[str, Any]) -> None:
 def tables(study: Study) -> None:
     found = study.read("starts")
     for name, each in found.get("adaptations", {}).items():
-        print(f"\n{name}: {each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second, chosen "
-              f"{found['chosen'][name]}, sha256 {found['hashes'][name]}, taught {each['behaviours']}")  # fmt: skip
+        speed = f"{each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second"
+        start = f"chosen {found['chosen'].get(name)}, sha256 {found['hashes'].get(name)}"
+        print(f"\n{name}: {speed}, {start}, taught {each['behaviours']}")
         head = ["update", "task", "sampled", "greedy", "samples differ", "careful", "careless", "other"]
         table(head, start_rows(each))
-        if "decodings" in each:
-            table(head, ([row[0], *row[1:]] for row in start_rows({"checkpoints": {"0": each["decodings"]}})))
+        table(head, start_rows({"checkpoints": each.get("others", {})}))
     for name, world in study.read("rates").items():
         heads = list(next(iter(world.values()))["solved"])
         rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
