@@ -113,13 +113,17 @@ class SpeedBench:
         if self.out is not None:
             self.out.write_text(json.dumps(self.results, indent=1) + "\n")
 
-    def repeated(self, action: Callable[[], Any], repetitions: int = 3, warm: bool = True) -> dict[str, float]:
-        """Median, fastest and slowest seconds of an action; with `warm` after one run that does not count."""
-        times = [self.seconds(action, warm=warm and not number) for number in range(repetitions)]
+    def repeated(self, action: Callable[[], Any], repetitions: int = 3, warm: int = 1) -> dict[str, float]:
+        """Median, fastest and slowest seconds of an action, after `warm` runs that do not count."""
+        for _ in range(warm):
+            action()
+        times = [self.seconds(action, warm=False) for _ in range(repetitions)]
         return {"seconds": median(times), "fastest": min(times), "slowest": max(times), "repetitions": repetitions}
 
-    def cell(self, action: Callable[[], Any], warm: bool = False) -> dict[str, Any]:
-        """`repeated` with the peak of memory in GiB; or that memory ran out."""
+    def cell(self, action: Callable[[], Any], warm: int = 1) -> dict[str, Any]:
+        """`repeated` with the peak of memory in GiB; or that memory ran out. What earlier cells captured is freed."""
+        if self.graphs is not None:
+            self.graphs.release()
         if self.device == "cpu":
             return self.repeated(action, warm=warm)
         torch.cuda.empty_cache()

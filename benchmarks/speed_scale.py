@@ -121,7 +121,7 @@ def updates(bench: SpeedBench) -> None:
             with tallied(bench, found):
                 action()
 
-        found = bench.cell(counted)
+        found = bench.cell(counted, warm=0)
         if "out_of_memory" in found:
             bench.note("updates", method=name, rows=rows, micro_batch=micro_batch, **found)
             continue
@@ -280,9 +280,7 @@ def _measure_updates(
             (terms,) = loss_terms(method, b, scorer, torch.Generator().manual_seed(0))
             update(bench.policy, optimizer, terms, scorer.micro_batch, 1.0)
 
-        if number == 1:
-            train()  # compiles for any length
-        found, expected = bench.cell(train, warm=not number), forecasts["update", rows, length]
+        found, expected = bench.cell(train, warm=number < 2), forecasts["update", rows, length]
         _compare(found, expected, "update")
         bench.note("scale", what="update", kind=kind, rows=rows, length=length, **found, forecast=expected)
 
@@ -296,7 +294,9 @@ def _measure_rollouts(
     for rows, length in ((2, 32), (4, 64)) if bench.toy else ((2, 64), (4, 128)):
         roll(rows, length)  # compiles for any number of rows and columns
     for rows, length in cells:
-        found, expected = bench.cell(lambda r=rows, n=length: roll(r, n)), forecasts["rollout", rows, length]
+        warm = 2 if rows * length < 32 * 1024 else 1  # capturing weighs little in a long rollout
+        found = bench.cell(lambda r=rows, n=length: roll(r, n), warm)
+        expected = forecasts["rollout", rows, length]
         if "seconds" in found:
             blocks = length // bench.shape["block"]
             for key in ("seconds", "fastest", "slowest"):

@@ -25,6 +25,7 @@ from unmask.models.experts import Experts
 from unmask.models.fp8 import E4M3, Fp8Layers, Fp8Linear, fp8_paths, has_fp8, quantized
 from unmask.models.lora import add_adapter, merged_adapter
 from unmask.rollout.cache import Cache
+from unmask.rollout.graphs import Graphs
 from unmask.studies.cost.estimate import estimate
 from unmask.studies.cost.hardware import FP8
 from unmask.training.batch import Experiment, collect
@@ -271,6 +272,19 @@ def test_a_block_causal_rollout_records_the_law_of_the_fp8_network(cache: Cache 
     torch.testing.assert_close(again_BL, trace.logp_BL, rtol=0, atol=1e-9)
     exact_BL = replay_logprobs(policy, trace, MicroBatch(4))
     assert (exact_BL - trace.logp_BL).abs().max() > 1e-3
+
+
+@on_cpu
+def test_static_steps_in_fp8_are_those_of_changing_shapes() -> None:
+    """In double precision; what a GPU captures is the static step."""
+    policy = decoder(made=Small, dtype=torch.float64, eos_id=-1)
+    shape = {"length": 8, "steps": 4, "block": 4, "cache": Cache()}
+    with Fp8Layers(policy).used():
+        static, plain = (
+            sample(policy, PROMPTS, torch.arange(3), **shape, graphs=Graphs(wanted)).trace for wanted in (True, False)
+        )
+    assert torch.equal(static.tokens_BL, plain.tokens_BL) and torch.equal(static.step_BL, plain.step_BL)
+    torch.testing.assert_close(static.logp_BL, plain.logp_BL, rtol=0, atol=1e-9)
 
 
 @on_cpu
