@@ -13,7 +13,7 @@ import unmask.training.loop
 OPTIONS = ["--task", "toy", "updates=2", "prompts=2", "group=2", "save_every=1", "eval.prompts=3", "eval.samples=1"]
 SILENT = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 """What happens to the second of two processes in its second update."""
-LONGEST = 8.0
+LONGEST = 15.0
 """Seconds that the first waits for it."""
 
 

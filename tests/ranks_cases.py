@@ -66,7 +66,7 @@ SPG = {"method": "spg", "spg": {"kl": 0.1}, "inner_steps": 1}
 EXACT = {"choice": True, "draws": 2}
 QUIET = {"method": "agrpo", "agrpo": EXACT, "updates": 3, "inner_steps": 1, "micro_batch_size": 9, "toy": {"quiet": 2}}
 FEW = {"prompts": 2, "group": 2, "inner_steps": 1, "toy": {"dull": 1}, "idle_groups": "skip", "optimizer": {"lr": 1e-5}}
-TEACHER = {"updates": 3, "dtm": {"h": 1.0, "teacher_every": 2, "draws": 2}, "micro_batch_size": 3}
+TEACHER = {"updates": 3, "inner_steps": 1, "dtm": {"h": 1.0, "teacher_every": 2}, "micro_batch_size": 3}
 SKIP, RESAMPLE = ({"toy": {"dull": 1}, "idle_groups": kind} for kind in ("skip", "resample"))
 
 CASES: dict[str, dict[str, Any]] = {
@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full-agrpo": {
         "method": "agrpo",
         "agrpo": {"kl": 0.1, "draws": 3},
+        "inner_steps": 1,
         "micro_batch_size": 2,
         "rollout": DUAL | TOP,
         **SKIP,
@@ -92,8 +93,8 @@ CASES: dict[str, dict[str, Any]] = {
     "full-spg": {**SPG, "gradient_checkpointing": True, "rollout": {**TOP, "block": 2}},
     "lora-quiet": {**QUIET, "idle_groups": "skip"},  # then nothing may move, also not by momentum
     "full-quiet": QUIET,
-    "full-experts": {"rollout": {"cache": "prefix"}},  # LLaDA2: experts and block-causal attention
-    "full-vine": {"method": "vine", "vine": {"completions": 2}, "with": ["keep_correct", "dispo"]},
+    "full-experts": {"inner_steps": 1, "rollout": {"cache": "prefix"}},  # LLaDA2: experts and block-causal attention
+    "full-vine": {"method": "vine", "inner_steps": 1, "vine": {"completions": 2}, "with": ["keep_correct", "dispo"]},
     "lora-dtm": {"method": "dtm", **TEACHER, "rollout": {"block": 3, "steps": 4}},
     "full-dtm": {"method": "dtm", **TEACHER, "rollout": {**TOP, "block": 2}},
     # The last process cannot hold more than one state at a time. (In full-agrpo, not more than one rollout.)
@@ -102,7 +103,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora-few": FEW,
     "full-few": FEW,
 }
-SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "full-agrpo", "lora-few", "full-few"]}
+SIZES = {1: list(CASES), 2: list(CASES)[:-2], 3: ["lora-daca", "lora-few", "full-few"]}
 """What so many processes are asked to do."""
 
 

@@ -197,7 +197,7 @@ def test_the_cases_are_what_they_are_meant_to_be(world: Path, name: str) -> None
         assert [row[key] for row in read_metrics(world / f"{name}-1-0") if "train/loss" in row] == [1.0, 1.0]
         assert not any(key in row for row in read_metrics(world / f"{name}-2-0"))
     if name in ("full-agrpo", "full-few"):  # some processes have fewer passes to make than others
-        assert sum(result["silent"] for result in found(world, name, 3)) > 0
+        assert sum(result["silent"] for result in found(world, name, 3 if name == "full-few" else 2)) > 0
 
 
 def test_sharded_passes_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_a_process_that_is_left_alone_stops_and_says_so(world: Path, name: str) 
     said = (world / f"{name}-0.txt").read_text()
     code, seconds = (world / f"{name}.alone").read_text().split()
     assert int(code) == 2, said
-    assert mentions(said, "another process", "8 s", "UNMASK_TIMEOUT")
+    assert mentions(said, "another process", f"{LONGEST:g} s", "UNMASK_TIMEOUT")
     assert float(seconds) < LONGEST + 30 and (float(seconds) > LONGEST - 1 or name == "killed")
     assert newest_state(world / name / "run" / "state")[0].step == 1  # from which the run goes on
 

@@ -1,11 +1,11 @@
 """A run that is cut off anywhere and gone on with ends as if nothing had happened: the same log, the same weights."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from typer.testing import CliRunner
 
 import unmask.training.batch
 import unmask.training.loop
 import unmask.training.run.base_run
 import unmask.training.run.state
 from helpers import SMALL, cut_at
-from unmask.cli.main import app
 from unmask.config import Config, parse_config, read_config
 from unmask.core.options import LoraOptions
 from unmask.evaluation.evaluate import Evaluation, evaluation_of
@@ -66,7 +64,8 @@ def config_for(model: str, **more: object) -> Config:
     optimizer = {"lr": 1e-2, "schedule": "linear", "warmup": 1}
     held_out = {"prompts": 3, "samples": 2, "every": 2}
     base = {"model": model, "updates": 5, "prompts": 3, "group": 4, "save_every": 2, "optimizer": optimizer}
-    return parse_config({**base, "eval": held_out, "sudoku": {"partial": 0.5}, **more})
+    short = {"sudoku": {"partial": 0.5}, "rollout": {"steps": 3}}
+    return parse_config({**base, **short, "eval": held_out, **more})
 
 
 def run(config: Config, folder: Path) -> Path:
@@ -298,40 +297,59 @@ def test_a_judge_does_not_hear_what_ends_a_job() -> None:
     child.stdout.close()
 
 
-OPTIONS = ["method=agrpo", "updates=15", "save_every=1", "prompts=2", "eval.prompts=2", "eval.samples=1", "seed=3"]
+OPTIONS = ["method=agrpo", "updates=4", "save_every=1", "prompts=2", "rollout.steps=3"]
+OPTIONS += ["eval.prompts=2", "eval.samples=1", "seed=3"]
+STOPPED = """
+import os, signal, sys
+import torch._dynamo  # once: the optimiser would import it in both processes
+import unmask.training.loop as loop
+from unmask.cli.main import main
+from unmask.training.run.folder import RunFolder
+
+RunFolder.draw = lambda run: None
+plain, children = loop.collect, []
+
+def collect(source, step):
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return plain(source, step)
+
+loop.collect = collect
+for name in ("SIGTERM", "SIGKILL"):
+    children.append(os.fork())
+    if not children[-1]:
+        for stream in (1, 2):
+            os.dup2(os.open(f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        sys.argv = ["unmask", *sys.argv[1:], name]
+        main()
+for child in children:
+    os.waitpid(child, os.WUNTRACED)
+print(*children, flush=True)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+"""Two runs of the command, each of which stops itself in the third update and waits for SIGCONT."""
 
 
-@pytest.fixture(scope="module")
-def unended(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    folder = tmp_path_factory.mktemp("unended") / "run"
-    result = CliRunner().invoke(app, ["train", *OPTIONS, "--model", model, "--out", str(folder)])
-    assert result.exit_code == 0, result.output
-    return told(folder)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_process_that_is_ended(model: str, unended: dict[str, object], tmp_path: Path, number, unmask) -> None:
+def test_a_process_that_is_ended(model: str, tmp_path: Path, unmask) -> None:
     command = ["train", *OPTIONS, "--model", model, "--out"]
-    heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen([sys.executable, "-m", "unmask", *command, "cut"], cwd=tmp_path, **heard)
-    while not (tmp_path / "cut" / "state" / "2").is_dir() and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGSTOP)
-    code, _, err = unmask("train", "--resume", "cut")  # while the other process has it
-    assert code == 2 and mentions(err, "cut", "another process")
-    process.send_signal(number)
-    process.send_signal(signal.SIGCONT)
-    said = process.communicate(timeout=120)[0].decode()
-    if number == signal.SIGTERM:
-        assert process.returncode == 0
-        assert "stopping after this update" in said and "unmask train --resume cut" in said
-    else:
-        assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "cut" / "finished.json").exists()
-    assert unmask("train", "--resume", "cut")[0] == 0
-    assert told(tmp_path / "cut") == unended
-    code, out, _ = unmask("train", "--resume", "cut")
-    assert code == 0 and mentions(out, "cut", "finished")
+    assert unmask(*command, "unended")[0] == 0
+    unended = told(tmp_path / "unended")
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, *command], cwd=tmp_path, stdout=subprocess.PIPE)
+    for child, name in zip(process.stdout.readline().split(), ("SIGTERM", "SIGKILL"), strict=True):
+        code, _, err = unmask("train", "--resume", name)  # while the other process has it
+        assert code == 2 and mentions(err, name, "another process")
+        os.kill(int(child), signal.Signals[name])
+        os.kill(int(child), signal.SIGCONT)
+    codes, _ = process.communicate(timeout=120)
+    assert codes.split() == [b"0", b"%d" % -signal.SIGKILL]
+    said = (tmp_path / "SIGTERM.txt").read_text()
+    assert "stopping after this update" in said and "unmask train --resume SIGTERM" in said
+    for name in ("SIGTERM", "SIGKILL"):
+        assert not (tmp_path / name / "finished.json").exists()
+        assert unmask("train", "--resume", name)[0] == 0
+        assert told(tmp_path / name) == unended
+        code, out, _ = unmask("train", "--resume", name)
+        assert code == 0 and mentions(out, name, "finished")
 
 
 def test_what_cannot_be_gone_on_with(model: str, tmp_path: Path, unmask) -> None:
