@@ -1,5 +1,6 @@
 """The dry run of a mixture of experts: weights, operations of the experts that a token uses, activations."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,18 @@ from unmask.core.options import LoraOptions
 from unmask.models.load import outline
 from unmask.models.lora import add_adapter
 from unmask.studies.cost.counting import Tally
-from unmask.studies.cost.estimate import estimate, kept_bytes, operations
+from unmask.studies.cost.estimate import estimate, kept_bytes, operations, seconds
+from unmask.studies.cost.hardware import gpu
 from unmask.studies.cost.network import network_of
 
 MINI, MOE = "inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA-MoE-7B-A1B-Instruct"
+SPEED = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "speed_experts.json").read_text())
+KINDS = {
+    "whole pass": ("rollout, whole", 328),
+    "window of 32 columns, cached": ("rollout, window", 32),
+    "pass with gradients of all weights": ("update, gradient", 328),
+}
+"""Kinds of passes, and their columns."""
 
 
 def test_the_released_sizes_give_the_released_number_of_parameters():
@@ -34,6 +43,16 @@ def test_only_the_experts_of_a_token_count_in_its_operations():
     assert operations(network, "rollout, whole", tally, 100) == 100 * 2 * 16 * layer + attention + head
 
 
+@pytest.mark.parametrize("model", [MOE, MINI])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_seconds_of_a_pass_are_within_two_fifths_of_the_measured_ones(model, kind):
+    (row,) = (row for row in SPEED["rows"] if (row["model"], row["kind"], row["experts"]) == (model, kind, "grouped"))
+    network, (name, columns), tally = network_of(llada(model=model, full=True), outline(model)), KINDS[kind], Tally()
+    tally.add(row["tokens"] // columns, columns, 0)
+    forecast = seconds(network, gpu("h200", network, compiled=False), name, tally, 328)
+    assert 0.6 < forecast / row["seconds"] < 1.4
+
+
 def test_adapters_on_experts_count_all_experts_in_memory_and_those_of_a_token_in_operations():
     options = {"rank": 8, "targets": ["q_proj", "experts"]}
     network = network_of(llada(model=MOE, lora=options), outline(MOE))
@@ -48,7 +67,7 @@ def test_a_block_causal_rollout_with_a_cache_has_memory_though_no_pass_is_whole(
     found = estimate(llada(model=MINI, compile=False, micro_batch_size=2, rollout=shape), "h200", prompt=32)
     network, rollout = found.network, found.memory_gib["rollout"]
     assert found.passes["rollout, whole"].states == 0
-    assert any("mixture of experts is assumed" in note for note in found.notes)
+    assert any("mixture of experts" in note for note in found.notes)
     rows = found.passes["rollout, window"].most
     assert rollout["KV cache"] * 2**30 == rows * 96 * 2 * network.keys * 20 * 2
     assert rollout["activations"] > 0 and rollout["logits"] > 0

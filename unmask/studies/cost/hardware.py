@@ -1,7 +1,7 @@
 """Measured rates of hardware; docs/dry_run.md names the source of each number.
 
-The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate.py recomputes
-them.
+The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate_figures.py
+recomputes them.
 """
 
 import os
@@ -37,6 +37,8 @@ class Efficiency:
 # Rows "trunk", windows minus reading the cache, and wd1: of "methods_as_written" (not compiled) and of "methods".
 EAGER = Efficiency(whole=0.605, window=0.555, gradient=0.482)
 COMPILED = Efficiency(whole=0.810, window=0.816, gradient=0.685)
+# Between LLaDA-MoE-7B-A1B and LLaDA2-mini, not compiled; benchmarks/results/speed_experts.json.
+EXPERTS = Efficiency(whole=0.26, window=0.26, gradient=0.18, launch=2e-3, bare_launch=2e-3)
 # The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
 CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0, bare_launch=0.0)
 H200_RATE = 772e12  # row "peak"
@@ -67,8 +69,9 @@ def gpu(key: str, network: Network, compiled: bool) -> Hardware:
     rate = SHEET * 1e12 * (half if network.item == 2 else single)
     fp8 = None if key in WITHOUT_FP8 else SHEET * 1e12 * half * FP8
     known = key == "h200" and network.item == 2
+    shares = EXPERTS if network.routed else COMPILED if compiled else EAGER
     source = "rates measured" if known else "rates from its data sheet, scaled by the share that the H200 reached"
-    return Hardware(name, rate, fp8, bandwidth * 1e12, memory, COMPILED if compiled else EAGER, source)
+    return Hardware(name, rate, fp8, bandwidth * 1e12, memory, shares, source)
 
 
 def cpu(network: Network) -> Hardware:
