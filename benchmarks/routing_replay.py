@@ -3,7 +3,8 @@
 A small mixture of experts, trained from scratch on Sudoku, then by reinforcement learning with several inner steps,
 with and without replay.
 
-    python benchmarks/routing_replay.py --out routing_replay.json          (one core, about half an hour)
+    python benchmarks/routing_replay.py --out routing_replay.json          (one core, some hours)
+    python benchmarks/routing_replay.py --out low_rate.json --method diffu_grpo --rate 1e-4 --seeds 4
     python benchmarks/routing_replay.py --toy --out toy.json               (seconds, to try the script)
 
 Replay: every pass of an inner step uses the experts that the old policy's pass over the same state chose, with the
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,14 @@ from unmask.config import parse_config
 from unmask.core.probes import ask
 from unmask.models.experts import Mixture, SoftmaxRouter
 from unmask.models.tiny import Tiny, tiny_policy
-from unmask.sft.pretrain import PretrainTask, cosine, diffusion_loss, masked_positions, mixture_rows, mixture_tokens
+from unmask.sft.pretrain import PretrainTask, cosine, diffusion_loss, masked_positions, mixture_tokens
 from unmask.tasks import TASKS
 from unmask.training.run.folder import RunFolder
 from unmask.training.update import logprobs
 
 EXPERTS, CHOSEN, HIDDEN, BALANCE = 16, 2, 64, 0.01
-RATES = (4e-4, 2e-3)  # three seeds, and one seed of a rate that is too high
-METHODS = ({"method": "diffu_grpo", "diffu_grpo": {"kl": 0.0}}, {"method": "agrpo"})
+RATE, SEEDS = 4e-4, 3
+METHODS: dict[str, dict[str, Any]] = {"diffu_grpo": {"diffu_grpo": {"kl": 0.0}}, "agrpo": {}}
 
 
 class Tape:
@@ -116,7 +118,7 @@ def pretrained(steps: int, seed: int) -> TinyMixture:
     """Masked diffusion on Sudokus of which most are wrong, as for the embedded model, with a loss for even loads."""
     part = PretrainTask(task="sudoku", options={"holes": [9, 12]}, batch=64, wrong=0.95, noise=0.325)
     task, policy = TASKS["sudoku"](**part.options), new_mixture(seed)
-    rows, _ = mixture_rows(part, task, steps * part.batch, seed)
+    rows = task.rows("train", steps * part.batch, seed)
     prompt_NP, completion_NC = mixture_tokens(part, task, rows, random.Random(seed))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps, 50))
@@ -212,8 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--method", choices=METHODS, help="default: both")
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     arguments = parser.parse_args()
-    steps, updates, seeds, problems = (20, 2, 1, 8) if arguments.toy else (2000, 40, 3, 256)
+    steps, updates, seeds, problems = (20, 2, 1, 8) if arguments.toy else (2000, 40, arguments.seeds, 256)
     torch.set_num_threads(1)
     before = time.perf_counter()
     kept = arguments.out.with_suffix(".start.pt")
@@ -226,11 +231,12 @@ def main() -> None:
     results: dict[str, Any] = {"pretraining_s": time.perf_counter() - before, "runs": []}
     shared = {"task": "sudoku", "updates": updates, "prompts": 8, "group": 8, "inner_steps": 4, "full": True}
     shared |= {"eval": {"prompts": problems, "samples": 2}, "model": "tiny", "device": "cpu"}
-    plan = [(RATES[0], method, seed) for seed in range(seeds) for method in METHODS]
-    for rate, method, seed in [*plan, *((RATES[1], method, 0) for method in METHODS)]:
+    methods = METHODS if arguments.method is None else [arguments.method]
+    for seed, method in product(range(seeds), methods):
         for replay in (False, True):
-            found = run(start, {**shared, **method, "optimizer": {"lr": rate}, "seed": seed}, replay)
-            row = {"method": method["method"], "lr": rate, "seed": seed, **found}
+            config = {**shared, "method": method, **METHODS[method], "optimizer": {"lr": arguments.rate}, "seed": seed}
+            found = run(start, config, replay)
+            row = {"method": method, "lr": arguments.rate, "seed": seed, **found}
             row["elapsed"] = time.perf_counter() - before
             results["runs"].append(row)
             arguments.out.write_text(json.dumps(results, indent=1) + "\n")
