@@ -83,8 +83,9 @@ def moved(policy: Net, by: float = 0.1, seed: int = 9) -> Net:
 
 
 def sample(policy, prompts, seed_B, *, group_B=None, micro_batch=None, **settings) -> Rollouts:
-    """`unmask.sample` with the fields of RolloutRequest and Decoding as keywords; None stands for a default."""
-    given = {name: value for name, value in settings.items() if value is not None}
+    """`unmask.sample` with the fields of RolloutRequest and Decoding as keywords; None stands for a default, except for
+    the cache."""
+    given = {name: value for name, value in settings.items() if value is not None or name == "cache"}
     request = RolloutRequest(**{name: given.pop(name) for name in ("counted", "record", "branch") if name in given})
     decoding = Decoding(**given)
     return unmask.rollout.sample.sample(

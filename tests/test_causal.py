@@ -22,6 +22,9 @@ from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.trace_rl import merged_steps
+from unmask.rollout.cache import Cache, cache_name
+from unmask.rollout.continuation import continue_from
+from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds
 
 PROMPTS = [[3, 4, 5], [5], [3, 1, 6, 4, 2], [9] * 8]  # with blocks of 4: each ends at another place of a block
@@ -192,3 +195,28 @@ def test_progress_of_dps_is_read_at_the_columns_of_each_row():
     for b, prompt in enumerate(PROMPTS):
         alone = sample(policy, [prompt], row_seeds(3, len(PROMPTS))[[b]], length=8, steps=4, **request).trace
         assert_close(credit_BL[b, -8:], dps.credit(alone)[0, -8:], 1e-9)
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"threshold": 0.2, "order": low_confidence}, {"attend_padding": True}])
+def test_by_default_a_block_causal_model_has_its_exact_cache_and_others_have_none(settings):
+    plain, cached, default = (
+        rollouts(model(), **settings, **more).trace for more in ({"cache": None}, {"cache": Cache()}, {})
+    )
+    for name in ("tokens_BL", "step_BL"):
+        assert torch.equal(getattr(default, name), getattr(plain, name))
+    assert torch.equal(default.logp_BL, cached.logp_BL)  # the same passes
+    assert_close(default.logp_BL, plain.logp_BL, 1e-9)
+    assert cache_name(Decoding(8).for_policy(model()).cache) == "dual"
+    assert cache_name(Decoding(8, cache=None).for_policy(model()).cache) == "none"
+    assert cache_name(Decoding(8).for_policy(decoder("qwen3")).cache) == "none"
+
+
+def test_rollouts_with_the_exact_cache_are_continued_without_it():
+    policy, decoding, seed_B = model(), Decoding(8, 4), row_seeds(3, len(PROMPTS))
+    trace = sample(policy, PROMPTS, seed_B, length=8, steps=4).trace
+    step_B = torch.arange(len(PROMPTS)) % trace.steps
+    again = continue_from(policy, trace, step_B, seed_B, decoding)
+    assert torch.equal(again.tokens_BL, trace.tokens_BL) and torch.equal(again.step_BL, trace.step_BL)

@@ -174,6 +174,8 @@ def test_old_key_names_are_those_of_0_1_in_the_same_order() -> None:
         keys = data.get(section, {}) if section else data
         if name in keys:
             assert keys.pop(name) == value
+    assert (data["rollout"]["cache"], old["rollout"]["cache"]) == ("auto", "none")  # the same run, another default
+    data["rollout"]["cache"] = "none"
     assert (old["inner"], old["rollout"]["rows"]) == (3, 7) and {"rows", "checkpointing"} <= old.keys()
     assert "max_norm" in old["optimizer"] and not {"inner_steps", "micro_batch_size"} & old.keys()
     with pytest.warns(FutureWarning) as warned:

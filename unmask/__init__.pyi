@@ -168,6 +168,9 @@ from .rollout.decoding import (
 from .rollout.graphs import (
     Graphs as Graphs,
 )
+from .rollout.presets import (
+    decoding_preset as decoding_preset,
+)
 from .rollout.sample import (
     Rollouts as Rollouts,
     row_seeds as row_seeds,

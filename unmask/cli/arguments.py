@@ -108,7 +108,7 @@ def load(run_or_model: str, overrides: list[str], task: str | None = None) -> "t
     check_model_name(run_or_model)
     settings, task = settings_of(run_or_model, task)
     named = {"model": run_or_model} if settings == DEMO else {}
-    overrides = ["method=diffu_grpo", *overrides]  # it is not used, and takes every task and setting
+    overrides = ["method=agrpo", *overrides]  # it is not used, and takes every task and setting
     config = read_config(settings, overrides, task=task, **named)  # reports a typo before torch is imported
 
     import torch

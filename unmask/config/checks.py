@@ -38,7 +38,11 @@ def check_combination(config: Config) -> None:
             at_least(length, config.rollout.min_per_step, block)
             score_threshold(ORDERS[config.rollout.order], config.rollout.threshold)
     except ValueError as error:
-        raise ValueError(f"rollout: {error}") from None
+        preset = config.rollout.preset
+        hint = (
+            "" if preset is None else f"; it is rollout.preset={preset}: set rollout.length, or another rollout.block"
+        )
+        raise ValueError(f"rollout: {error}{hint}") from None
     method = config.build_method()
     if method.counts_ones and task.reward_range is not None and task.reward_range[1] != 1:
         raise ValueError(
@@ -60,7 +64,7 @@ def check_combination(config: Config) -> None:
         )
     if method.order is not None and config.rollout.correction:
         raise ValueError(f"rollout.correction: {method.name} scores the choice of positions, which has no weight")
-    if method.values is not None and config.rollout.cache != "none":
+    if method.values is not None and config.rollout.cache in ("prefix", "dual"):
         raise ValueError(
             f"rollout.cache: {method.name} completes states of its rollouts again, which needs rollout.cache=none"
         )

@@ -30,7 +30,8 @@ def rollout_shape(config: Config, task: Task) -> tuple[int, int, int]:
     block = config.rollout.block or length
     if config.rollout.threshold is not None:
         return length, length // block * -(-block // config.rollout.min_per_step), block
-    return length, config.rollout.steps or max(1, length // 2), block
+    usual = length if config.rollout.preset is not None else max(1, length // 2)
+    return length, config.rollout.steps or usual, block
 
 
 def device_of(config: TrainingConfig) -> str:

@@ -19,14 +19,15 @@ def check_keys(config: Config, task: Task) -> None:
         raise ValueError(f"optimizer.warmup: {config.optimizer.warmup} is more than the {config.updates} updates")
     if not config.eval.every and (config.eval.early_stop or config.eval.collapse):
         raise ValueError("eval.every: set how often to evaluate; eval.early_stop and eval.collapse need it")
-    if config.rollout.cache == "none" and config.rollout.precision == "model" and config.rollout.correction:
+    cached = config.rollout.cache in ("prefix", "dual")
+    if not cached and config.rollout.precision == "model" and config.rollout.correction:
         raise ValueError(
             "rollout.correction: without a cache or fp8 there is nothing to correct; set rollout.cache or "
             "rollout.precision"
         )
-    if config.rollout.cache == "none" and config.rollout.refresh != 1:
+    if not cached and config.rollout.refresh != 1:
         raise ValueError("rollout.refresh: without a cache there is nothing to renew; set rollout.cache")
-    if config.rollout.append and config.rollout.cache != "none":
+    if config.rollout.append and cached:
         raise ValueError("rollout.append: rollouts that append their blocks have no cache; leave out rollout.cache")
     if config.rollout.min_per_step != 1 and config.rollout.threshold is None:
         raise ValueError("rollout.min_per_step: it belongs to rollout.threshold; without one, set rollout.steps")

@@ -23,6 +23,7 @@ RENAMED = {
 ADDED = {
     "max_forwards": None,
     "causal_block": None,
+    "rollout.preset": None,
     "rollout.append": False,
     "rollout.min_per_step": 1,
     "rollout.merge_adapter": True,
@@ -31,6 +32,9 @@ ADDED = {
     "raft.states": "sml",
 }
 """Keys that earlier versions did not have, and the value with which a run is what it was without the key."""
+
+NEW_DEFAULTS = {"rollout.cache": ("auto", "none")}
+"""Keys whose default is another one than in earlier versions, and the earlier one, which gives the same run."""
 
 RESOLVED = "resolved"
 """The section of a run's configuration that lists the defaults it filled in, by key."""
@@ -134,6 +138,10 @@ def _without_resolved(data: Mapping[str, Any]) -> dict[str, Any]:
 def with_old_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved configuration under the key names of 0.1, without the keys that came later and change nothing."""
     keys = deepcopy(dict(data))
+    for key, (new, old) in NEW_DEFAULTS.items():
+        section, _, name = key.rpartition(".")
+        if keys.get(section, {}).get(name) == new:
+            keys[section][name] = old
     for key, value in ADDED.items():
         section, _, name = key.rpartition(".")
         values = keys.get(section, {}) if section else keys

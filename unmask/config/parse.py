@@ -16,6 +16,7 @@ from unmask.config.published import check_by_schema, published_names
 from unmask.config.recipes import check_command, config_path
 from unmask.config.schema import Config, as_list
 from unmask.core.words import file_of, section_of
+from unmask.rollout.presets import PRESETS, Preset, preset_of_family
 from unmask.tasks import TASKS
 from unmask.tasks.own import with_own_task
 from unmask.util.parsing import read_keys, short_repr
@@ -46,6 +47,11 @@ def read_without_torch(
     data = with_current_keys(content)
     sections, names = set(data), _section_names(data)
     replaced = apply_overrides(data, overrides)
+    if (
+        "rollout.preset" in replaced and data["rollout"]["preset"] is not None
+    ):  # it replaces these keys of the file, not those of the overrides
+        dropped = {key for key in Preset().settings() if f"rollout.{key}" not in replaced}
+        data["rollout"] = {key: value for key, value in data["rollout"].items() if key not in dropped}
     sections -= {key.split(".")[0] for key in replaced}
     chosen = {key: value for key, value in named.items() if value is not None}
     data.update(with_current_keys(chosen))
@@ -99,7 +105,7 @@ def check_with_torch(config: Config) -> Config:
 
 
 def _parse_without_torch(data: Mapping[str, Any]) -> Config:
-    names, data = _section_names(data), with_own_task(with_current_keys(data))
+    names, data = _section_names(data), _with_preset(with_own_task(with_current_keys(data)))
     if "options" in data:
         raise ValueError("options: unknown key; write a method's options as METHOD.key=value")
     options = {key: value for key, value in data.items() if key in names}
@@ -115,6 +121,23 @@ def _parse_without_torch(data: Mapping[str, Any]) -> Config:
     _check_sections(config)
     check_keys(config, build_task(config))
     return config
+
+
+def _with_preset(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of rollout.preset written out, if the section does not have them."""
+    section = data.get("rollout")
+    name = section.get("preset") if isinstance(section, dict) else None
+    if name == "auto":
+        from unmask.models.load import family_name
+
+        try:
+            name = preset_of_family(family_name(data.get("model", Config.model_fields["model"].default)))
+        except ValueError as error:
+            raise ValueError(f"rollout.preset: {error}") from None
+    if not isinstance(name, str) or name not in PRESETS:
+        return dict(data)
+    assert isinstance(section, dict)
+    return {**data, "rollout": {**PRESETS[name].settings(), **section, "preset": name}}
 
 
 def without_method(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,27 @@ from unmask.util.strict_model import Strict
 
 
 class RolloutConfig(Strict):
+    preset: (
+        Literal[
+            "auto",
+            "llada",
+            "illada",
+            "dream",
+            "sdar",
+            "sdar_static",
+            "llada2",
+            "llada2_quality",
+            "llada2_speed",
+            "fast_dllm",
+        ]
+        | None
+    ) = None
+    """Decode as a released model does; auto: as the release of this model's family. Sets steps, block, append, order,
+    schedule, threshold and min_per_step; those that you set yourself take precedence."""
     length: int | None = Field(None, ge=1, lt=2**17)
     """Positions to denoise; the task's own length if not given."""
     steps: int | None = Field(None, ge=1)
-    """Denoising steps; half the length if not given."""
+    """Denoising steps; if not given half the length, or with a preset as many as positions."""
     block: int | None = Field(None, ge=1)
     """Positions of a semi-autoregressive block; if not given one block, or a block-causal model's own."""
     append: bool = False
@@ -32,8 +49,9 @@ class RolloutConfig(Strict):
     """With a threshold: commit at least this many positions a step, the first of the order."""
     guidance: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Classifier-free guidance, for evaluation and generation; a guided rollout cannot be trained on."""
-    cache: Literal["none", "prefix", "dual"] = "none"
-    """What is cached between the steps of a block: nothing, the columns before the block, or all but the block."""
+    cache: Literal["auto", "none", "prefix", "dual"] = "auto"
+    """What is cached between the steps of a block: nothing, the columns before the block, or all but the block. auto:
+    all but the block for a block-causal model, for which this is exact, and nothing for others."""
     refresh: int = Field(1, ge=1)
     """Blocks between full passes that renew the cache."""
     precision: Literal["model", "fp8"] = "model"

@@ -20,7 +20,7 @@ from unmask.core.trace import Trace
 from unmask.evaluation.evaluate import Completions, pass_shares
 from unmask.evaluation.grade import GradeReport, grade_report
 from unmask.models import Model
-from unmask.rollout.cache import Cache
+from unmask.rollout.cache import CacheSetting
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import canvas, completions, row_seeds, sample_in_turn
 from unmask.tasks.scoring import RewardFailure, failure_summary, grades, score
@@ -92,7 +92,7 @@ class BenchmarkResult:
         return {**variant, **shape, **scores, **figures, **sampled, "card": self.card}
 
 
-def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: Cache | None = None) -> Decoding:
+def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: CacheSetting = "auto") -> Decoding:
     """The decoding of a protocol at a length; in one block if the protocol's blocks do not divide the length."""
     return Decoding(
         length,
@@ -106,7 +106,7 @@ def protocol_decoding(protocol: ProtocolDecoding, length: int, cache: Cache | No
 
 
 def cases_by_length(
-    task: Task, lengths: Sequence[int], cache: Cache | None, micro_batch: MicroBatch
+    task: Task, lengths: Sequence[int], cache: CacheSetting, micro_batch: MicroBatch
 ) -> list[BenchmarkCase]:
     """The usual table of papers: the task under its protocol, at every length."""
     largest = task.decoding.batch
@@ -135,7 +135,7 @@ def card(bench: Benchmark, case: BenchmarkCase) -> dict[str, Any]:
     policy, task, decoding, rows = bench.policy, case.task, case.decoding, bench.rows
     example, settings = task.about.example or rows[0], {**asdict(sampling_of(bench, case)), "seed": bench.seed}
     sampled = f"{bench.samples} at " + ", ".join(f"{name} {value}" for name, value in settings.items())
-    cache = decoding.cache
+    cache = decoding.for_policy(policy).used_cache
     return {
         "model": policy.home,
         "task": task.name,

@@ -33,6 +33,8 @@ from unmask.models.tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+RUN_CHECKPOINT = "checkpoint"
+"""The folder of the weights in a run's folder."""
 # Neither pickles nor code are downloaded.
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", CARD)
 
@@ -244,6 +246,24 @@ def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outlin
         tokenizer=tokenizer,
         tied=tied,
     )
+
+
+def family_name(name_or_path: str | Path) -> str:
+    """The name of the family of a model that `load_model` or a run loads, from config.json alone."""
+    folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
+    folder = folder / RUN_CHECKPOINT if (folder / RUN_CHECKPOINT).is_dir() else folder
+    if (folder / ADAPTER_CONFIG).is_file():
+        return family_name(base_of(folder))
+    _, _, file = located_config(folder if folder.is_dir() else name_or_path)
+    return "the embedded model" if is_tiny(file.fields) else family_of(file).name
+
+
+def family_name_of(policy: object) -> str:
+    """The same of a policy that `load_model` returned."""
+    if not isinstance(policy, StoredTensors):
+        raise ValueError(f"the family of a {type(policy).__name__} is not known: name a preset")
+    config = policy.origin.config
+    return "the embedded model" if is_tiny(config) else family_of(ConfigFile(Path("config.json"), config)).name
 
 
 def located_config(name_or_path: str | Path) -> tuple[Path, str, ConfigFile]:

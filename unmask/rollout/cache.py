@@ -1,6 +1,7 @@
 """The setting of a rollout's KV cache."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,18 @@ class Cache:
             raise ValueError(f"refresh={self.refresh} must be at least 1 block")
 
 
-def cache_of(kind: str, refresh: int = 1) -> Cache | None:
-    """A cache by its name in a configuration: none, prefix or dual."""
-    return {"none": None, "prefix": Cache(False, refresh), "dual": Cache(True, refresh)}[kind]
+CacheSetting = Cache | Literal["auto"] | None
+"""`auto`: a cache if the model is block-causal, for which it is exact; otherwise none."""
+
+
+def cache_of(kind: str, refresh: int = 1) -> CacheSetting:
+    """A cache by its name in a configuration: auto, none, prefix or dual."""
+    named: dict[str, CacheSetting] = {"auto": "auto", "none": None}
+    return named[kind] if kind in named else Cache(kind == "dual", refresh)
+
+
+def cache_name(cache: CacheSetting) -> str:
+    """The name of a cache in a configuration, once it is known for which model: auto is none for the others."""
+    if not isinstance(cache, Cache):
+        return "none"
+    return "dual" if cache.suffix else "prefix"

@@ -68,8 +68,9 @@ def continue_from(
 
 
 def check_uncached(decoding: Decoding) -> None:
-    """ValueError for a decoding whose rollouts cannot be continued."""
-    if decoding.cache is not None:
+    """ValueError for a decoding whose rollouts cannot be continued. A cache of a block-causal model is exact; the
+    continuation does without."""
+    if decoding.used_cache is not None and decoding.causal_block is None:
         raise ValueError(
             "rollouts with a cache cannot be continued exactly, since the cache depends on earlier steps: "
             "sample with cache none (rollout.cache=none)"

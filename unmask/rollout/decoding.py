@@ -4,9 +4,10 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 
 from unmask.core.order import Order, left_to_right, low_confidence, score_threshold
+from unmask.core.policy import CachingPolicy
 from unmask.core.schedule import CommitCounts, Schedule, at_least, even
 from unmask.core.token_sampling import TokenSampling
-from unmask.rollout.cache import Cache
+from unmask.rollout.cache import Cache, CacheSetting
 from unmask.rollout.graphs import Graphs
 
 
@@ -31,7 +32,7 @@ class Decoding:
     threshold: float | None = None
     min_per_step: int = 1
     """With a threshold: the positions that a step commits at least."""
-    cache: Cache | None = None
+    cache: CacheSetting = "auto"
     attend_padding: bool = False
     """The model attends to padding, so a row depends on its batch: for d1's evaluation, not for training."""
     stops: bool = True
@@ -52,7 +53,7 @@ class Decoding:
             raise ValueError(f"min_per_step={self.min_per_step} needs a threshold; without one, choose steps")
         if self.min_per_step != 1 and self.order is left_to_right:
             raise ValueError(f"min_per_step={self.min_per_step} needs an order by confidence, not left_to_right")
-        if self.append and self.cache is not None:
+        if self.append and isinstance(self.cache, Cache):
             raise ValueError("append=True has no cache: choose cache none")
 
     def greedy(self) -> "Decoding":
@@ -67,7 +68,13 @@ class Decoding:
         block = causal if self.block == self.length or self.block % causal == 0 else self.block
         if causal % block:
             raise ValueError(f"block={block} must be a divisor of {causal}, the block of this block-causal model")
-        return replace(self, block=block, causal_block=causal, append=False)
+        cache = Cache() if self.cache == "auto" and isinstance(policy, CachingPolicy) else self.cache
+        return replace(self, block=block, causal_block=causal, append=False, cache=cache)
+
+    @property
+    def used_cache(self) -> Cache | None:
+        """The cache of a rollout with these settings, once they are `for_policy`."""
+        return None if self.cache == "auto" else self.cache
 
     def commit_counts(self) -> CommitCounts:
         """How many positions each step of each block commits, at least.

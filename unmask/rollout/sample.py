@@ -166,7 +166,7 @@ def _sample_batch(
         trace=trace,
         start=trace.tokens_BL.shape[1] - decoding.length,
         block=block,
-        cache=decoding.cache,
+        cache=decoding.used_cache,
         causal=decoding.causal_block,
         append=decoding.append,
         padded=padded,

@@ -16,6 +16,7 @@ from unmask.core.method import Method
 from unmask.core.trace import Trace, concat_traces, select_traces
 from unmask.distributed.sharding import unsharded
 from unmask.models.lora import has_adapter, merged_adapter
+from unmask.rollout.cache import cache_name
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import Rollouts, completions, row_seeds, sample
 from unmask.rollout.step_values import continue_steps, with_state_values
@@ -97,6 +98,7 @@ class Experiment:
             "rollout.length": decoding.length,
             "rollout.steps": decoding.steps if decoding.threshold is None else None,
             "rollout.block": decoding.block,
+            "rollout.cache": cache_name(decoding.cache),
             "rollout.micro_batch_size": setup.rollout_batch.size,
         }
         return with_resolved(self.config.dump(), decided, setup.policy.fingerprint)
@@ -113,7 +115,7 @@ class Experiment:
     @property
     def approximate(self) -> bool:
         """Whether rollouts come from another network than the one that is trained: with a cache or in fp8."""
-        return self.config.rollout.cache != "none" or self.setup.fp8 is not None
+        return self.config.rollout.cache not in ("none", "auto") or self.setup.fp8 is not None
 
 
 def collect(experiment: Experiment, step: int) -> Batch:

@@ -172,7 +172,7 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         update(policy, optimizer, terms, sizes.update, 1.0)
 
     replays = everything if config.rollout.correction else max(1, round(config.rollout.mismatch * everything))
-    approximate = config.rollout.cache != "none" or config.rollout.precision != "model"
+    approximate = config.rollout.cache in ("prefix", "dual") or config.rollout.precision != "model"
     if not approximate or not (config.rollout.correction or config.rollout.mismatch):
         replays = 0
     if replays:

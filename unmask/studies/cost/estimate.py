@@ -88,6 +88,12 @@ def preparing_seconds(config: Config, network: Network, device: Hardware) -> flo
     return (MERGING * merged + QUANTIZING * quantized) / device.bandwidth
 
 
+def _caches(config: Config, passes: Mapping[str, Tally]) -> bool:
+    """Whether rollouts keep keys and values: as configured, or because the model is block-causal."""
+    windows = passes["rollout, window"].states + passes["evaluation, window"].states
+    return config.rollout.cache in ("prefix", "dual") or windows > 0
+
+
 def memory(
     config: Config, network: Network, passes: Mapping[str, Tally], width: int, copied: int = 0
 ) -> dict[str, dict[str, float]]:
@@ -107,7 +113,7 @@ def memory(
     merged = network.adapted - (network.adapted_fp8 if config.rollout.precision == "fp8" else 0)
     # A block-causal model with a cache has no whole passes.
     drawn = [tally for kind, tally in passes.items() if kind.startswith(("rollout", "evaluation"))]
-    rows, cached = max(tally.most for tally in drawn), config.rollout.cache != "none"
+    rows, cached = max(tally.most for tally in drawn), _caches(config, passes)
     # Of one layer, in its feed-forward half.
     apart = network.adapter and not config.rollout.merge_adapter
     alive = item * ((4 if apart else 3) * inner + 2 * deep + network.routed)
