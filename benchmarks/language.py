@@ -229,6 +229,7 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
     from unmask.models.fp8 import Fp8Layers
     from unmask.rollout.cache import cache_of
     from unmask.rollout.decoding import Decoding
+    from unmask.rollout.graphs import Graphs
     from unmask.tasks import TASKS
     from unmask.util.metering import Meter, count_passes
     from unmask.util.micro_batch import MicroBatch
@@ -240,7 +241,8 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
         task = TASKS[ask.task](**ask.options)
         if ask.template:
             task = task_in_variant(task, PromptVariant("", ask.template, ""))
-        how = Decoding(ask.length, ask.steps, ask.block, threshold=ask.threshold, cache=cache_of(ask.cache))
+        shape, cache = (ask.length, ask.steps, ask.block), cache_of(ask.cache)
+        how = Decoding(*shape, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
         rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
         layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
         with torch.no_grad(), count_passes(meter, policy), layers:
@@ -364,6 +366,7 @@ def settings_of(study: Study, world: World, *more: str) -> SharedSettings:
         f"model={study.start(world.start)}",
         *("micro_batch_size=64", "rollout.micro_batch_size=128", "save_every=0", "trace_every=0"),
         *("eval.every=0", "eval.prompts=192", "eval.samples=1", *options, *shape),
+        f"rollout.graphs={str(study.given.graphs).lower()}",  # many processes fill the GPU without graphs
     ]
     overrides += [*world.more, *more, *(small if study.toy else [])]
     return SharedSettings(config_path("recipe:smollm2_rl"), tuple(overrides), ask.task, study.device)
@@ -702,6 +705,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10, help="processes on the GPU")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
+    parser.add_argument("--graphs", action="store_true", help="rates, rl: capture rollout steps as CUDA graphs")
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
     parts[given.part](Study(given))
