@@ -21,10 +21,11 @@ from unmask.tasks.benchmarks import gsm8k, math500
 from unmask.tasks.support.data import HubUnavailable
 
 ROOT = Path(__file__).parent.parent
-OURS = ("adapt_", "pretrain_", "smollm2_")
+OURS = ("adapt_", "llada_", "pretrain_", "smollm2_")
 """Files that are no paper's."""
 RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith(OURS))
 NAMES = [path.stem for path in RECIPES]
+FOR_LLADA = [*RECIPES, *FOLDER.glob("llada_*.yaml")]
 SOURCE = re.compile(r"  # (paper (?:\d{4}\.\d{5}|ForkGRPO)|code [\w-]+/[\w-]+|inferred: |ours\b)")
 
 
@@ -58,7 +59,7 @@ def test_reading_a_recipe_asks_for_no_rows(path: Path, monkeypatch: pytest.Monke
     assert config.build_task().text and config.options[config.task]["protocol"] in ("d1", "d1_train", "spg_3shot")
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+@pytest.mark.parametrize("path", FOR_LLADA, ids=lambda path: path.stem)
 def test_a_recipe_is_read_and_can_be_estimated(path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
     monkeypatch.setattr(estimate_module, "outline", once)
     config = read_config(path, device="cpu")
@@ -71,7 +72,7 @@ def test_a_recipe_is_read_and_can_be_estimated(path: Path, monkeypatch: pytest.M
     assert max(parts["peak"] for parts in found.memory_gib.values()) < 80  # as the papers' GPUs have
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+@pytest.mark.parametrize("path", FOR_LLADA, ids=lambda path: path.stem)
 def test_every_value_has_a_source(path: Path) -> None:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         section = re.fullmatch(r"\w+:", line)
