@@ -301,6 +301,10 @@ def test_the_shipped_configurations_can_be_used_one_after_the_other() -> None:
     config = read_sft_config(folder / "adapt_smollm2.yaml", model="start", device="cpu")
     assert [lesson.name for lesson in config.data] == ["countdown_text", "sudoku_text", "word_problems"]
     then = read_config(folder / "smollm2_rl.yaml", device="cpu")
-    canvases = {lesson.name: lesson.canvas for lesson in config.data}
-    assert then.rollout.length == canvases[then.task] and then.full
+    planted = Path(__file__).parents[1] / "benchmarks" / "starts" / "smollm2_two.yaml"
+    two, chosen = read_sft_config(planted, model="start", device="cpu"), read_config(folder / "smollm2_two.yaml")
+    for start, run in ((config, then), (two, chosen)):
+        (source,) = (lesson for lesson in start.data if lesson.task == run.task)
+        assert run.rollout.length == source.canvas and run.full
+        assert source.options == run.options.get(run.task, {})
     assert config.optimizer.lr == 3e-4 and config.optimizer.betas == (0.9, 0.95) and config.full is None
