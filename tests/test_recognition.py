@@ -334,6 +334,9 @@ def test_a_tensor_in_two_shards_must_have_one_value(tmp_path):
         "{{ messages[0].content * (messages[0].content | length ** 6) }}",
         "{% for a in messages %}{% if loop.index > 8 %}{{ 'a' * 200000 }}{% endif %}{% endfor %}",
         "{{ 'a' * (strftime_now('%Y') | int) * 100 }}",
+        "{{ messages | tojson(indent=1000000) }}",
+        "{% if messages[0].role == 'system' %}{{ 'a' * 200000 }}{% endif %}",
+        "{% if messages | length > 1 %}{{ 1 + 'a' }}{% endif %}{{ messages[0].content * 200 }}",
     ],
 )
 def test_a_chat_template_that_makes_a_huge_text_is_refused(tmp_path, template):
@@ -378,6 +381,14 @@ def test_a_pattern_that_backtracks_without_a_repeat_is_refused(monkeypatch):
     monkeypatch.setattr(trial, "SECONDS", 0.1)
     with pytest.raises(ValueError, match=naming("q_proj", "0.1 s")):
         trial.check_patterns(["q_proj", "(|)" * 40 + "q_proj"], ["model.layers.0.mlp.up_proj"])
+
+
+def test_patterns_that_take_long_to_read_are_refused_at_once():
+    with pytest.raises(ValueError, match=naming(500_000, 100_000)):
+        trial.check_patterns(["(a|b)" * 100_000], ["model.layers.0.mlp.up_proj"])
+    with pytest.raises(ValueError, match="regular expression") as refused:
+        trial.check_patterns(["(" * 50_000], ["model.layers.0.mlp.up_proj"])
+    assert len(str(refused.value)) < 500
 
 
 def test_an_adapter_with_values_that_are_not_finite_is_refused(tmp_path):

@@ -14,11 +14,11 @@ from unmask.util.processes import start_process
 WORKER = Path(__file__).with_name("trial_worker.py")
 SECONDS = 2.0
 LONGEST = 100_000
-"""Characters that a chat template may make of each conversation in TRIED."""
+"""Characters that a chat template may make of each conversation in TRIED, and that patterns may have together."""
 TRIED = tuple(
     [{"role": ("user", "assistant")[number % 2], "content": "a" * letters} for number in range(turns)]
     for turns, letters in ((1, 1), (1, 1000), (9, 1000))
-)
+) + ([{"role": "system", "content": "a" * 1000}, {"role": "user", "content": "a" * 1000}],)
 
 
 def check_template(template: str, values: Mapping[str, Any]) -> None:
@@ -49,15 +49,18 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     """ValueError for a regular expression that is invalid or takes for ever on one of these names."""
     # \\d+ between dots and escaped characters cannot backtrack; without repeats and groups nothing else can.
     risky = [pattern for pattern in patterns if re.search(r"[*+?{(]", re.sub(r"\\d\+\\.|\\[^dwsDWS]", "", pattern))]
-    for pattern in patterns:
-        if is_plain(pattern):
-            continue
+    others = [pattern for pattern in patterns if not is_plain(pattern)]
+    if (length := sum(map(len, others))) > LONGEST:
+        raise ValueError(f"its regular expressions have {length} characters, more than {LONGEST}; shorten them.")
+    for pattern in others:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}.") from None
+            raise ValueError(f"{pattern!r:.300} is not a regular expression: {error}.") from None
     if risky and _reply({"patterns": risky, "names": list(names)}) is None:
-        what = f"the pattern {risky[0]!r} takes" if len(risky) == 1 else f"the patterns {risky!r:.300} together take"
+        what = (
+            f"the pattern {risky[0]!r:.300} takes" if len(risky) == 1 else f"the patterns {risky!r:.300} together take"
+        )
         raise ValueError(f"{what} more than {SECONDS:g} s on this model; simplify it.")
 
 

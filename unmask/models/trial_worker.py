@@ -11,7 +11,6 @@ import re
 import resource
 import signal
 import sys
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +24,6 @@ def rendered_length(template: str, conversations: list[Any], values: dict[str, A
 
     A template may refuse any conversation but the first.
     """
-    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> None:
@@ -34,15 +32,25 @@ def rendered_length(template: str, conversations: list[Any], values: dict[str, A
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value)
+    environment.filters["tojson"] = to_json
     environment.globals.update(raise_exception=raise_exception, strftime_now=datetime.now().strftime)
     template = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag, which renders nothing
     compiled = environment.from_string(template)
     lengths = [len(compiled.render(messages=conversations[0], **values))]
     for messages in conversations[1:]:
-        with suppress(ValueError, TemplateError):
+        try:
             lengths.append(len(compiled.render(messages=messages, **values)))
+        except (MemoryError, OverflowError):
+            raise
+        except Exception:
+            continue
     return max(lengths)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def match_all(patterns: list[str], names: list[str]) -> None:
