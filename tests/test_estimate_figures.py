@@ -18,6 +18,8 @@ from unmask.models.lora import add_adapter
 from unmask.models.tiny import TinyShape
 from unmask.studies.cost.counting import Tally
 from unmask.studies.cost.estimate import (
+    POOL,
+    _rollout_network,
     _time,
     estimate,
     kept_bytes,
@@ -28,11 +30,13 @@ from unmask.studies.cost.estimate import (
     peak,
     seconds,
 )
-from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, H200_RATE, Hardware, gpu
+from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, FP8, H200_RATE, Hardware, gpu
 
 outlined = cache(outline)
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-SPEED, DEMO = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed", "demo"))
+SPEED, DEMO, GRAPHS, EIGHT = (
+    json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed", "demo", "speed_graphs", "speed_fp8")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +139,31 @@ def test_the_constants_are_those_of_the_benchmark() -> None:
         assert rest / 120 / 32 == pytest.approx(launch, rel=0.01)
 
 
+def drawn(rows: int, kind: str) -> dict[str, Tally]:
+    """The passes of a rollout of 8 blocks of 16 steps."""
+    first, later = rows * 8 * 32, rows * 8 * sum(range(2, 32, 2))
+    if kind == "exact":
+        return {"rollout, whole": Tally(rows * 128, rows * 128 * 456, first + later, rows, rows * 32, {rows: 128})}
+    return {
+        "rollout, whole": Tally(rows * 8, rows * 8 * 456, first, rows, rows * 32, {rows: 8}),
+        "rollout, window": Tally(rows * 120, rows * 120 * 32, later, rows, rows * 30, {rows: 120}),
+    }
+
+
+def test_the_constants_of_captured_steps_and_of_fp8_are_those_of_the_benchmark() -> None:
+    bare = replace(network_of(llada(), outlined(LLADA)), adapter=0)
+    on, shares = gpu("h200", bare, compiled=True), COMPILED.captured()
+    without = replace(on, shares=replace(shares, replay=0.0))
+    (row,) = [row for row in GRAPHS["graphs"] if (row["kind"], row["rows"]) == ("dual cache", 1)]
+    passes = drawn(1, "dual cache")
+    rest = row["captured"]["seconds"] - sum(seconds(bare, without, kind, passes[kind], 456) for kind in passes)
+    assert rest / 128 / 32 == pytest.approx(shares.replay, rel=0.01)
+    whole = {row["precision"]: row["milliseconds"]["seconds"] for row in EIGHT["fp8"] if row["kind"] == "whole pass"}
+    tally = Tally(32, 32 * 456, 0, 32, sizes={32: 1})
+    linear = 2 * tally.columns * bare.fp8 / operations(bare, "cache check", tally, 456) * whole["bf16"]
+    assert linear / (whole["fp8"] - whole["bf16"] + linear) == pytest.approx(FP8, rel=0.01)
+
+
 # --- the other rows -------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +188,61 @@ def test_an_exact_rollout_of_few_rows_takes_what_was_measured() -> None:
     bare = replace(found.network, adapter=0)
     taken = seconds(bare, gpu("h200", bare, compiled=True), "rollout, whole", found.passes["rollout, whole"], 456)
     assert 8 * 256 / taken == pytest.approx(measured("few_rows", rows=8)["exact_tokens_per_second"], rel=0.06)
+
+
+@pytest.mark.parametrize("row", GRAPHS["graphs"], ids=lambda row: f"{row['kind']}, {row['rows']}")
+def test_a_captured_rollout_takes_what_was_measured(row: dict[str, Any]) -> None:
+    """And keeps the memory that was measured: KV cache, and a pool with what a step needs at once."""
+    rows, cached = row["rows"], row["kind"] != "exact"
+    passes = {kind: Tally() for kind in planned()} | drawn(rows, row["kind"])
+    config = llada(rollout={"graphs": True, "cache": "dual" if cached else "none"})
+    bare = replace(network_of(config, outlined(LLADA)), adapter=0)
+    time = _time(config, bare, gpu("h200", bare, compiled=True), passes, 456, 0)
+    assert time.rollout_s == pytest.approx(row["captured"]["seconds"], rel=0.06)
+    plain, sizes = (memory(config, bare, passes, 456, 0, captured)["update"] for captured in (False, True))
+    assert sizes["KV cache"] == pytest.approx(row["gib"]["buffers"], abs=1e-3) and plain["KV cache"] == plain[POOL] == 0
+    assert sizes[POOL] == pytest.approx(row["gib"]["pool"], rel=0.06, abs=0.04)
+
+
+@cache
+def planned() -> dict[str, Tally]:
+    return estimate(llada(), "h200", prompt=200).passes
+
+
+def test_steps_are_captured_on_a_gpu_unless_something_forbids_it() -> None:
+    """By default; the forecast is then faster, and the table has the pool and the cache also during updates."""
+
+    def pool(hardware: str | None = "h200", **rollout: Any) -> tuple[float, float]:
+        found = estimate(llada(rollout={"graphs": None, **rollout}), hardware, prompt=200)
+        return found.memory_gib["update"][POOL], found.times[-1].rollout_s
+
+    captured, plain = pool(), pool(graphs=False)
+    assert captured[0] > 0 == plain[0] and captured[1] < plain[1]
+    assert pool(None)[0] > 0 == pool(top_p=0.9)[0] == pool("cpu")[0]
+    assert pool("cpu") == pool("cpu", graphs=False)
+    config = llada(rollout={"graphs": None, "micro_batch_size": 64}, prompts=8, group=8)
+    found = estimate(config, "h200", prompt=200)
+    need = max(parts["peak"] for parts in found.memory_gib.values())
+    small = replace(found.times[-1], memory_gib=need - 1)
+    assert ": set rollout.graphs=false" in "\n".join(lines(replace(found, times=[small]), config))
+
+
+@pytest.mark.parametrize("kind", ["whole pass", "window", "exact"])
+def test_fp8_takes_what_was_measured(kind: str) -> None:
+    """The dual cache was measured without graphs, and limited by launches."""
+    (row,) = [row for row in EIGHT["fp8"] if (row["kind"], row.get("precision")) == (kind, "fp8")]
+    config = llada(rollout={"precision": "fp8"})
+    bare = replace(network_of(config, outlined(LLADA)), adapter=0)
+    on = gpu("h200", bare, compiled=True)
+    eight = _rollout_network(config, bare, on)
+    if kind == "exact":
+        forecast = seconds(eight, on, "rollout, whole", drawn(32, kind)["rollout, whole"], 456)
+        assert forecast == pytest.approx(row["seconds"], rel=0.08)
+    else:
+        tally = Tally(32, 32 * (32 if kind == "window" else 456), 0, 32, sizes={32: 1})
+        on = replace(on, shares=replace(COMPILED, bare_launch=0.0))
+        forecast = seconds(eight, on, f"cache check, {kind}", tally, 456)
+        assert forecast == pytest.approx(row["milliseconds"]["seconds"] / 1e3, rel=0.12)
 
 
 def test_a_window_takes_at_least_the_time_to_read_its_cache() -> None:

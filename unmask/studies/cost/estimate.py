@@ -15,8 +15,8 @@ from unmask.core.policy import PIECE
 from unmask.models.load import Outline, outline
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.counting import Tally, planned_passes, prompt_tokens
-from unmask.studies.cost.gpus import check_hardware
-from unmask.studies.cost.hardware import Hardware, hardware_of
+from unmask.studies.cost.gpus import GPUS, check_hardware
+from unmask.studies.cost.hardware import CPU, Hardware, hardware_of
 from unmask.studies.cost.network import Network, network_of
 from unmask.training.batch import RESAMPLES
 from unmask.training.run.folder import checkpoint_of
@@ -27,6 +27,7 @@ MERGING = 40
 """Bytes of traffic for each weight that is merged with an adapter and restored."""
 QUANTIZING = 15
 """Bytes of traffic for each weight that is quantized to fp8."""
+POOL = "pool of captured steps"
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ def seconds(
     """For each pass the longest of three: operations over their rate, reading the weights, launching kernels.
 
     A pass with gradient is launched three times: once forward, twice backward. The attention of a window takes at least
-    the time to read the cached keys and values.
+    the time to read the cached keys and values. A captured step takes a constant time more.
     """
     if not tally.states:
         return 0.0
@@ -72,7 +73,8 @@ def seconds(
     launch = (shares.launch if network.adapter else shares.bare_launch) * network.layers
     least = max(network.item * network.parameters / device.bandwidth, launch * (3 if last == "gradient" else 1))
     logits = tally.positions * network.vocabulary * shares.vocabulary / device.bandwidth if drawn else 0.0
-    return sum(passes * max(size * state, least) for size, passes in tally.sizes.items()) + logits
+    replay = shares.replay * network.layers
+    return sum(passes * (max(size * state, least) + replay) for size, passes in tally.sizes.items()) + logits
 
 
 def cache_bytes(network: Network, width: int) -> int:
@@ -95,9 +97,10 @@ def _caches(config: Config, passes: Mapping[str, Tally]) -> bool:
 
 
 def memory(
-    config: Config, network: Network, passes: Mapping[str, Tally], width: int, copied: int = 0
+    config: Config, network: Network, passes: Mapping[str, Tally], width: int, copied: int = 0, captured: bool = False
 ) -> dict[str, dict[str, float]]:
-    """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has a copy."""
+    """GiB at the peak of a rollout and of an update. `copied`: weights of which the reference has a copy. `captured`:
+    steps are CUDA graphs, whose pool and KV cache stay in memory."""
     item, inner, deep = network.item, network.inner, network.width
     wide = max(4, item) * network.trained  # adapters and the optimiser's state are in fp32 at least (training/optim.py)
     copy = max(4, item) if network.adapter else item
@@ -121,13 +124,18 @@ def memory(
     column = saved * network.layers
     if config.gradient_checkpointing:
         column, casts = item * deep * network.layers + saved, casts / network.layers
+    passing = max(tally.most * tally.width for tally in drawn) * alive
+    drawing = _logits(network, max(tally.asked for tally in drawn))
+    # With a cache the first graph is that of a window, and what it leaves to the pool has room for a whole pass.
+    pool = max(passing, drawing) if cached else passing + drawing
     rollout = {
         **fixed,
         "copy of adapted layers": item * merged if config.rollout.merge_adapter else 0,
         "gradients": 0,
         "KV cache": rows * cache_bytes(network, width) if cached else 0,
-        "activations": max(tally.most * tally.width for tally in drawn) * alive,
-        "logits": _logits(network, max(tally.asked for tally in drawn)),
+        POOL: pool if captured else 0,
+        "activations": passing,
+        "logits": drawing,
     }
     # A compiled pass without gradient saves the same activations as one with gradient, until it ends.
     saving = "update" if config.compile else "update, gradient"
@@ -136,7 +144,7 @@ def memory(
             **rollout,
             "copy of adapted layers": 0,
             "gradients": wide if kind == "update, gradient" else 0,
-            "KV cache": 0,
+            "KV cache": rollout["KV cache"] if captured else 0,
             "activations": tally.most * tally.width * column + casts,
             "logits": _logits(network, tally.asked),
         }
@@ -249,13 +257,13 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         prompt, assumed = prompt_tokens(config, task, model)
         notes += assumed
     passes = planned_passes(config, decoding, model, prompt)
-    width = prompt + decoding.length
+    width, tiny = prompt + decoding.length, isinstance(model.tokenizer, CharacterTokenizer)
+    captured = _captures(config, network) and (hardware in GPUS or (hardware is None and not tiny))
     copied = _copied_weights(config, model, network) if method.needs_reference else 0
     memory_gib = {
         name: {**parts, "peak": peak(parts, name == "rollout")}
-        for name, parts in memory(config, network, passes, width, copied).items()
+        for name, parts in memory(config, network, passes, width, copied, captured).items()
     }
-    tiny = isinstance(model.tokenizer, CharacterTokenizer)
     evaluations = 2 + ((config.updates - 1) // config.eval.every if config.eval.every else 0)
     times: dict[str, TimeEstimate] = {}
     for name in [hardware] if hardware is not None else [None] if tiny else [None, "h200"]:
@@ -282,6 +290,11 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     )
 
 
+def _captures(config: Config, network: Network) -> bool:
+    """Whether rollout steps are captured on a GPU."""
+    return network.captured and config.rollout.top_p == 1 and config.rollout.graphs is not False
+
+
 def _copied_weights(config: Config, model: Outline, network: Network) -> int:
     """Weights of which the reference has a copy: none with a new adapter, or B if layers are compiled."""
     if not network.adapter or model.adapter is not None:
@@ -301,10 +314,12 @@ def _time(
     # A reference with its own weights has an adapter too, like the policy.
     like = {"update, reference": "update, no gradient"} if copied else {}
     drawing = _rollout_network(config, network, device)
+    static = device
+    if _captures(config, network) and device.shares is not CPU:
+        static = replace(device, shares=device.shares.captured())
     spent = {
         kind: seconds(
-            drawing if kind.startswith(("rollout", "evaluation")) else network,
-            device,
+            *((drawing, static) if kind.startswith(("rollout", "evaluation")) else (network, device)),
             like.get(kind, kind),
             tally,
             width,
@@ -328,7 +343,7 @@ def _notes(config: Config) -> Iterator[str]:
         least = "one position" if config.rollout.min_per_step == 1 else f"{config.rollout.min_per_step} positions"
         yield f"decoding by threshold: an upper bound, with {least} a step"
     if config.rollout.precision == "fp8":
-        yield "fp8: experts of a mixture stay in the model's dtype; its speed is assumed, not measured"
+        yield "fp8: its speed was measured on an H200; experts of a mixture stay in the model's dtype"
     if config.idle_groups == "resample":
         yield f"idle_groups=resample may need up to {1 + RESAMPLES} times the rollouts"
 
@@ -360,10 +375,14 @@ def lines(cost: CostEstimate, config: Config) -> Iterator[str]:
     yield f"{'time on one device':28}{'rollout s':>12}{'update s':>14}{'eval s':>12}{'run h':>12}"
     need = max(parts["peak"] for parts in cost.memory_gib.values())
     apart = max(parts["peak"] - parts["copy of adapted layers"] for parts in cost.memory_gib.values())
+    rollout, update = cost.memory_gib["rollout"], cost.memory_gib["update"]
+    plain = max(rollout["peak"] - rollout[POOL], update["peak"] - update[POOL] - update["KV cache"])
     for time in cost.times:
         fits = f"{need:.1f} of {time.memory_gib:.0f} GiB"
         if need >= time.memory_gib:
-            fits = f"{fits}: set rollout.merge_adapter=false" if apart < time.memory_gib else "MEMORY DOES NOT SUFFICE"
+            keys = {"rollout.graphs": plain, "rollout.merge_adapter": apart}
+            enough = [f"{fits}: set {key}=false" for key, less in keys.items() if less < time.memory_gib]
+            fits = enough[0] if enough else "MEMORY DOES NOT SUFFICE"
         values = (time.rollout_s, time.update_s, time.evaluation_s, time.run_h)
         shown = [f"{value:.2f}" if value < 1e5 else f"{value:.1e}" for value in values]
         yield f"  {time.hardware:26}{shown[0]:>12}{shown[1]:>14}{shown[2]:>12}{shown[3]:>12}   {fits}; {time.source}"

@@ -1,7 +1,7 @@
 """Measured rates of hardware; docs/dry_run.md names the source of each number.
 
-The rows are those of benchmarks/results/speed.json, LLaDA-8B's shapes on one H200; tests/test_estimate_figures.py
-recomputes them.
+The rows are those of benchmarks/results/speed.json, unless another file is named, LLaDA-8B's shapes on one H200;
+tests/test_estimate_figures.py recomputes them.
 """
 
 import os
@@ -32,6 +32,17 @@ class Efficiency:
     sampling."""
     bare_launch: float = 0.525e-3
     """The same without an adapter; row "few_rows", 8 rows."""
+    replay: float = 0.0
+    """Seconds of a layer in a captured step beside its products, or beside reading its weights if that takes longer."""
+
+    def captured(self) -> "Efficiency":
+        """The same for steps that are captured as CUDA graphs, which launch nothing.
+
+        `replay` is from speed_graphs.json, dual cache, 1 row, minus its products and the reading of weights; it
+        includes what a step does outside the pass. Bytes for each logit are counted: the head writes 2, the cast moves
+        6, banning MASK 17, the log-softmax 16, and the draw 12.
+        """
+        return replace(self, launch=0.0, bare_launch=0.0, vocabulary=53.0, replay=0.0878e-3)
 
 
 # Rows "trunk", windows minus reading the cache, and wd1: of "methods_as_written" (not compiled) and of "methods".
@@ -42,8 +53,9 @@ EXPERTS = Efficiency(whole=0.26, window=0.26, gradient=0.18, launch=2e-3, bare_l
 # The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
 CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0, bare_launch=0.0)
 H200_RATE = 772e12  # row "peak"
-FP8 = 1.75
-"""How many times faster than in bf16 a product with row-wise scales is in fp8, with 1,024 rows and more."""
+FP8 = 1.55
+"""How many times faster the layers that can run in fp8 are there than in bf16, quantizing their inputs included;
+speed_fp8.json, whole pass."""
 WITHOUT_FP8 = ("a100-80",)
 SHEET = H200_RATE / 989e12
 """The share of its data sheet that the H200 reaches; other GPUs are assumed to reach the same share."""

@@ -55,6 +55,8 @@ class Network:
     """Weights of the layers that can run in fp8."""
     fp8_rows: int
     """Rows of these layers' matrices, each with a scale."""
+    captured: bool
+    """Rollout steps can be captured as CUDA graphs, as `unmask.rollout.graphs.obstacle` says of the real model."""
 
     @property
     def trained(self) -> int:
@@ -103,6 +105,7 @@ def network_of(config: Config, model: Outline) -> Network:
         adapted_fp8=sum(linears[path].weight.numel() for path in paths if path in scaled),
         fp8=sum(linears[path].weight.numel() for path in scaled),
         fp8_rows=sum(linears[path].out_features for path in scaled),
+        captured=not (mixtures or model.causal_block or model.family.encoder),
     )
 
 
