@@ -385,25 +385,29 @@ def forwards_of(study: Study, world: World, share: float = 1.0) -> str:
 
 def rates(study: Study) -> None:
     """One run a rate on validation problems; the best is that with most solved, sampled and greedy."""
-    world, found = WORLDS[study.given.world], study.read("rates")
+    name, found, folder = study.given.world, study.read("rates"), runs_of(study, "rates")
+    world, entries = WORLDS[name], found.setdefault(name, {})
     lines = lines_of(study, world)
-    tried = {
-        (name, rate): with_options(line, f"optimizer.lr={rate:g}") for name, line in lines.items() for rate in RATES
-    }
+    tried = [(label, rate) for rate in RATES for label in lines]
+
+    def collect() -> None:
+        """Write what is finished."""
+        for (label, rate), cell in zip(tried, json.loads((folder / "results.json").read_text())["cells"], strict=True):
+            for run in cell["runs"].values():
+                entry, (first, *_, last) = entries.setdefault(label, {"solved": {}}), run["curve"]
+                entry["start"], entry["solved"][f"{rate:g}"] = (
+                    [point[kind] for kind in ("sampled", "greedy")] for point in (first, last)
+                )
+                # the smallest among equals
+                entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
+        study.write("rates", found)
+
+    texts = [with_options(lines[label], f"optimizer.lr={rate:g}") for label, rate in tried]
     settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
-    plan = Comparison(list(tried.values()), ["none"], 1, forwards_of(study, world, 0.42), settings=settings)
-    results = compare(plan, runs_of(study, "rates"), study.given.jobs, on_progress=progress())
-    for (name, rate), cell in zip(tried, results["cells"], strict=True):
-        for run in cell["runs"].values():
-            end = run["curve"][-1]
-            entry = found.setdefault(study.given.world, {}).setdefault(name, {"solved": {}})
-            entry["start"] = [run["curve"][0]["sampled"], run["curve"][0]["greedy"]]
-            entry["solved"][f"{rate:g}"] = [end["sampled"], end["greedy"]]
-    for entry in found[study.given.world].values():
-        # the smallest among equals
-        entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
-    study.write("rates", found)
-    print(json.dumps(found[study.given.world], indent=1), flush=True)
+    plan = Comparison(texts, ["none"], 1, forwards_of(study, world, 0.42), settings=settings)
+    compare(plan, folder, study.given.jobs, on_progress=progress(collect))
+    collect()
+    print(json.dumps(entries), flush=True)
 
 
 def chosen_rate(study: Study, name: str) -> float:
