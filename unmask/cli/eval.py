@@ -83,6 +83,8 @@ def eval(
     table = _is_table(lengths, steps, paraphrase, plot)
     _check_out(out, plot, as_json)
     _check_keys(overrides or [])
+    if lengths is not None and any(override.startswith("rollout.preset=") for override in overrides or []):
+        raise ValueError("rollout.preset: --lengths decodes by the rules of the protocol; leave out one of them")
     about = [*of_task(task, data=data, protocol=protocol, rewards=_rewards(task, protocol)), *(overrides or [])]
     config, policy = load(run_or_model, about, task)
 

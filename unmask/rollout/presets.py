@@ -58,7 +58,7 @@ RELEASED = {
 def preset_of_family(family: str) -> str:
     """The preset of a family; ValueError if its release has none."""
     if family not in RELEASED:
-        raise ValueError(f"no release with its own decoding is known for {family} models: choose {', '.join(PRESETS)}")
+        raise ValueError(f"no release with its own decoding is known for {family}: choose {', '.join(PRESETS)}")
     return RELEASED[family]
 
 
