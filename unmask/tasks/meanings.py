@@ -8,6 +8,7 @@ TASK_MEANINGS = {
     "numbers": "numbers of a problem",
     "partial": "most that a wrong answer can earn, below 1; it is scaled by the share that is right",
     "protocol": "prompt, grader and decoding rules",
+    "reasoning": "how worked solutions reason: rows, or cells, about three times as long",
     "rewards": "unmask: the reward of this task; d1: the training rewards of d1",
     "signs": "signs that a problem may use",
     "size": "cells of a row, 6 or 9",
