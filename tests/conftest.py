@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def undrawn() -> Iterator[Callable[..., Path | None]]:
+    """curves.png takes longer than most runs of the tests: without `drawn` it is not drawn."""
+    from unmask.training.run.folder import RunFolder
+
+    plain = RunFolder.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "draw", lambda run: None)
+        yield plain
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch, undrawn: Callable[..., Path | None]) -> None:
+    monkeypatch.setattr("unmask.training.run.folder.RunFolder.draw", undrawn)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a small model, which no test writes to."""
@@ -43,6 +60,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     save(tiny_policy(SMALL, seed=1), folder)
     return str(folder)
+
+
+@pytest.fixture
+def cells_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison trains its cells in this process: to start another one takes longer than a few cells."""
+    from unmask.studies.compare import compare, worker
+    from unmask.studies.compare.pool import CellJob, JobEvent
+
+    def run_jobs(jobs: list[CellJob], workers: int, keep: bool) -> Iterator[JobEvent]:
+        starts: dict[str, object] = {}
+        for job in jobs:
+            messages: list[dict[str, str]] = []
+            worker.run_cell(str(job.folder), job.config, keep, starts, messages.append)
+            yield JobEvent(job, error=messages[-1].get("error", ""))
+
+    monkeypatch.setattr(compare, "run_jobs", run_jobs)
+    monkeypatch.setattr(worker.os, "dup2", lambda *handles: None)  # what a cell prints is captured as elsewhere
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ def evaluation(solved: float) -> Evaluation:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     monkeypatch.setitem(TASKS, "toy", toy_task)
 
 

@@ -34,7 +34,6 @@ from wording import mentions, naming
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
 
 
 def config_for(model: str, patience: int = 5, **more: object) -> Config:

@@ -58,7 +58,7 @@ def test_a_process_ends_when_whoever_gave_it_orders_is_gone(tmp_path: Path) -> N
 
 
 def test_a_grid_that_is_killed_goes_on_and_says_the_same(
-    unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unmask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """And cells that fail, here half of them, stop none of the others."""
     monkeypatch.setattr(compare_report, "draw", lambda *_: None)  # which takes longer than the cells
@@ -74,6 +74,7 @@ def test_a_grid_that_is_killed_goes_on_and_says_the_same(
     assert len(finished) == 1
     code, out, err = unmask(*command(killed))
     assert code == 0 and {path: path.stat().st_mtime_ns for path in finished} == finished
+    request.getfixturevalue("cells_here")
     plan = Comparison(**GRID, seeds=2, budget="updates=3", settings=SharedSettings(overrides=SHORT))
     compare(plan, whole, jobs=1, keep=True)
 

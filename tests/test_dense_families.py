@@ -27,7 +27,6 @@ from unmask.models.lora import has_adapter, merge
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.sample import row_seeds, sample
-from unmask.training.run.folder import RunFolder
 
 KINDS = {
     "illada": (ILLADA, {}),
@@ -103,7 +102,6 @@ def test_rollouts_with_the_exact_cache_are_those_without_and_have_the_likelihood
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", ["illada, no head", "sdar 8", "fast"])
 def test_a_run_trains_and_its_checkpoint_has_the_familys_names(tmp_path, monkeypatch, name, full):
-    monkeypatch.setattr(RunFolder, "draw", lambda *_: None)  # curves.png takes a third of the time
     kind, changes = KINDS[name]
     mask = {"mask_token_id": "absent"} if kind is ILLADA else {}
     folder, weights, _ = qwen(tmp_path / "base", kind, **{**changes, **QWEN_TEXT, **mask})

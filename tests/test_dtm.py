@@ -28,7 +28,6 @@ from unmask.models.lora import trainable_parameters
 from unmask.rollout.sample import Rollouts
 from unmask.training.loop import resume
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
-from unmask.training.run.folder import RunFolder
 from unmask.training.run.state import newest_state
 from unmask.training.setup import set_up
 from unmask.training.update import LossTerm, accumulate, answers, term_loss
@@ -344,7 +343,6 @@ def test_a_teacher_is_refreshed_after_its_updates_saved_and_restored(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Every third update, a state after each: the run that is cut off ends as one that never was."""
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     more = {"dtm": {"h": 0.5, "teacher_every": 3}, "save_every": 1, "prompts": 2, "group": 2, **KINDS[kind]}
     config = config_for(model, method="dtm", **more)
     whole = told(run(config, tmp_path / "whole"))

@@ -91,7 +91,6 @@ def real_passes(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, name, within(called, getattr(module, name)))
     monkeypatch.setattr("unmask.training.setup.load_model", within("loading", load_model))  # which asks a few positions
     monkeypatch.setattr(batch_module, "scorer_gap", lambda *_: 0.0)  # eight states, which a dry run does not count
-    monkeypatch.setattr(RunFolder, "draw", lambda run: None)
     train_module.train(config, lambda: RunFolder(folder, config.dump()))
     noted.pop("loading", None)
     return noted

@@ -93,7 +93,6 @@ def test_a_disk_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatc
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are differences of a clock that only goes forwards; no name and no order comes from the time of day."""
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     base = {"model": str(tmp_path / "model"), "task": "toy", "updates": 3, "prompts": 2, "group": 3, "save_every": 1}
     config = parse_config({**base, "eval": {"prompts": 2, "samples": 1}})

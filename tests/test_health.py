@@ -29,7 +29,6 @@ from unmask.view.index import RunReader
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     monkeypatch.setitem(TASKS, "toy", toy_task)
 
 

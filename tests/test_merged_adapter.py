@@ -172,7 +172,6 @@ def test_training_and_evaluation_are_merged_and_end_as_without(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rollouts still have the tokens of the run that does not merge, which fp32 rounds differently."""
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     entered, real = [], unmask.training.batch.merged_adapter
 
     def counted(policy: Any) -> Any:

@@ -52,7 +52,6 @@ def toy_task() -> Task:
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(RunFolder, "draw", lambda run: None)  # which takes longer than the run
 
 
 class Counting:

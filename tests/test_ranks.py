@@ -267,7 +267,6 @@ def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     return str(tmp_path / "model")
 

@@ -37,7 +37,6 @@ from unmask.models.lora import add_adapter, save_adapter
 from unmask.models.recognition import block_length, family_of, mask_token
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.estimate import estimate
-from unmask.training.run.folder import RunFolder
 from wording import mentions, naming
 
 
@@ -119,7 +118,6 @@ def test_the_block_length_travels_with_an_adapter(tmp_path):
 
 
 def test_the_block_length_is_a_key_of_every_command(unmask, monkeypatch, tmp_path):
-    monkeypatch.setattr(RunFolder, "draw", lambda *_: None)
     folder, _, _ = qwen(tmp_path / "SDAR", SDAR, block_size="absent", **QWEN_TEXT)
     with_tokenizer(folder, QWEN_SPECIALS)
     tiny = ["--task", "arithmetic", "rollout.length=16", "rollout.steps=2"]

@@ -7,39 +7,50 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks_cases import toy_model, toy_task
 
 from unmask.cli.main import app
 from unmask.methods import BASES, PLUGINS
-from unmask.training.run.folder import RunFolder
+from unmask.models import save
+from unmask.tasks import TASKS
 
-SHORT = ["updates=2", "prompts=3", "group=4", "sudoku.partial=0.5", "rollout.steps=4"]
-SHORT += ["eval.prompts=4", "eval.samples=1"]
+SHORT = ["--task", "toy", "--seed", "4", "updates=2", "prompts=3", "group=4", "rollout.steps=4"]
+SHORT += ["eval.prompts=2", "eval.samples=1"]
 COMMANDS = {
     **{method: ["--method", method] for method in BASES},
     "fork": ["--method", "fork", "rollout.order=left_to_right", "rollout.threshold=0.99"],
     **{plugin: ["--method", "diffu_grpo", "--with", plugin] for plugin in PLUGINS},
     "all": ["--method", "agrpo", "--with", "daca", "--with", "dispo", "inner_steps=2"],
     "adapter": ["--method", "wd1", "full=false", "lora.rank=2"],
-    "cache": ["--method", "spg", "rollout.cache=dual", "rollout.block=4"],
+    "cache": ["--method", "spg", "rollout.cache=dual", "rollout.block=3"],
 }
 SCRIPT = """
-import json, sys
-from unmask.cli.main import app
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_reproducible import run
 from unmask.training.run.folder import RunFolder
 RunFolder.draw = lambda run: None  # which takes longer than the run
-for name, arguments in json.loads(sys.argv[1]).items():
-    app(["train", *arguments, "--out", name], standalone_mode=False)
+run(sys.argv[2])
 """
+
+
+def run(model: str) -> None:
+    """All commands, in the present folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "toy", toy_task)
+        for name, how in COMMANDS.items():
+            app(["train", *how, *SHORT, "--model", model, "--out", name], standalone_mode=False)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """All commands, twice. The seed of Python's own hashes differs between processes, so it may decide nothing."""
-    commands = {name: [*how, "--seed", "3", *SHORT] for name, how in COMMANDS.items()}
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    model = tmp_path_factory.mktemp("toy") / "model"
+    save(toy_model(), model)
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
+        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(model)],
         cwd=there,
         env={**os.environ, "PYTHONHASHSEED": seed},
         stdout=subprocess.DEVNULL,
@@ -47,10 +58,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         text=True,
     ) as process:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunFolder, "draw", lambda run: None)
             patch.chdir(here)
-            for name, arguments in commands.items():
-                app(["train", *arguments, "--out", name], standalone_mode=False)
+            run(str(model))
         _, told = process.communicate()
         assert process.returncode == 0, told
     return here, there

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,14 +48,6 @@ METHODS = {
         "inner_steps": 2,
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def undrawn() -> Iterator[None]:
-    """curves.png takes longer than the runs here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "draw", lambda self: None)
-        yield
 
 
 def config_for(model: str, **more: object) -> Config:

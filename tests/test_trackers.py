@@ -70,7 +70,6 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> type[Heard]:
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Config:
     """Four updates, a state after the second, an evaluation after each second: eight lines."""
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
     save(toy_model(), tmp_path / "model")
     base = {"model": str(tmp_path / "model"), "task": "toy", "updates": 4, "prompts": 2, "group": 3, "save_every": 2}
     base["trace_every"] = 2

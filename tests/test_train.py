@@ -64,10 +64,8 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def toy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "toy", toy_task)
-    if request.function is not test_the_run_folder_holds_what_the_docs_say:
-        monkeypatch.setattr(RunFolder, "draw", lambda self: None)  # which takes longer than the runs here
 
 
 def config_for(model: str, **data: object) -> Config:
@@ -166,7 +164,7 @@ def test_another_splitting_writes_the_same_tokens_and_nearly_the_same_weights(tm
     assert (weights(one) - start).abs().max() > 5e-4 and (weights(one) - weights(other)).abs().max() < 1e-5
 
 
-def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path) -> None:
+def test_the_run_folder_holds_what_the_docs_say(model: str, tmp_path: Path, drawn: None) -> None:
     umask = os.umask(0o027)
     try:
         folder = run(config_for(model, method="agrpo", eval={"prompts": 4, "samples": 2, "every": 2}), tmp_path / "run")

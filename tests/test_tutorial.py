@@ -1,7 +1,7 @@
 """Every step of the tutorial runs exactly as printed, in order, in an empty folder, and does what the page says.
 
 Files are the Python blocks that begin with their name. Left out are `pip`, and what needs a GPU and is not a dry run.
-`unmask view`, which serves until Ctrl-C, gets its Ctrl-C at once.
+`unmask view`, which serves until Ctrl-C, gets its Ctrl-C at once; `unmask compare` starts no processes.
 """
 
 import json
@@ -41,7 +41,7 @@ def metrics(run: str, name: str) -> list[float]:
 
 
 def test_every_step_runs_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, cells_here: None
 ) -> None:
     def interrupted(viewer: Viewer) -> None:
         raise KeyboardInterrupt

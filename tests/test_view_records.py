@@ -56,12 +56,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """curves.png takes longer than the runs here."""
-    monkeypatch.setattr(RunFolder, "draw", lambda self: None)
-
-
 def config_for(model: str, **more: object) -> Config:
     return parse_config({**FEW, "model": model, "trace_every": 1, "sudoku": {"partial": 0.5}, **more})
 
