@@ -95,9 +95,9 @@ class ContinuousBench:
     def static(self, rows: slice) -> list[unmask.Trace]:
         compact = Denoiser.compact
 
-        def end_together(denoiser: Denoiser) -> None:
+        def end_together(denoiser: Denoiser, *joining: int) -> None:
             if denoiser.ended_B[denoiser.live_R].all():
-                compact(denoiser)
+                compact(denoiser, *joining)
 
         Denoiser.compact = end_together
         try:

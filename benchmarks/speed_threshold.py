@@ -44,8 +44,9 @@ def all_together() -> Iterator[None]:
     plain = Denoiser._narrow
 
     def widest(denoiser: Denoiser) -> int:
-        column_RW = denoiser.engine.block_columns(denoiser.live_R, denoiser._own_number(denoiser.block))
-        return int(denoiser._masked(column_RW).sum(1).max())
+        number = denoiser._own_number(denoiser.block)
+        column_RW = denoiser.engine.block_columns(denoiser.live_R, number)
+        return int(denoiser._masked(column_RW, number).sum(1).max())
 
     Denoiser._narrow = widest  # type: ignore[method-assign]
     try:

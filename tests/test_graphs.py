@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mixtures import mixture
 from test_engine import Calls, Waits
 
 import unmask.rollout.sample
@@ -13,7 +14,7 @@ from unmask.models.tiny import TinyShape, tiny_policy
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.denoiser import Denoiser
-from unmask.rollout.graphs import Graphs, columns_of, positions_of, rows_of
+from unmask.rollout.graphs import Graphs, columns_of, obstacle, positions_of, reach_of, rows_of
 from unmask.rollout.sample import row_seeds
 from unmask.util.metering import Meter, count_passes
 from unmask.util.micro_batch import MicroBatch
@@ -35,6 +36,21 @@ SETTINGS = {
     "threshold": {"length": 16, "block": 8, "order": surest_position, "threshold": 0.2},
     "threshold, dual": {"length": 16, "block": 8, "threshold": 0.2, "cache": Cache(refresh=2)},
 }
+CAUSAL = {
+    "blocks of 4": {"length": 8, "steps": 4, "record": Record(3, True, True, choice=True)},
+    "blocks of 4, whole passes": {"length": 8, "steps": 4, "cache": None},
+    "blocks of 32": {"length": 32, "steps": 8, "order": random},
+    "parts of blocks": {"length": 8, "steps": 8, "block": 2},
+    "threshold": {"length": 12, "threshold": 0.2, "order": surest_position},
+    "guided": {"length": 8, "steps": 4, "sampling": TokenSampling(guidance=0.7)},
+    "continuous": {"length": 12, "steps": 6, "micro_batch": 3, "record": Record(3, True, True, choice=True)},
+    "continuous, threshold": {"length": 12, "threshold": 0.3, "micro_batch": 5, "sampling": TokenSampling(top_k=6)},
+}
+"""Of block-causal models; the prompts end at all places of a block."""
+
+
+def causal_model(name: str, **facts):
+    return model("qwen3", causal_block=32 if name == "blocks of 32" else 4, **facts)
 
 
 def model(kind: str = "llama", **facts):
@@ -63,10 +79,73 @@ def test_a_static_step_draws_what_other_steps_draw(name, prompts, shift):
         assert found.trace.tokens_BL.shape[1] == max(map(len, part)) + settings["length"]
 
 
+@pytest.mark.parametrize(("name", "shift"), [*zip(CAUSAL, [False, True] * 4, strict=True)])
+def test_so_it_does_with_a_block_causal_model_and_waits_for_nothing(monkeypatch, name, shift):
+    """Also if the columns that are attended to are rounded up less, and whatever an earlier rollout has left."""
+    policy, graphs, passes = causal_model(name, shift=shift), Graphs(True), {}
+    plain, noted = rolled(policy, PADDED, Graphs(False), **CAUSAL[name]), watch_steps(monkeypatch)
+    for reach in (256, 4):
+        monkeypatch.setattr(unmask.rollout.graphs, "REACH", reach)
+        for memory in graphs.memories.values():
+            for part in (*memory.keys, *memory.values):
+                part.fill_(torch.nan)
+        assert_same(rolled(policy, PADDED, graphs, **CAUSAL[name]), plain, 1e-9)
+        passes[reach] = {shape[-1] for _, shape in graphs.steps}
+    one_length = [prompt[:1] * 5 for prompt in PADDED[:3]]
+    plain = rolled(policy, one_length, Graphs(False), 4, **CAUSAL[name])
+    assert_same(rolled(policy, one_length, graphs, 4, **CAUSAL[name]), plain, 1e-9)
+    assert noted == []
+    assert passes[4] > passes[256] or name in ("blocks of 32", "blocks of 4, whole passes")
+
+
+@pytest.mark.parametrize(("prompts", "eos"), [(PADDED + PADDED[:4], -5), (PADDED * 2, 20)])
+def test_rows_that_fill_a_round_number_keep_no_prompt_waiting_and_what_they_recorded(monkeypatch, prompts, eos):
+    """Six rows at a time: in the first batch one row is replaced before the others, and later one stays with five new
+    ones, after its last step."""
+    policy, taken, plain = model("qwen3", causal_block=4, eos_id=eos), list[tuple[int, int]](), Denoiser.step
+
+    def noted(denoiser, number, *rest) -> None:
+        taken.append((number, len(denoiser.live_R)))
+        plain(denoiser, number, *rest)
+
+    monkeypatch.setattr(Denoiser, "step", noted)
+    rollouts, blocks = [], []
+    for graphs in (Graphs(False), Graphs(True)):
+        taken.clear()
+        rollouts.append(
+            rolled(policy, prompts, graphs, length=12, steps=6, micro_batch=6, record=Record(3, True, True))
+        )
+        blocks.append({number for number, _ in taken})
+    assert_same(rollouts[1], rollouts[0], 1e-9)
+    assert blocks[0] == blocks[1] and len(blocks[0]) > 5
+    assert {rows for _, rows in taken} <= {1, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize(("family", "cache"), [("LLaDA-MoE", Cache()), ("LLaDA-MoE", None), ("SDAR-MoE", Cache())])
+def test_so_it_does_with_a_mixture_of_experts_and_waits_for_nothing(monkeypatch, tmp_path, family, cache):
+    policy, settings = mixture(tmp_path, family), {"length": 8, "steps": 4, "block": 4, "cache": cache}
+    plain, noted = rolled(policy, PADDED, Graphs(False), **settings), watch_steps(monkeypatch)
+    graphs = Graphs(True)
+    assert_same(rolled(policy, PADDED, graphs, **settings), plain, 1e-4)
+    assert graphs.steps and noted == []
+
+
+def watch_steps(monkeypatch) -> list[str]:
+    """What steps call that waits for a device."""
+    noted, plain = [], Denoiser._step
+
+    def watched(*arguments, **more) -> None:
+        with Calls(noted), Waits(noted):
+            plain(*arguments, **more)
+
+    monkeypatch.setattr(Denoiser, "_step", watched)
+    return noted
+
+
 def test_among_those_rows_some_end_and_others_stay_to_fill_a_round_number(monkeypatch):
     kept, plain = [], Denoiser._kept
     monkeypatch.setattr(
-        Denoiser, "_kept", lambda walk, going: (kept.append((going, plain(walk, going))), kept[-1][1])[1]
+        Denoiser, "_kept", lambda walk, going, *more: (kept.append((going, plain(walk, going, *more))), kept[-1][1])[1]
     )
     for settings in SETTINGS.values():
         rolled(model(), PADDED, Graphs(True), **settings)
@@ -94,14 +173,10 @@ def test_branches_and_micro_batches_too():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_static_step_waits_for_nothing(monkeypatch, name):
     """Nor does what goes before it in `step`, but for the first pass, which makes the memory."""
-    noted, plain = [], Denoiser._step
-
-    def watched(*arguments, **more) -> None:
-        with Calls(noted), Waits(noted):
-            plain(*arguments, **more)
-
-    monkeypatch.setattr(Denoiser, "_step", watched)
-    record = Record(3, True, True, choice=SETTINGS[name].get("order", low_confidence) is low_confidence)
+    noted, record = (
+        watch_steps(monkeypatch),
+        Record(3, True, True, choice=SETTINGS[name].get("order", low_confidence) is low_confidence),
+    )
     rolled(model(), PADDED, Graphs(True), record=record, **SETTINGS[name])
     assert noted == []
 
@@ -116,6 +191,16 @@ def test_passes_are_counted_as_those_of_other_steps_that_drop_no_row(monkeypatch
     assert counts[0] == pytest.approx(counts[1]) and counts[1] == counts[2]
 
 
+def test_so_they_are_with_a_block_causal_model():
+    policy, settings = model("qwen3", causal_block=4, eos_id=-5), {"length": 8, "steps": 4}
+    counts = []
+    for graphs in (Graphs(False), Graphs(True)):
+        with count_passes(meter := Meter(), policy):
+            rolled(policy, PROMPTS["one length"][:3], graphs, **settings)
+        counts.append(meter.forwards)
+    assert counts[0] == pytest.approx(counts[1])
+
+
 def test_rows_and_positions_are_rounded_up_and_never_down():
     assert [rows_of(count) for count in (0, 1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 64, 65)] == [
         *(0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
@@ -123,10 +208,10 @@ def test_rows_and_positions_are_rounded_up_and_never_down():
     assert [positions_of(count, 32) for count in (1, 8, 9, 31, 32)] == [8, 8, 16, 32, 32]
     assert [positions_of(count, 5) for count in (1, 2, 3, 5)] == [2, 2, 4, 5]
     assert [columns_of(width, 100) for width in (1, 32, 33, 99, 120)] == [32, 32, 64, 100, 120]
+    assert [reach_of(reach, 600) for reach in (1, 256, 257, 513, 600)] == [256, 256, 512, 600, 600]
 
 
 REASONS = {
-    "block-causal": ({"causal_block": 4}, {}),
     "top_p": ({}, {"sampling": TokenSampling(top_p=0.9)}),
     "an order of your own": ({}, {"order": lambda logits: logits.noise_Q}),
 }
@@ -139,6 +224,22 @@ def test_where_steps_cannot_be_static_a_warning_says_why(why):
     plain = rolled(policy, PADDED, Graphs(False), **settings)
     with pytest.warns(UserWarning, match=f"without CUDA graphs: .*{why}"):
         assert_same(rolled(policy, PADDED, Graphs(True), **settings), plain)
+
+
+def test_a_mixture_whose_products_are_a_loop_is_not_captured(tmp_path):
+    policy = mixture(tmp_path, "LLaDA-MoE")
+    assert obstacle(policy, Decoding(8)) is None
+    assert "loop" in obstacle(policy.double(), Decoding(8))
+
+
+def test_on_a_gpu_block_causal_models_and_mixtures_are_captured_on_request(tmp_path):
+    gpu = torch.device("cuda")
+    for policy in (model("qwen3", causal_block=4), mixture(tmp_path, "LLaDA-MoE")):
+        decoding = Decoding(8).for_policy(policy)
+        with pytest.warns(UserWarning, match="without CUDA graphs: .*rollout.graphs=true"):
+            assert not Graphs().apply_to(policy, decoding, gpu)
+        assert Graphs(True).apply_to(policy, decoding, gpu) and not Graphs(False).apply_to(policy, decoding, gpu)
+    assert Graphs().apply_to(model(), Decoding(8), gpu)
 
 
 def test_on_a_cpu_the_default_is_the_other_step(recwarn):
@@ -169,12 +270,29 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs n
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_captured_step_draws_what_it_draws_uncaptured(name, dtype):
+    check_captured(decoder(dtype=dtype), {"record": Record(3, True, True), **SETTINGS[name]})
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_so_does_that_of_a_block_causal_model(name, dtype):
+    check_captured(causal_model(name).to(dtype), CAUSAL[name])
+
+
+@on_gpu
+@pytest.mark.parametrize(("family", "cache"), [("LLaDA-MoE", Cache()), ("LLaDA-MoE", None), ("SDAR-MoE", Cache())])
+def test_so_does_that_of_a_mixture(tmp_path, family, cache):
+    policy = mixture(tmp_path, family, torch.bfloat16)
+    check_captured(policy, {"length": 8, "steps": 4, "block": 4, "cache": cache})
+
+
+def check_captured(policy, settings) -> None:
     """Equal tokens and steps; log-probabilities to the rounding of other kernels."""
-    policy = decoder(dtype=dtype).cuda()
-    policy.requires_grad_(False)
-    captured, plain = Graphs(), Graphs(True, captures=False)
+    policy = policy.cuda().requires_grad_(False)
+    captured, plain = Graphs(True), Graphs(True, captures=False)
     for seed in (3, 4, 5):
-        settings = {"seed": seed, "record": Record(3, True, True), **SETTINGS[name]}
+        settings = {**settings, "seed": seed}
         found, wanted = (rolled(policy, PADDED, graphs, **settings).trace for graphs in (captured, plain))
         assert torch.equal(found.tokens_BL, wanted.tokens_BL) and torch.equal(found.step_BL, wanted.step_BL)
         assert (found.logp_BL - wanted.logp_BL).abs().max() < 1e-5

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
-from unmask.models.experts import Mixture
+from unmask.models.experts import Mixture, product_waits
 from unmask.util.metering import PassCounterMixin
 
 if TYPE_CHECKING:
@@ -158,8 +158,9 @@ class Decoder(TransformersPolicy):
         return self._normed(x_SWD, at_Q // width, at_Q % width - shift - first)
 
     def capture_obstacle(self) -> str | None:
-        if any(isinstance(module, Mixture) for module in self.modules()):
-            return "the model routes tokens to experts"
+        stacks = [stack for each in self.modules() if isinstance(each, Mixture) for stack in each.experts.parameters()]
+        if any(product_waits(self.lm.model.embed_tokens.weight, stack) for stack in stacks):
+            return "the matrices of its experts are multiplied in a loop that waits for the device"
         if any(hasattr(weight, "placements") for weight in self.parameters()):
             return "the weights are sharded"
         return None

@@ -134,6 +134,14 @@ def has_grouped_kernel(x_RD: Tensor, weight_EOD: Tensor) -> bool:
     return known and all(size * x_RD.element_size() % ALIGNED == 0 for size in weight_EOD.shape[1:])
 
 
+def product_waits(x_RD: Tensor, weight_EOD: Tensor) -> bool:
+    """Whether a product of these operands waits for the device to learn how many rows each expert has: a loop does, and
+    torch's grouped product on GPUs for which it has no kernel (other than compute capability 9 and 10)."""
+    if x_RD.device.type == "cuda" and torch.cuda.get_device_capability(x_RD.device)[0] not in (9, 10):
+        return True
+    return not has_grouped_kernel(x_RD, weight_EOD)
+
+
 # --- the layer ----------------------------------------------------------------------------------------------
 
 
@@ -201,6 +209,10 @@ class Mixture(nn.Module):
         weight_TK, expert_TK = self.gate(x_TD)
         y_SWD = self.experts(x_TD, weight_TK, expert_TK).view_as(x_SWD)
         return y_SWD if self.shared_experts is None else y_SWD + self.shared_experts(x_SWD)
+
+
+def has_experts(network: nn.Module) -> bool:
+    return any(isinstance(module, Mixture) for module in network.modules())
 
 
 def add_mixtures(lm: Any, layers: list[bool], hidden: int, shared: int, router: Callable[[], Router]) -> None:

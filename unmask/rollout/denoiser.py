@@ -6,7 +6,7 @@ marked and commits nothing, and the batch is compacted when a block begins and e
 nothing, so there at every step. Cuts by top_p wait for the device to learn how many tokens they kept.)
 
 With `Graphs` a step has static shapes, and is captured: block, step and commits are tensors then, and rows that have
-nothing to do stay live to fill a round number.
+nothing to do stay live to fill a round number. If rows begin later than others, what they are late by is a tensor too.
 
 Decoding by threshold waits before each step to learn how many positions every row has left. A row that has finished
 the block is set aside until the next begins, so that it passes through the model only to write something.
@@ -22,7 +22,7 @@ from unmask.core.order import Order, StepLogits, sureness
 from unmask.core.schedule import CommitCounts
 from unmask.core.token_sampling import draw_tokens, pad_ids, sampling_logprobs, token_logprobs, uniforms
 from unmask.core.trace import Trace
-from unmask.rollout.engine import Engine
+from unmask.rollout.engine import Engine, StaticPass
 from unmask.rollout.graphs import positions_of, rows_of
 from unmask.rollout.recorder import RolloutRecorder, StepPositions, write
 
@@ -59,7 +59,7 @@ def denoise_continuously(denoiser: "Denoiser", sizes: list[int], slots: int) -> 
     """
     rows, number, taken = len(denoiser.trace), 0, 0
     while True:
-        denoiser.begin(number)
+        denoiser.begin(number, rows - taken, slots)
         new = min(rows, taken + slots - len(denoiser.live_R))
         next_R = torch.arange(taken, min(rows, taken + slots), device=denoiser.seed_B.device)
         denoiser.admit(next_R[: new - taken], next_R[new - taken :], number, len(sizes))
@@ -103,15 +103,15 @@ class Denoiser:
         self.clock = self._held("clock", seed_B.new_zeros(3, 1, 1))
         """Of static steps: the number of the block, the step, and how many positions it commits."""
 
-    def begin(self, number: int) -> None:
-        """Begin a block with all rows that have not ended."""
+    def begin(self, number: int, later: int = 0, slots: int = 0) -> None:
+        """Begin a block with all rows that have not ended; of `later` rows as many as fit the free slots will join."""
         self.block = number
         self.engine.begin(number)
         if self.waiting:
             self.live_R, order_R = torch.cat([self.live_R, *self.waiting]).sort()
             self.waiting = []
             self.engine.rejoin(order_R)
-        self.compact()
+        self.compact(later, slots)
 
     def join(self, step: int) -> None:
         """Add the rows that begin at this step."""
@@ -120,7 +120,7 @@ class Denoiser:
 
     def admit(self, new_R: Tensor, ahead_R: Tensor, number: int, steps_in_block: int) -> None:
         """Add rows whose first block is the present one; `ahead_R` come next."""
-        self.late_B = torch.zeros_like(self.seed_B) if self.late_B is None else self.late_B
+        self.late_B = self._held("late", torch.zeros_like(self.seed_B)) if self.late_B is None else self.late_B
         self.late_B[new_R], self.steps_in_block = number, steps_in_block
         if len(new_R):
             self.live_R, order_R = torch.cat([self.live_R, new_R]).sort()
@@ -128,17 +128,23 @@ class Denoiser:
         if len(self.live_R):
             self.engine.furthest = number - int(self.late_B[self.live_R].min())
 
-    def _own_number(self, number: int) -> int | Tensor:
-        """The number of the present block in each live row; (R, 1) if they differ."""
+    def _own_number(self, number: int | Tensor) -> int | Tensor:
+        """The number of a block in each live row; (R, 1) if they differ."""
         return number if self.late_B is None else number - self.late_B[self.live_R, None]
+
+    def _own_step(self, step: int | Tensor) -> int | Tensor:
+        """The same for a step. A row that has ended and stays live has no step after the last."""
+        if self.late_B is None:
+            return step
+        return (step - self.late_B[self.live_R, None] * self.steps_in_block).clamp(max=self.trace.steps - 1)
 
     def _held(self, name: str, value: Tensor) -> Tensor:
         return value if self.graphs is None else self.graphs.hold(name, value)
 
-    def compact(self) -> None:
-        """Drop the rows that have ended."""
-        ended = self.ended_B[self.live_R].tolist()
-        self._keep(self._kept([row for row, end in enumerate(ended) if not end]))
+    def compact(self, later: int = 0, slots: int = 0) -> None:
+        """Drop the rows that have ended. `later`, `slots`: of `begin`."""
+        going = [row for row, end in enumerate(self.ended_B[self.live_R].tolist()) if not end]
+        self._keep(self._kept(going, max(0, min(later, slots - len(going))), slots))
 
     def open_positions(self, number: int, left: int) -> int:
         """The most masked positions of this block in a row (`left`, by the schedule); 0: there is nothing to do."""
@@ -155,7 +161,8 @@ class Denoiser:
         """
         if not len(self.live_R):
             return 0
-        left_R = self._masked(self.engine.block_columns(self.live_R, self._own_number(self.block))).sum(1)
+        number = self._own_number(self.block)
+        left_R = self._masked(self.engine.block_columns(self.live_R, number), number).sum(1)
         left = left_R.masked_fill(self.ended_B[self.live_R], -1).tolist()
         kept = self._kept([row for row, count in enumerate(left) if count > 0])
         done = [row for row, count in enumerate(left) if count == 0 and row not in kept]
@@ -166,12 +173,13 @@ class Denoiser:
         self._keep(kept)
         return max(0, *left)
 
-    def _kept(self, going: list[int]) -> list[int]:
-        """The live rows that stay: those that go on and, in static steps, others up to a round number."""
+    def _kept(self, going: list[int], joining: int = 0, slots: int = 0) -> list[int]:
+        """The live rows that stay: those that go on and, in static steps, others up to a round number with those that
+        join them, but not more than all `slots`."""
         if self.graphs is None:
             return going
-        idle = sorted({*range(len(self.live_R))}.difference(going))
-        return sorted(going + idle[: rows_of(len(going)) - len(going)])
+        idle, busy = sorted({*range(len(self.live_R))}.difference(going)), len(going) + joining
+        return sorted(going + idle[: min(rows_of(busy), slots or rows_of(busy)) - busy])
 
     def _keep(self, kept: list[int]) -> None:
         if len(kept) < len(self.live_R):
@@ -183,36 +191,36 @@ class Denoiser:
         """Draw a token at the masked positions of the block, at most `left` a row, rank them and commit."""
         started, self.last_block = self.last_block == number, number
         if self.graphs is None:
-            own_step = step if self.late_B is None else step - self.late_B[self.live_R, None] * self.steps_in_block
-            self._step(self._own_number(number), own_step, size, left, started)
+            self._step(number, step, size, left, started)
             return
         for place, value in zip(self.clock, (number, step, size), strict=True):
             place.fill_(value)
         self.live_R = self._held("live", self.live_R)
-        columns, left = self.engine.columns(self.live_R, number, started), positions_of(left, self.engine.block)
-        shape = (*self.trace.tokens_BL.shape, self.engine.padded, self.recorder.record, len(self.live_R), left, columns)
-        own, own_step, commits = self.clock
-        self.graphs.run(shape, self.engine.policy, partial(self._step, own, own_step, commits, left, started, columns))
+        static, left = self.engine.static_pass(self.live_R, number, started), positions_of(left, self.engine.block)
+        shape = (*self.trace.tokens_BL.shape, self.engine.padded, self.recorder.record, self.late_B is None)
+        shape = (*shape, len(self.live_R), left, static)
+        block, turn, commits = self.clock
+        self.graphs.run(shape, self.engine.policy, partial(self._step, block, turn, commits, left, started, static))
 
     def _step(
         self,
-        own: int | Tensor,
-        own_step: int | Tensor,
+        number: int | Tensor,
+        step: int | Tensor,
         size: int | Tensor,
         left: int,
         started: bool,
-        columns: int | None = None,
+        static: StaticPass | None = None,
     ) -> None:
-        """`own`, `own_step`: the block and the step, (R, 1) if they differ between rows. In a static step (`columns`)
-        they and `size` are (1, 1)."""
+        """In a static step (`static`) the number of the block, the step and `size` are (1, 1)."""
         trace, live_R = self.trace, self.live_R
+        own, own_step = self._own_number(number), self._own_step(step)
         column_RW = self.engine.block_columns(live_R, own)
-        masked_RW = self._masked(column_RW)
+        masked_RW = self._masked(column_RW, own)
         place_RM = masked_RW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :left]
         valid_RM = masked_RW.gather(1, place_RM) & ~self.ended_B[live_R, None]
         column_RM = column_RW.gather(1, place_RM)
         offset_R1 = torch.arange(len(live_R), device=live_R.device)[:, None] * trace.tokens_BL.shape[1]
-        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), own, started, columns)
+        hidden = self.engine.hidden(live_R, (offset_R1 + column_RM).flatten(), own, started, static)
         drawn = self._draw(hidden, column_RM, own_step)
         score_RM = drawn["score"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf)
         sure_RM = drawn["sure"].view_as(column_RM).masked_fill(~valid_RM, -torch.inf) if "sure" in drawn else score_RM
@@ -228,13 +236,13 @@ class Denoiser:
             write(getattr(trace, name), (live_R[:, None], column_RM), value_RM, chosen_RM)
         self.ended_B[live_R] |= ended(trace.tokens_BL[live_R, self.engine.start :], trace)
 
-    def _masked(self, column_RW: Tensor) -> Tensor:
-        """Which of these columns are masked positions of the block."""
+    def _masked(self, column_RW: Tensor, number: int | Tensor) -> Tensor:
+        """Which of these columns are masked positions of block `number`."""
         cell = (self.live_R[:, None], column_RW)
         masked_RW = self.trace.tokens_BL[cell] == self.trace.mask_id
         if self.engine.causal is None:
             return masked_RW
-        return masked_RW & (self.trace.block_BL[cell] == self._own_number(self.block))
+        return masked_RW & (self.trace.block_BL[cell] == number)
 
     def _chosen(self, score_RM: Tensor, sure_RM: Tensor, size: int | Tensor) -> Tensor:
         """The positions that are sure enough; if they are fewer than `size`, the `size` positions of largest score,

@@ -5,6 +5,7 @@ For a bidirectional model a cache is an approximation (`mismatch.py` measures it
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,17 @@ from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy, StaticPolic
 from unmask.core.shapes import GIVEN
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
-from unmask.rollout.graphs import Graphs
+from unmask.rollout.graphs import Graphs, reach_of
 from unmask.util.metering import PassCounterMixin, count_passes
+
+
+class StaticPass(NamedTuple):
+    """The shape of a static pass."""
+
+    columns: int
+    """The number of columns that it computes."""
+    reach: int
+    """No row attends to columns from it on."""
 
 
 @dataclass
@@ -45,16 +55,18 @@ class Engine:
     ready: dict[bool, Memory] = field(default_factory=dict)
     """Of the prompts of the rows that come next."""
     furthest: int = 0
-    """If rows are at different blocks: the largest number of a block."""
+    """The number of the present block; the largest one if rows are at different blocks."""
 
     def __post_init__(self) -> None:
         if self.cache is not None and not isinstance(self.policy, CachingPolicy):
             raise ValueError("this model cannot be rolled out with a cache: choose cache none")
-        self.given_B = self.trace.attended_BL[:, : self.start].sum(1)
+        given_B = self.trace.attended_BL[:, : self.start].sum(1)
+        self.given_B = given_B if self.graphs is None else self.graphs.hold("given", given_B)
         """Tokens of each prompt."""
 
     def begin(self, number: int) -> None:
         """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
+        self.furthest = number
         if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
             self.memories, self.waiting = {}, []
 
@@ -72,10 +84,12 @@ class Engine:
             if not ready or len(ready[0].keys[0]) < len(new_R):
                 row_R = torch.cat([new_R, ahead_R])[len(ready[0].keys[0]) if ready else 0 :]
                 tokens_RL, attended_RL = self._canvas(unprompted, row_R)
-                ready.append(self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=max(1, self.start))[1])
+                new = self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=max(1, self.start))[1]
+                ready.append(new if self.graphs is None else replace(new, attended_SL=None))
             every_R = torch.arange(sum(len(each.keys[0]) for each in ready), device=new_R.device)
             known = ready[0].concat(ready[1:], every_R)
-            self.memories[unprompted] = memory.concat([known.rows(every_R[: len(new_R)])], order_R)
+            memory = memory.concat([known.rows(every_R[: len(new_R)])], order_R)
+            self.memories[unprompted] = self._held(unprompted, memory)
             self.ready[unprompted] = known.rows(every_R[len(new_R) :])
 
     def block_columns(self, row_R: Tensor, number: int | Tensor) -> Tensor:
@@ -110,20 +124,27 @@ class Engine:
             for name, memory in self.memories.items()
         }
 
-    def columns(self, live_R: Tensor, number: int, started: bool) -> int:
-        """The number of columns that the next static pass computes. If it is the first, provides its memory."""
+    def static_pass(self, live_R: Tensor, number: int, started: bool) -> StaticPass:
+        """The shape of the next static pass. If it is the first, provides its memory."""
         width = self.trace.tokens_BL.shape[1]
         if self.cache is None:
-            return width
+            return StaticPass(width, width)
         if self.memories:
+            if self.causal is not None:
+                reach = reach_of(self._reach, width)
+                return StaticPass(min(reach, self.causal * (1 if started else 2)), reach)
             first, last = self._window(number, started)
-            return last - first
+            return StaticPass(last - first, width)
         assert self.graphs is not None
         self.memories = {
             unprompted: self.graphs.memory(unprompted, len(live_R), width, partial(self._new_memory, live_R))
             for unprompted in self._streams
         }
-        return width
+        if self.causal is None:
+            return StaticPass(width, width)
+        for memory in self.memories.values():  # columns after the first block are attended to with weight 0
+            torch._foreach_zero_([*memory.keys, *memory.values])
+        return StaticPass(self._reach, self._reach)
 
     def _new_memory(self, live_R: Tensor) -> Memory:
         assert isinstance(self.policy, CachingPolicy)
@@ -142,14 +163,14 @@ class Engine:
         return held
 
     def hidden(
-        self, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool, columns: int | None = None
+        self, live_R: Tensor, at_Q: Tensor, number: int | Tensor, started: bool, static: StaticPass | None = None
     ) -> list[Tensor]:
         """(Q, D) at positions of the flattened live canvases in block `number`, for each stream.
 
-        `started`: an earlier step of this block has been done. `columns`: of a static pass.
+        `started`: an earlier step of this block has been done. `static`: the pass has this shape.
         """
-        if columns is not None:
-            return [self._static_stream(unprompted, live_R, at_Q, number, columns) for unprompted in self._streams]
+        if static is not None:
+            return [self._static_stream(unprompted, live_R, at_Q, number, static) for unprompted in self._streams]
         return [self._stream(unprompted, live_R, at_Q, number, started) for unprompted in self._streams]
 
     def exact(self, row_R: Tensor, at_Q: Tensor) -> list[Tensor]:
@@ -186,14 +207,20 @@ class Engine:
         return tokens_RL, self.trace.attended_BL[row_R] if self.padded else None
 
     def _static_stream(
-        self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, columns: int
+        self, unprompted: bool, live_R: Tensor, at_Q: Tensor, number: int | Tensor, static: StaticPass
     ) -> Tensor:
-        """`_stream` with static shapes: `number` is a tensor, (1, 1), and the memory is held."""
+        """`_stream` with static shapes: `number` is a tensor, and the memory is held."""
         tokens_RL, attended_RL = self._canvas(unprompted, live_R, number)
         if self.cache is None:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, StaticPolicy) and isinstance(number, Tensor)
         memory, width = replace(self.memories[unprompted], attended_SL=attended_RL), tokens_RL.shape[1]
+        columns, reach = static
+        if self.causal is not None:
+            column_RW = torch.arange(columns, device=live_R.device).expand(len(live_R), -1)
+            if columns < reach:
+                column_RW = self._first_column(live_R, number) + self.causal - columns + column_RW
+            return self.policy.hidden_blocks(memory, tokens_RL, column_RW, reach, at_Q)
         if columns == width:
             return self.policy.hidden_window(memory, tokens_RL, 0, width, at_Q)
         last = self.start + (number.flatten() + 1) * self.block if self.cache.suffix else width
@@ -212,8 +239,10 @@ class Engine:
             hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
             return hidden_QD
         if self.causal is not None:
-            column_RW, reach = self._block_window(live_R, number, started)
-            return self.policy.hidden_blocks(self.memories[unprompted], tokens_RL, column_RW, reach, at_Q)
+            # Earlier blocks are finished: what is remembered of them is exact.
+            column_W = torch.arange(0 if started else -self.causal, self.causal, device=live_R.device)
+            column_RW = self._first_column(live_R, number) + column_W
+            return self.policy.hidden_blocks(self.memories[unprompted], tokens_RL, column_RW, self._reach, at_Q)
         assert isinstance(number, int)
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
@@ -246,16 +275,15 @@ class Engine:
             first -= self.block
         return max(0, first), last if self.cache.suffix else self.trace.tokens_BL.shape[1]
 
-    def _block_window(self, row_R: Tensor, number: int | Tensor, started: bool) -> tuple[Tensor, int]:
-        """The same for a block-causal model: whole blocks of the model, (R, W), and the end of the last of them.
-
-        Earlier blocks are finished: what is remembered of them is exact.
-        """
+    def _first_column(self, row_R: Tensor, number: int | Tensor) -> Tensor:
+        """(R, 1): where the model's block that contains block `number` begins, under block-causal attention."""
         assert self.causal is not None
-        size, given_R1 = self.causal, self.given_B[row_R, None]
+        given_R1 = self.given_B[row_R, None]
         place_R1 = (given_R1 // self.block + number) * self.block
-        first_R1 = self.start - given_R1 + place_R1 // self.causal * self.causal
-        reach = self.start + (number if isinstance(number, int) else self.furthest) * self.block + size
-        before = 0 if started else size
-        column_RW = first_R1 + torch.arange(-before, size, device=row_R.device)
-        return column_RW, min(reach, self.trace.tokens_BL.shape[1])
+        return self.start - given_R1 + place_R1 // self.causal * self.causal
+
+    @property
+    def _reach(self) -> int:
+        """The end of the furthest block of a block-causal model."""
+        assert self.causal is not None
+        return min(self.start + self.furthest * self.block + self.causal, self.trace.tokens_BL.shape[1])

@@ -62,11 +62,11 @@ class RolloutRecorder:
         for name in (name for name in _BLANK if name in drawn):
             value, tail = drawn[name].view(*column_RM.shape, *drawn[name].shape[1:]), drawn[name].shape[1:]
             if name in ("step_top_id", "step_top_logp"):
-                value = value.masked_fill(~valid_RM[..., None], _BLANK[name])
-                self._tensor(name, value, (steps, self.batch, self.block, *tail))[step, row_R1, place_RM] = value
+                whole = self._tensor(name, value, (steps, self.batch, self.block, *tail))
+                write(whole, (step, row_R1, place_RM), value, valid_RM[..., None])
             elif name == "step_above":
-                value = value.masked_fill(chosen_RM | ~valid_RM, _BLANK[name])
-                self._tensor(name, value, (steps, self.batch, self.length))[step, row_R1, column_RM] = value
+                whole = self._tensor(name, value, (steps, self.batch, self.length))
+                write(whole, (step, row_R1, column_RM), value, valid_RM & ~chosen_RM)
             else:
                 whole = self._tensor(name, value, (self.batch, self.length, *tail))
                 value = pad_ids(value, whole.shape[-1]) if name == "kept" else value
@@ -100,7 +100,7 @@ class RolloutRecorder:
         return looked
 
 
-def write(target: Tensor, cell: tuple[Tensor, ...], value: Tensor | int, chosen: Tensor) -> None:
+def write(target: Tensor, cell: tuple[Tensor | int, ...], value: Tensor | int, chosen: Tensor) -> None:
     """target[cell] = value, where `chosen`."""
     value = value.to(target.dtype) if isinstance(value, Tensor) else value
     target[cell] = torch.where(chosen, value, target[cell])

@@ -117,6 +117,7 @@ def _sample_continuously(
         try:
             return _sample_batch(policy, prompts, seed_B, decoding, group_B, request, slots)
         except torch.OutOfMemoryError as error:
+            decoding.graphs.release()
             micro_batch.halve(error, slots)
 
 

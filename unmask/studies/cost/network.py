@@ -15,6 +15,7 @@ from unmask.models.fp8 import fp8_paths
 from unmask.models.load import Outline
 from unmask.models.lora import file_names, linear_layers, target_paths
 from unmask.models.tiny import CharacterTokenizer
+from unmask.rollout.graphs import ON_REQUEST
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Network:
     fp8_rows: int
     """Rows of these layers' matrices, each with a scale."""
     captured: bool
-    """Rollout steps can be captured as CUDA graphs, as `unmask.rollout.graphs.obstacle` says of the real model."""
+    """Rollout steps are captured as CUDA graphs by default, as `unmask.rollout.graphs` says of the real model."""
 
     @property
     def trained(self) -> int:
@@ -85,6 +86,7 @@ def network_of(config: Config, model: Outline) -> Network:
     queries = channels * shape.num_attention_heads
     keys = channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     norms = any(name.endswith("q_norm") for name, _ in model.lm.named_modules())
+    kinds = {"block-causal models": model.causal_block, "mixtures of experts": mixtures}
     return Network(
         parameters=model.parameters,
         item=(getattr(torch, config.dtype) if config.dtype else model.dtype).itemsize,
@@ -105,7 +107,7 @@ def network_of(config: Config, model: Outline) -> Network:
         adapted_fp8=sum(linears[path].weight.numel() for path in paths if path in scaled),
         fp8=sum(linears[path].weight.numel() for path in scaled),
         fp8_rows=sum(linears[path].out_features for path in scaled),
-        captured=not (mixtures or model.causal_block or model.family.encoder),
+        captured=not (model.family.encoder or any(kind in ON_REQUEST for kind, applies in kinds.items() if applies)),
     )
 
 
