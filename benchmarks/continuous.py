@@ -1,14 +1,15 @@
 """Continuous against static batches: rollouts of a model of the embedded kind with block-causal attention.
 
     OMP_NUM_THREADS=1 python benchmarks/continuous.py
-    python benchmarks/continuous.py --gpu --out benchmarks/results/continuous.json    (SDAR-1.7B's size, under 60 s)
+    python benchmarks/continuous.py --gpu --graphs --out continuous.json    (SDAR-1.7B's size, under 60 s on an H200)
 
 Completions end after 1, 2, 3 or 4 quarters of the canvas, in random order (the benchmark decides where; what the model
 writes before is its own). All ways sample the same prompts with the same cache and give the same tokens. "static": a
 batch ends with its longest row. "compacted": as `sample` without a micro-batch size, which drops rows that have ended;
 on a GPU a pass over fewer rows takes about as long. "continuous": as `sample` with a micro-batch size. Prints the
 seconds (on a CPU those of the process), the passes and their ratios: the best of `repeats` runs each, alternating, as
-far as `limit` seconds allow. --out has the same, written after every run.
+far as `limit` seconds allow. With --graphs each way also takes its steps with static shapes, captured as CUDA graphs
+on a GPU; a run before those that count captures them. --out has the same, written after every run.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from torch import Tensor
 import unmask
 from unmask.models.tiny import EOS, Tiny, TinyShape, tiny_policy
 from unmask.rollout.denoiser import Denoiser
+from unmask.rollout.graphs import Graphs
 
 
 class Ending(Tiny):
@@ -39,7 +41,7 @@ class Ending(Tiny):
     def marked(self, hidden_QD: Tensor, tokens_SL: Tensor, at_Q: Tensor) -> Tensor:
         """The hidden states, and whether each position is the last of its completion."""
         width = tokens_SL.shape[1]
-        real_SL = tokens_SL != self.pad_id
+        real_SL = (tokens_SL != self.pad_id) & (tokens_SL != self.mask_id)
         first_S = tokens_SL.gather(1, real_SL.long().argmax(1, keepdim=True)).squeeze(1)
         last_S = width - self.length + (first_S - 9) * self.length // 4 - 1
         return torch.cat([hidden_QD, (at_Q % width == last_S[at_Q // width])[:, None].to(hidden_QD.dtype)], 1)
@@ -53,13 +55,13 @@ class Ending(Tiny):
 
     def head(self, hidden_QD: Tensor) -> Tensor:
         logits_QV = super().head(hidden_QD[:, :-1])
-        logits_QV[:, self.eos_id] = torch.where(hidden_QD[:, -1] > 0, 1e4, -1e4)
+        logits_QV[:, self.eos_id] = 2e4 * hidden_QD[:, -1].float() - 1e4
         return logits_QV
 
 
 CPU = {"prompts": 128, "slots": 8, "length": 128, "steps": 128, "block": 4, "width": 64, "hidden": 128, "layers": 4}
 GPU = {
-    "prompts": 256,
+    "prompts": 128,
     "slots": 32,
     "length": 512,
     "steps": 64,
@@ -83,8 +85,15 @@ class ContinuousBench:
         self.policy.causal_block, self.policy.length = shape["block"], shape["length"]
         self.prompts = [[9 + rng.randint(1, 4)] + [20] * rng.randint(7, 24) for _ in range(shape["prompts"])]
         self.seeds = torch.arange(len(self.prompts), device=device)
-        self.decoding = unmask.Decoding(shape["length"], shape["steps"], cache=unmask.Cache())
+        self.names, self.graphs, self.captured = ["static", "compacted", "continuous"], Graphs(False), {}
+        if args.graphs:
+            self.captured = {f"{name}, graphs": Graphs(True) for name in self.names}
+            self.names += self.captured
         self.seconds, self.passes, self.texts = dict[str, list[float]](), dict[str, int](), dict[str, list[list[int]]]()
+
+    @property
+    def decoding(self) -> unmask.Decoding:
+        return unmask.Decoding(self.shape["length"], self.shape["steps"], cache=unmask.Cache(), graphs=self.graphs)
 
     def now(self) -> float:
         if not self.gpu:
@@ -116,15 +125,24 @@ class ContinuousBench:
             unmask.sample(self.policy, self.prompts[rows], self.seeds[rows], self.decoding, micro_batch=slots).trace
         ]
 
-    def measure(self, way: Callable[[slice], list[unmask.Trace]]) -> float:
+    def measure(self, name: str) -> float:
         """Seconds of a run over all prompts."""
-        name, self.policy.calls, started = way.__name__, 0, self.now()
-        traces = way(slice(None))
+        self.graphs, self.policy.calls, started = self.captured.get(name, Graphs(False)), 0, self.now()
+        traces = self.way(name)(slice(None))
         self.seconds.setdefault(name, []).append(self.now() - started)
-        self.passes[name] = self.policy.calls
+        if name not in self.captured:  # a replay calls no model
+            self.passes[name] = self.policy.calls
         length = self.shape["length"]
         self.texts[name] = [row for trace in traces for row in trace.tokens_BL[:, -length:].tolist()]
         return self.seconds[name][-1]
+
+    def way(self, name: str) -> Callable[[slice], list[unmask.Trace]]:
+        return getattr(self, name.removesuffix(", graphs"))
+
+    def warm(self, name: str) -> None:
+        """The first passes are slower, and captured steps need a run that captures them."""
+        self.graphs = self.captured.get(name, Graphs(False))
+        self.way(name)(slice(None) if name in self.captured else slice(2))
 
     def figures(self) -> str:
         best = {name: min(values) for name, values in self.seconds.items()}
@@ -146,6 +164,7 @@ class ContinuousBench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="a large model on a GPU")
+    parser.add_argument("--graphs", action="store_true", help="also with captured steps")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=50.0, help="seconds after which no run begins")
@@ -154,20 +173,19 @@ def main() -> None:
     args, begun = parser.parse_args(), time.perf_counter()
     given = {name: getattr(args, name) for name in CPU if getattr(args, name) is not None}
     bench = ContinuousBench(args, {**(GPU if args.gpu else CPU), **given})
-    ways = (bench.static, bench.compacted, bench.continuous)
-    for way in ways[1:]:  # the first passes are slower
-        way(slice(2))
+    for name in bench.names:
+        bench.warm(name)
     slowest = 0.0
     for _ in range(args.repeats):
-        for way in ways:
-            if time.perf_counter() - begun + slowest > args.limit and len(bench.seconds) == len(ways):
+        for name in bench.names:
+            if time.perf_counter() - begun + slowest > args.limit and len(bench.seconds) == len(bench.names):
                 break
-            slowest = max(slowest, bench.measure(way))
+            slowest = max(slowest, bench.measure(name))
             if args.out is not None:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(bench.figures() + "\n")
     # batches of other sizes round differently in bf16
-    assert args.gpu or bench.texts["static"] == bench.texts["compacted"] == bench.texts["continuous"]
+    assert args.gpu or all(texts == bench.texts["static"] for texts in bench.texts.values())
     print(bench.figures())
 
 

@@ -129,18 +129,25 @@ def loop_over_experts() -> Iterator[None]:
         unmask.models.experts.has_grouped_kernel = before
 
 
-def random_model(name: str, bench: ExpertBench) -> Released:
-    """The network with random bf16 weights, drawn on the device."""
+def random_model(name: str, bench: Any) -> Released:
+    """The network with random bf16 weights, on the device of the bench; a small one if it is a toy."""
     fields = dict(KNOWN[name])
     if bench.toy:
         fields |= {key: value for key, value in TOY.items() if key in fields or key == "head_dim"}
     file = ConfigFile(Path(name) / "config.json", fields)
     family = family_of(file)
     lm, _ = network_of(family, file)
+    lm, rows = drawn_weights(lm, bench.device), fields["vocab_size"]
+    facts = Facts(rows - 1, rows - 2, rows - 2, fields["max_position_embeddings"], causal_block=family.causal_block)
+    return Released(lm, facts, None, Origin({}))
+
+
+def drawn_weights(lm: Any, device: str) -> Any:
+    """The network with random bf16 weights, drawn on the device."""
     rotary = lm.model.rotary_emb
-    lm = lm.to(torch.bfloat16).to_empty(device=bench.device)
-    lm.model.rotary_emb = type(rotary)(rotary.config).to(bench.device)
-    rng = torch.Generator(bench.device).manual_seed(0)
+    lm = lm.to(torch.bfloat16).to_empty(device=device)
+    lm.model.rotary_emb = type(rotary)(rotary.config).to(device)
+    rng = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for key, weight in (*lm.named_parameters(), *lm.named_buffers()):
             if key.endswith("expert_bias"):
@@ -149,10 +156,7 @@ def random_model(name: str, bench: ExpertBench) -> Released:
                 weight.fill_(1.0)
             elif not key.endswith("inv_freq"):
                 weight.normal_(0.0, 0.02, generator=rng)
-    lm.requires_grad_(False)
-    rows = fields["vocab_size"]
-    facts = Facts(rows - 1, rows - 2, rows - 2, fields["max_position_embeddings"], causal_block=family.causal_block)
-    return Released(lm, facts, None, Origin({}))
+    return lm.requires_grad_(False)
 
 
 def layer_flop(policy: Released, columns: int, seen: int) -> float:

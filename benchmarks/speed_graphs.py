@@ -52,14 +52,14 @@ def _cell(bench: SpeedBench, baseline: Baseline | None, kind: str, cell: dict[st
         rate = {"tokens_per_second": tokens / middle, "captured_is_faster": middle / times / fastest}
         note[name] = {**rate, "seconds": middle, **spread, "first_round": rounds[0][name]}
     note["tokens that differ"] = {
-        "from the same step uncaptured": _gap(traces["captured"], traces["static"]),
-        "from the step of changing shapes": _gap(traces["captured"], traces["not captured"]),
+        "from the same step uncaptured": gap(traces["captured"], traces["static"]),
+        "from the step of changing shapes": gap(traces["captured"], traces["not captured"]),
     }
     bench.note("graphs", **note, repetitions=REPETITIONS, **({"reckoned": "one block timed"} if times > 1 else {}))
     captured.release()
 
 
-def _gap(mine: Trace, other: Trace) -> dict[str, float]:
+def gap(mine: Trace, other: Trace) -> dict[str, float]:
     """Tokens that differ; and in the first step, which both take on the same canvas, the nats."""
     first_BL: Tensor = (mine.step_BL == 0) & (other.step_BL == 0) & (mine.tokens_BL == other.tokens_BL)
     nats = (mine.logp_BL - other.logp_BL).abs()[first_BL]
