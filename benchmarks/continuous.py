@@ -34,9 +34,9 @@ class Ending(Tiny):
     length = 0
     calls = 0
 
-    def _normed(self, x_SWD: Tensor, row_Q: Tensor, column_Q: Tensor) -> Tensor:
+    def _layers_pass(self, *arguments) -> Tensor:
         self.calls += 1
-        return super()._normed(x_SWD, row_Q, column_Q)
+        return super()._layers_pass(*arguments)
 
     def marked(self, hidden_QD: Tensor, tokens_SL: Tensor, at_Q: Tensor) -> Tensor:
         """The hidden states, and whether each position is the last of its completion."""

@@ -88,7 +88,7 @@ class Counting:
     def seen(self, layer: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         if self.evaluating:
             return
-        rows, columns, _ = output.shape
+        rows, columns, _ = inputs[0].shape
         memory = inputs[4] if len(inputs) > 4 else None
         share = rows * columns / (columns if memory is None else memory.key_SHLD.shape[2])
         self.forward += share

@@ -105,8 +105,9 @@ class CachingPolicy(Policy, Protocol):
     @property
     def causal_block(self) -> int | None: ...
 
-    def rollout(self) -> AbstractContextManager[None]:
-        """Inside it, passes without gradient may use faster kernels that round differently."""
+    def rollout(self, even: bool = False) -> AbstractContextManager[None]:
+        """Inside it, passes without gradient may use faster kernels that round differently. `even`: every canvas is
+        asked about the same number of positions, and `at_Q` has them in the order of the canvases."""
 
     def remember(
         self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last: int | None = None

@@ -102,26 +102,28 @@ class Decoder(TransformersPolicy):
         self.frequency_D: Tensor = lm.model.rotary_emb.inv_freq.detach().float().clone()
         self.layers: list[Callable[..., Tensor]] = list(lm.model.layers)
         self.compiled = False
-        self.rolling = False
+        self.rolling, self.even = False, False
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
             if not hasattr(layer.self_attn, "q_norm"):
                 layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()
 
     @contextmanager
-    def rollout(self) -> Iterator[None]:
-        """Compiled passes inside it run without gradient. A pass that enters a ratio must not run inside it."""
-        before, self.rolling = self.rolling, True
+    def rollout(self, even: bool = False) -> Iterator[None]:
+        """Compiled passes inside it run without gradient, and the last layer computes only what is asked for if that is
+        `even`. A pass that enters a ratio must not run inside it."""
+        before = self.rolling, self.even
+        self.rolling, self.even = True, even
         try:
             yield
         finally:
-            self.rolling = before
+            self.rolling, self.even = before
 
     def compile_layers(self) -> None:
         """Compile the layers: faster on a large GPU, after some seconds of compilation."""
         # All layers share one code object. It is compiled once for every kind of batch: padded or not, with or without
-        # a cache, one row or more, adapter on or off.
-        torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
+        # a cache, one row or more, adapter on or off, all columns or some of them (the last layer of a rollout).
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         self.layers = [torch.compile(layer.forward) for layer in self.lm.model.layers]
         self.compiled = True
 
@@ -154,8 +156,8 @@ class Decoder(TransformersPolicy):
         self.record_pass(tokens_SL, len(column_W))
         position_SL, mask = self._place(tokens_SL, memory.attended_SL, 0, len(column_W))
         x_SWD = self.lm.model.embed_tokens(tokens_SL[:, column_W])
-        x_SWD = self._layers_pass(x_SWD, position_SL[:, column_W], mask, memory, column_W, width)
-        return self._normed(x_SWD, at_Q // width, at_Q % width - shift - first)
+        at = (at_Q // width, at_Q % width - shift - first)
+        return self._layers_pass(x_SWD, position_SL[:, column_W], mask, at, _windows(memory, column_W, width))
 
     def capture_obstacle(self) -> str | None:
         stacks = [stack for each in self.modules() if isinstance(each, Mixture) for stack in each.experts.parameters()]
@@ -182,11 +184,11 @@ class Decoder(TransformersPolicy):
         place_SL = _positions(attended_SL)
         place_SW, real_SW = place_SL.gather(1, column_SW), attended_SL.gather(1, column_SW)
         mask = self._seen_blocks(place_SW, real_SW, place_SL[:, :reach], attended_SL[:, :reach])
-        x_SWD = self.lm.model.embed_tokens(tokens_SL.gather(1, column_SW))
-        x_SWD = self._layers_pass(x_SWD, place_SW, mask, memory, column_SW, reach)
         row_Q, column_Q = at_Q // width, at_Q % width - int(self.facts.shift)
         # Positions outside the window may be asked about where the answer is not used.
-        return self._normed(x_SWD, row_Q, (column_Q - first_S[row_Q]).clamp(0, column_SW.shape[1] - 1))
+        at = (row_Q, (column_Q - first_S[row_Q]).clamp(0, column_SW.shape[1] - 1))
+        x_SWD = self.lm.model.embed_tokens(tokens_SL.gather(1, column_SW))
+        return self._layers_pass(x_SWD, place_SW, mask, at, _windows(memory, column_SW, reach))
 
     def hidden_two_streams(
         self, states_SL: Tensor, clean_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, block: int
@@ -207,13 +209,12 @@ class Decoder(TransformersPolicy):
         earlier_S1WW = (part_SW[:, None, None, :] < part_SW[:, None, :, None]) & ~noisy_W
         own_S1WW = (part_SW[:, None, None, :] == part_SW[:, None, :, None]) & noisy_W
         mask = mask & torch.where(noisy_W[:, None], earlier_S1WW | own_S1WW, ~noisy_W) | ~real_SW[:, None, :, None]
-        x_SWD = self._layers_pass(self.lm.model.embed_tokens(both_SW), place_SW, mask)
         local_Q = column_Q + width - first
         if self.facts.shift:  # the first token of a block is predicted by the finished block before it
             before_Q = (column_Q - 1).clamp(min=0)
             inside_Q = part_SW[row_Q, before_Q] == part_SW[row_Q, column_Q]
             local_Q = torch.where(inside_Q, local_Q - 1, before_Q)
-        return self._normed(x_SWD, row_Q, local_Q)
+        return self._layers_pass(self.lm.model.embed_tokens(both_SW), place_SW, mask, (row_Q, local_Q))
 
     def _trunk(
         self,
@@ -232,39 +233,38 @@ class Decoder(TransformersPolicy):
         reach = width if reach is None else reach
         position_SL, mask = self._place(tokens_SL, attended_SL, first, last)
         mask = None if mask is None else mask[..., :reach]
-        column_W = torch.arange(first, last, device=tokens_SL.device) if memory is not None else None
-        x_SWD = self._layers_pass(x_SWD, position_SL[:, first:last], mask, memory, column_W, reach)
+        column_W = torch.arange(first, last, device=tokens_SL.device)
+        windows = None if memory is None else _windows(memory, column_W, reach)
         row_Q, column_Q = at_Q // width, at_Q % width
         if self.facts.shift:
             column_Q = (column_Q - 1).clamp(min=0)  # the first token is always given, never predicted
-        return self._normed(x_SWD, row_Q, column_Q - first)
+        return self._layers_pass(x_SWD, position_SL[:, first:last], mask, (row_Q, column_Q - first), windows)
 
     def _layers_pass(
         self,
         x_SWD: Tensor,
         position_SW: Tensor,
         mask: Tensor | None,
-        memory: Memory | None = None,
-        column: Tensor | None = None,
-        reach: int = 0,
+        at: tuple[Tensor, Tensor],
+        windows: list[Window] | None = None,
     ) -> Tensor:
-        """All layers over some columns; with a memory, against its first `reach` columns."""
+        """The final hidden states of some columns, (Q, D), at rows and columns `at` of them; with `windows`, against
+        cached keys and values. If the rows are asked evenly, the last layer computes only these states."""
+        row_Q, column_Q = at
+        asked_SM = column_Q.view(len(x_SWD), -1) if self.even and len(column_Q) else None
         cos_SWD, sin_SWD = self._rotation(position_SW, x_SWD.dtype)
         # A compiled layer rounds differently with and without gradient: a pass that may enter a ratio runs with it.
-        with_gradient = self.compiled and not self.rolling and memory is None
+        with_gradient = self.compiled and not self.rolling and windows is None
         with torch.set_grad_enabled(torch.is_grad_enabled() or with_gradient):
             for number, layer in enumerate(self.layers):
-                window = None
-                if memory is not None and column is not None:
-                    window = Window(memory.keys[number], memory.values[number], column, reach)
+                window = None if windows is None else windows[number]
+                some_SM = asked_SM if number + 1 == len(self.layers) else None
                 if self.gradient_checkpointing and torch.is_grad_enabled():
-                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, use_reentrant=False)
+                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, some_SM, use_reentrant=False)
                 else:
-                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window)
-        return x_SWD
-
-    def _normed(self, x_SWD: Tensor, row_Q: Tensor, column_Q: Tensor) -> Tensor:
-        return self.lm.model.norm(x_SWD.flatten(0, 1)[row_Q * x_SWD.shape[1] + column_Q])
+                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window, some_SM)
+        x_QD = x_SWD.flatten(0, 1)
+        return self.lm.model.norm(x_QD if asked_SM is not None else x_QD[row_Q * x_SWD.shape[1] + column_Q])
 
     def _place(
         self, tokens_SL: Tensor, attended_SL: Tensor | None, first: int, last: int
@@ -304,24 +304,50 @@ def _positions(attended_SL: Tensor) -> Tensor:
     return (attended_SL.cumsum(dim=1) - 1).clamp(min=0)
 
 
+def _windows(memory: Memory, column: Tensor, reach: int) -> list[Window]:
+    """The same columns of every layer."""
+    return [Window(key, value, column, reach) for key, value in zip(memory.keys, memory.values, strict=True)]
+
+
 def _layer(
-    layer: Any, x_SWD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, window: Window | None = None
+    layer: Any,
+    x_SWD: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None,
+    window: Window | None = None,
+    asked_SM: Tensor | None = None,
 ) -> Tensor:
-    """One pre-norm decoder layer. It replaces the module's forward method, so that hooks (sharding) still run."""
+    """One pre-norm decoder layer. It replaces the module's forward method, so that hooks (sharding) still run.
+
+    `asked_SM`: the columns whose output is needed, in this order; keys and values are those of all columns.
+    """
+
+    def asked(part_SW: Tensor) -> Tensor:
+        if asked_SM is None:
+            return part_SW
+        row_S1 = torch.arange(len(asked_SM), device=asked_SM.device)[:, None]
+        return part_SW.expand(len(asked_SM), *part_SW.shape[1:])[row_S1, asked_SM]
+
     attention = layer.self_attn
     y_SWD = layer.input_layernorm(x_SWD)
-    heads = (*y_SWD.shape[:2], -1, attention.head_dim)
+    heads = (-1, attention.head_dim)
     if hasattr(attention, "query_key_value"):
-        together, shared = attention.query_key_value(y_SWD).view(heads), attention.config.num_key_value_heads
+        together, shared = attention.query_key_value(y_SWD).unflatten(-1, heads), attention.config.num_key_value_heads
         q, k, v = together.split([attention.config.num_attention_heads, shared, shared], dim=2)
+        q = asked(q)
     else:
-        q, k, v = (part(y_SWD).view(heads) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
-    q, k = (rotary(part.transpose(1, 2), cos, sin) for part in (attention.q_norm(q), attention.k_norm(k)))
-    v = v.transpose(1, 2)
+        q = attention.q_proj(asked(y_SWD)).unflatten(-1, heads)
+        k, v = (part(y_SWD).unflatten(-1, heads) for part in (attention.k_proj, attention.v_proj))
+    k, v = rotary(attention.k_norm(k).transpose(1, 2), cos, sin), v.transpose(1, 2)
+    if asked_SM is not None:
+        cos, sin = (asked(part.squeeze(1))[:, None] for part in (cos, sin))
+        mask = None if mask is None else asked(mask.squeeze(1))[:, None]
+    q = rotary(attention.q_norm(q).transpose(1, 2), cos, sin)
     if window is not None:
         k, v = window.updated(k, v)
     seen = scaled_attention(q, k, v, mask, attention.num_key_value_groups)
-    x_SWD = x_SWD + attention.o_proj(seen.transpose(1, 2).flatten(2))
+    x_SWD = asked(x_SWD) + attention.o_proj(seen.transpose(1, 2).flatten(2))
     return x_SWD + layer.mlp(layer.post_attention_layernorm(x_SWD))
 
 

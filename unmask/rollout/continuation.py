@@ -129,6 +129,6 @@ def _complete(
     open_B = ~ended(trace.tokens_BL[:, start:], trace)
     starts = {step: (open_B & (step_B == step)).nonzero().squeeze(1) for step in step_B.unique().tolist()}
     denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, starts)
-    with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
+    with policy.rollout(even=True) if isinstance(policy, CachingPolicy) else nullcontext():
         denoise(denoiser, commits, torch.full_like(step_B, -1))
     return replace(trace, counted_BL=all_tokens(trace))

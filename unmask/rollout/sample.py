@@ -176,13 +176,14 @@ def _sample_batch(
     together = slots is None or slots >= len(trace)
     everyone_R = torch.arange(len(trace), device=seed_B.device)
     denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, {0: everyone_R} if together else {})
-    with policy.rollout() if isinstance(policy, CachingPolicy) else nullcontext():
-        branches = None
+    branches, faster = None, policy.rollout if isinstance(policy, CachingPolicy) else nullcontext
+    with faster(True):
         if slots is not None and not together:
             denoise_continuously(denoiser, commits[0], slots)
         else:
             state_BL, ended_B = denoise(denoiser, commits, branch_step_B)
-        if request.branch is not None:
+    if request.branch is not None:
+        with faster():
             branches = fill_states(engine, seed_B, state_BL, ended_B, request.branch.fillings)
 
     trace = replace(trace, seen=recorder.tensors())

@@ -112,7 +112,7 @@ class CachingStandIn(StandIn):
             return self.hidden(tokens_SL, attended_SL, at_Q), Memory([], [], attended_SL)
         return self.count("window", len(tokens_SL), last, at_Q), Memory([], [], attended_SL)
 
-    def rollout(self) -> AbstractContextManager[None]:
+    def rollout(self, even: bool = False) -> AbstractContextManager[None]:
         return nullcontext()
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
