@@ -64,7 +64,7 @@ def test_without_the_hub_a_prompt_has_200_tokens(
 
     package = lost and SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setitem(sys.modules, "datasets", package)  # None: not installed
-    found = estimate(llada(task=task, **{task: {"protocol": "d1"}}))
+    found = estimate(llada(task=task, rollout={"length": 64, "steps": 8}, **{task: {"protocol": "d1"}}))
     assert found.prompt == 200
     (note,) = [note for note in found.notes if "hub" in note]
     assert mentions(note, task, 200, f"{task}.data=FILE.jsonl")

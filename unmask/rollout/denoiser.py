@@ -26,7 +26,6 @@ from unmask.rollout.engine import Engine, StaticPass
 from unmask.rollout.graphs import positions_of, rows_of
 from unmask.rollout.recorder import RolloutRecorder, StepPositions, write
 
-_TOKEN, _PLACE = 0, 1  # the streams of a row's noise
 COMPACTED = 16
 """Steps of a block between which a batch on a GPU is compacted, which waits for the device."""
 
@@ -260,8 +259,8 @@ class Denoiser:
         trace, width = self.trace, self.trace.tokens_BL.shape[1]
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.
         seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
-        uniform_Q = uniforms(seed_R1, _TOKEN, step, away_RM).flatten()
-        noise_Q = uniforms(seed_R1, _PLACE, step, away_RM).flatten()
+        stream_S11 = torch.arange(2, device=column_RM.device)[:, None, None]  # of tokens, and of places
+        uniform_Q, noise_Q = uniforms(seed_R1, stream_S11, step, away_RM).flatten(1)
         column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
         for piece in self.engine.pieces(len(column_Q)):
             plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)

@@ -152,6 +152,10 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         request=method.request,
         micro_batch=MicroBatch(sizes.rollout),
     )
+    if method.request.branch is None:  # a row of an evaluation is decoded as a rollout
+        evaluated.counts |= {kind: tally.times(1 / count) for kind, tally in sampler.counts.items()}
+    else:
+        sample(evaluated, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     rng = torch.Generator().manual_seed(config.seed)
     reward_B = (torch.arange(count) % 2).double()  # half of each group is correct
@@ -177,7 +181,6 @@ def planned_passes(config: Config, decoding: Decoding, model: Outline, prompt: i
         replays = 0
     if replays:
         replay_logprobs(replayer, select_traces(rollouts.trace, torch.tensor([0])), MicroBatch(sizes.rollout))
-    sample(evaluated, [[2] * prompt], torch.zeros(1, dtype=torch.long), decoding.greedy())
 
     scale, solved = config.prompts / groups, config.eval.prompts * (config.eval.samples + 1)
     drawn, evaluations = min(everything, sizes.rollout), min(solved, sizes.rollout)
