@@ -106,14 +106,14 @@ def test_the_prefill_counts_as_part_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", [gsm8k.Gsm8k, text_countdown.CountdownText])
-def test_d1_rewards_with_a_prompt_that_asks_for_a_box_are_refused(kind) -> None:
-    """A right answer as these prompts ask for it would earn less than a wrong one without its box."""
+def test_d1_rewards_with_a_prompt_of_another_protocol_are_refused(kind) -> None:
+    """A right answer in a box, as the others ask for it, would earn less than a wrong one without."""
     for protocol in kind.protocols:
         task = kind(protocol=protocol)
         row = task.about.example
-        if "\\boxed" not in task.system + task.prompt(row):
+        if protocol == "d1_train":
             trained = kind(protocol=protocol, rewards="d1")
-            assert protocol == "d1_train" and trained.solved(row, trained.solution(row))
+            assert "\\boxed" not in task.system + task.prompt(row) and trained.solved(row, trained.solution(row))
             # the answer, a whole number and the tags; without a line's end after the last tag no format is strict
             best = {"gsm8k": 2 + 0.5 + gsm(trained.solution(row))["xml_count"], "countdown_text": 1.0}
             assert trained.reward(row, trained.solution(row)) == best[task.name]
