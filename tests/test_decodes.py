@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import unmask.rollout.denoiser
+import unmask.rollout.draws
 from helpers import Net, sample
 from naive import assert_by_hand, by_hand, decoder
 from unmask.core.order import ORDERS, low_confidence, surest_position
@@ -103,7 +103,7 @@ def test_with_mask_among_the_words_every_one_of_dreams_decodes_is_the_authors(mo
     if (model, number) in MASK_MATTERS:
         ours_TBC, tokens_BC, theirs_BC, history_TBC = decoded(model, number)
         assert torch.equal(tokens_BC[0], theirs_BC[0]) and not torch.equal(ours_TBC, history_TBC)
-    monkeypatch.setattr(unmask.rollout.denoiser, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
+    monkeypatch.setattr(unmask.rollout.draws, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
     ours_TBC, tokens_BC, theirs_BC, history_TBC = decoded(model, number)
     assert torch.equal(tokens_BC, theirs_BC) and torch.equal(ours_TBC, history_TBC)
 

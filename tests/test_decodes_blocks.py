@@ -7,7 +7,7 @@ import torch
 from test_parity import PARITY, expected, loaded
 
 import unmask.rollout.decoding
-import unmask.rollout.denoiser
+import unmask.rollout.draws
 from helpers import sample
 from unmask.core.schedule import even
 from unmask.core.token_sampling import TokenSampling
@@ -44,7 +44,7 @@ def test_greedy_decodes_of_llada2_are_the_authors(monkeypatch, model, number):
     policy.causal_block, policy.eos_id = theirs["block_length"], -1
     prompt, wanted = (stored[f"samplers/{number}/{name}"][0].tolist() for name in ("prompt", "sequence"))
     length = -(len(prompt) + theirs["gen_length"]) // theirs["block_length"] * -theirs["block_length"] - len(prompt)
-    monkeypatch.setattr(unmask.rollout.denoiser, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
+    monkeypatch.setattr(unmask.rollout.draws, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
     for cache in (None, Cache()):
         shape = {"length": length, "threshold": theirs["threshold"], "sampling": TokenSampling(0.0), "cache": cache}
         shape["min_per_step"] = -(-theirs["block_length"] // steps)

@@ -7,7 +7,7 @@ import torch
 from test_parity import PARITY, expected, loaded
 from torch import Tensor
 
-import unmask.rollout.denoiser
+import unmask.rollout.draws
 from helpers import sample
 from unmask.core.order import ORDERS
 from unmask.core.token_sampling import TokenSampling
@@ -76,7 +76,7 @@ def test_greedy_decodes_are_the_authors(monkeypatch, model, number):
         return torch.tensor(whole)[:, : theirs_BL.shape[1]]
 
     assert torch.equal(decoded(), theirs_BL) == ((model, number) not in MASK_MATTERS)
-    monkeypatch.setattr(unmask.rollout.denoiser, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
+    monkeypatch.setattr(unmask.rollout.draws, "token_logprobs", lambda logits_QV, mask_id: logits_QV.log_softmax(-1))
     assert torch.equal(decoded(), theirs_BL)
 
 

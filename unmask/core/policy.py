@@ -79,11 +79,14 @@ class Memory:
     values: list[Tensor]
     attended_SL: Tensor | None
 
-    def rows(self, index: Tensor) -> "Memory":
+    def __len__(self) -> int:
+        return len(self.keys[0])
+
+    def rows(self, index: Tensor | slice) -> "Memory":
         attended_SL = None if self.attended_SL is None else self.attended_SL[index]
         return Memory([key[index] for key in self.keys], [value[index] for value in self.values], attended_SL)
 
-    def concat(self, others: list["Memory"], order: Tensor) -> "Memory":
+    def concat(self, others: list["Memory"], order: Tensor | slice = slice(None)) -> "Memory":
         """The rows of this memory and then of the others, sorted by `order`."""
         every = [self, *others]
         attended = [memory.attended_SL for memory in every if memory.attended_SL is not None]
@@ -92,6 +95,15 @@ class Memory:
             values=[torch.cat(layer)[order] for layer in zip(*(memory.values for memory in every), strict=True)],
             attended_SL=torch.cat(attended)[order] if attended else None,
         )
+
+    def replace_rows(self, place_R: Tensor, new: "Memory") -> None:
+        """Overwrite these rows in the first columns, those that `new` has."""
+        width = new.keys[0].shape[2]
+        for mine, other in zip((*self.keys, *self.values), (*new.keys, *new.values), strict=True):
+            mine[place_R, :, :width] = other
+        if self.attended_SL is not None:
+            assert new.attended_SL is not None
+            self.attended_SL[place_R, :width] = new.attended_SL
 
 
 @runtime_checkable
@@ -125,6 +137,10 @@ class CachingPolicy(Policy, Protocol):
 @runtime_checkable
 class StaticPolicy(CachingPolicy, Protocol):
     """A policy whose passes can be captured as a CUDA graph: nothing in them waits for the device."""
+
+    @property
+    def compiled(self) -> bool:
+        """Its layers are compiled."""
 
     def hidden_columns(self, memory: Memory, tokens_SL: Tensor, column_W: Tensor, at_Q: Tensor) -> Tensor:
         """`hidden_window` with its consecutive columns as a tensor, so that one graph serves every block."""

@@ -125,7 +125,7 @@ def _complete(
         padded=not bool(trace.attended_BL.all()),
         merges=True,
     )
-    recorder = RolloutRecorder(Record(), commits, len(trace), decoding.length, decoding.block, decoding.sampling)
+    recorder = RolloutRecorder(Record(), commits, len(trace), decoding.length, decoding.block)
     open_B = ~ended(trace.tokens_BL[:, start:], trace)
     starts = {step: (open_B & (step_B == step)).nonzero().squeeze(1) for step in step_B.unique().tolist()}
     denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, starts)

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from unmask.core.choice import cut, outranking
-from unmask.core.order import Order, StepLogits, sureness
+from unmask.core.order import Order
 from unmask.core.schedule import CommitCounts
-from unmask.core.token_sampling import draw_tokens, pad_ids, sampling_logprobs, token_logprobs, uniforms
+from unmask.core.token_sampling import pad_ids, token_logprobs, uniforms
 from unmask.core.trace import Trace
+from unmask.rollout.draws import DrawSettings, Places, compiled_draws, draws
 from unmask.rollout.engine import Engine, StaticPass
 from unmask.rollout.graphs import positions_of, rows_of
 from unmask.rollout.recorder import RolloutRecorder, StepPositions, write
@@ -38,6 +39,7 @@ def denoise(denoiser: "Denoiser", commits: CommitCounts, branch_step_B: Tensor) 
     state_BL, ended_B, step = denoiser.trace.tokens_BL.clone(), denoiser.ended_B.clone(), 0
     for number, sizes in enumerate(commits):
         denoiser.begin(number)
+        denoiser.compact()
         left = denoiser.engine.block
         for number_in_block, size in enumerate(sizes):
             leaving_B = branch_step_B == step
@@ -56,13 +58,10 @@ def denoise_continuously(denoiser: "Denoiser", sizes: list[int], slots: int) -> 
     When a block begins, rows that have ended are replaced by the next ones: rows of a batch are at different blocks.
     `sizes`: how many positions each step of a block commits.
     """
-    rows, number, taken = len(denoiser.trace), 0, 0
+    number, taken = 0, 0
     while True:
-        denoiser.begin(number, rows - taken, slots)
-        new = min(rows, taken + slots - len(denoiser.live_R))
-        next_R = torch.arange(taken, min(rows, taken + slots), device=denoiser.seed_B.device)
-        denoiser.admit(next_R[: new - taken], next_R[new - taken :], number, len(sizes))
-        taken = new
+        denoiser.begin(number)
+        taken += denoiser.admit(taken, slots, number, len(sizes))
         if not len(denoiser.live_R):
             return
         left = denoiser.engine.block
@@ -85,8 +84,12 @@ class Denoiser:
         recorder: RolloutRecorder,
         starts: dict[int, Tensor],
     ) -> None:
-        self.engine, self.trace, self.order, self.graphs = engine, engine.trace, order, engine.graphs
+        self.engine, self.trace, self.graphs = engine, engine.trace, engine.graphs
         self.sure_score, self.recorder = sure_score, recorder
+        self.draw_settings = DrawSettings(
+            engine.trace.mask_id, engine.trace.sampling, order, recorder.record, sure_score is not None
+        )
+        self.draws = compiled_draws() if engine.compiles_draws else draws
         self.seed_B = self._held("seeds", seed_B)
         self.starts = starts
         """The rows that begin at a step, by step; a row in none of them stays as it is."""
@@ -99,33 +102,45 @@ class Denoiser:
         self.late_B: Tensor | None = None
         """Of rows that begin later than others: by how many blocks."""
         self.steps_in_block = 0
+        self.replaces = False
+        """Rows that end are replaced when the next block begins."""
         self.clock = self._held("clock", seed_B.new_zeros(3, 1, 1))
         """Of static steps: the number of the block, the step, and how many positions it commits."""
 
-    def begin(self, number: int, later: int = 0, slots: int = 0) -> None:
-        """Begin a block with all rows that have not ended; of `later` rows as many as fit the free slots will join."""
+    def begin(self, number: int) -> None:
+        """Begin a block, with the rows that were set aside."""
         self.block = number
         self.engine.begin(number)
         if self.waiting:
             self.live_R, order_R = torch.cat([self.live_R, *self.waiting]).sort()
             self.waiting = []
             self.engine.rejoin(order_R)
-        self.compact(later, slots)
 
     def join(self, step: int) -> None:
         """Add the rows that begin at this step."""
         if step in self.starts:
             self.live_R = torch.cat([self.live_R, self.starts[step]]).sort().values
 
-    def admit(self, new_R: Tensor, ahead_R: Tensor, number: int, steps_in_block: int) -> None:
-        """Add rows whose first block is the present one; `ahead_R` come next."""
+    def admit(self, taken: int, slots: int, number: int, steps_in_block: int) -> int:
+        """Put rows after the first `taken` in the free slots: the places of rows that have ended, and then new ones.
+        Rows that have ended and are not replaced are dropped. Returns how many begin; this block is their first."""
         self.late_B = self._held("late", torch.zeros_like(self.seed_B)) if self.late_B is None else self.late_B
-        self.late_B[new_R], self.steps_in_block = number, steps_in_block
+        self.steps_in_block, live = steps_in_block, len(self.live_R)
+        ended = self.ended_B[self.live_R].tolist()
+        free = [place for place, end in enumerate(ended) if end] + [*range(live, slots)]
+        next_R = torch.arange(taken, min(len(self.trace), taken + slots), device=self.seed_B.device)
+        new_R, ahead_R = next_R[: len(free)], next_R[len(free) :]
         if len(new_R):
-            self.live_R, order_R = torch.cat([self.live_R, new_R]).sort()
-            self.engine.admit(new_R, ahead_R, order_R)
+            places = free[: len(new_R)]
+            self.engine.admit(new_R, places, live, ahead_R)
+            self.live_R = torch.cat([self.live_R, new_R])[: max(live, places[-1] + 1)]
+            self.live_R[places] = new_R
+            self.late_B[new_R] = number
+        self.compact()
+        self.replaces = taken + len(new_R) < len(self.trace)
         if len(self.live_R):
             self.engine.furthest = number - int(self.late_B[self.live_R].min())
+        return len(new_R)
 
     def _own_number(self, number: int | Tensor) -> int | Tensor:
         """The number of a block in each live row; (R, 1) if they differ."""
@@ -140,16 +155,16 @@ class Denoiser:
     def _held(self, name: str, value: Tensor) -> Tensor:
         return value if self.graphs is None else self.graphs.hold(name, value)
 
-    def compact(self, later: int = 0, slots: int = 0) -> None:
-        """Drop the rows that have ended. `later`, `slots`: of `begin`."""
-        going = [row for row, end in enumerate(self.ended_B[self.live_R].tolist()) if not end]
-        self._keep(self._kept(going, max(0, min(later, slots - len(going))), slots))
+    def compact(self) -> None:
+        """Drop the rows that have ended."""
+        self._keep(self._kept([row for row, end in enumerate(self.ended_B[self.live_R].tolist()) if not end]))
 
     def open_positions(self, number: int, left: int) -> int:
         """The most masked positions of this block in a row (`left`, by the schedule); 0: there is nothing to do."""
         if number and self.sure_score is not None:
             return self._narrow()
-        if number and (self.seed_B.device.type == "cpu" or number % COMPACTED == 0):
+        static_slots = self.replaces and self.graphs is not None
+        if number and not static_slots and (self.seed_B.device.type == "cpu" or number % COMPACTED == 0):
             self.compact()
         return left if len(self.live_R) else 0
 
@@ -172,13 +187,12 @@ class Denoiser:
         self._keep(kept)
         return max(0, *left)
 
-    def _kept(self, going: list[int], joining: int = 0, slots: int = 0) -> list[int]:
-        """The live rows that stay: those that go on and, in static steps, others up to a round number with those that
-        join them, but not more than all `slots`."""
+    def _kept(self, going: list[int]) -> list[int]:
+        """The live rows that stay: those that go on and, in static steps, others up to a round number."""
         if self.graphs is None:
             return going
-        idle, busy = sorted({*range(len(self.live_R))}.difference(going)), len(going) + joining
-        return sorted(going + idle[: min(rows_of(busy), slots or rows_of(busy)) - busy])
+        idle = sorted({*range(len(self.live_R))}.difference(going))
+        return sorted(going + idle[: rows_of(len(going)) - len(going)])
 
     def _keep(self, kept: list[int]) -> None:
         if len(kept) < len(self.live_R):
@@ -256,26 +270,15 @@ class Denoiser:
 
     def _draw(self, hidden: list[Tensor], column_RM: Tensor, step: int | Tensor) -> dict[str, Tensor]:
         """A token at every position, with its log-probability and score; in pieces, since logits are large."""
-        trace, width = self.trace, self.trace.tokens_BL.shape[1]
+        width = self.trace.tokens_BL.shape[1]
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.
         seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
         stream_S11 = torch.arange(2, device=column_RM.device)[:, None, None]  # of tokens, and of places
         uniform_Q, noise_Q = uniforms(seed_R1, stream_S11, step, away_RM).flatten(1)
-        column_Q, pieces = column_RM.flatten(), list[dict[str, Tensor]]()
-        for piece in self.engine.pieces(len(column_Q)):
-            plain_QV = token_logprobs(self.engine.logits([stream[piece] for stream in hidden]), trace.mask_id)
-            logq_QV, kept_QV = sampling_logprobs(plain_QV, trace.sampling.untempered_if_greedy())
-            if trace.sampling.temperature:
-                token_Q = draw_tokens(logq_QV, uniform_Q[piece])
-                logp_Q = logq_QV.gather(-1, token_Q[:, None]).squeeze(-1)
-            else:
-                token_Q = plain_QV.argmax(-1)
-                logp_Q = torch.zeros_like(plain_QV[:, 0])
-            logits = StepLogits(plain_QV, logq_QV, token_Q, noise_Q[piece], column_Q[piece])
-            recorded = self.recorder.of_piece(logits, kept_QV)
-            if self.sure_score is not None and sureness(self.order) is not self.order:
-                recorded["sure"] = sureness(self.order)(logits)
-            pieces.append({"token": token_Q, "logp": logp_Q, "score": self.order(logits), **recorded})
+        places, pieces = Places(uniform_Q, noise_Q, column_RM.flatten()), list[dict[str, Tensor]]()
+        for piece in self.engine.pieces(column_RM.numel()):
+            logits_QV = self.engine.logits([stream[piece] for stream in hidden])
+            pieces.append(self.draws(logits_QV, Places(*(each[piece] for each in places)), self.draw_settings))
         if "kept" in pieces[0]:
             widest = max(piece["kept"].shape[-1] for piece in pieces)
             pieces = [piece | {"kept": pad_ids(piece["kept"], widest)} for piece in pieces]

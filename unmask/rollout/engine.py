@@ -70,27 +70,34 @@ class Engine:
         if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
             self.memories, self.waiting = {}, []
 
-    def admit(self, new_R: Tensor, ahead_R: Tensor, order_R: Tensor) -> None:
-        """Append rows whose first block begins to the live ones, which are at later blocks, and sort all by `order_R`.
+    def admit(self, new_R: Tensor, places: list[int], live: int, ahead_R: Tensor) -> None:
+        """Put rows whose first block begins in these places, of `live` rows or after them.
 
-        Their prompts pass through the model together with those of `ahead_R`, the rows that come next. If there are no
-        live rows, the first pass of the block makes the memory.
+        Their prompts pass through the model together with those of `ahead_R`, the rows that come next. If no other row
+        goes on, the first pass of the block makes the memory.
         """
-        if len(new_R) == len(order_R):
+        if {*range(live)} <= {*places}:
             self.memories, self.ready = {}, {}
+        place_R = torch.tensor(places, device=new_R.device)
         for unprompted, memory in self.memories.items():
-            assert isinstance(self.policy, CachingPolicy)
-            ready = [self.ready[unprompted]] if unprompted in self.ready else []
-            if not ready or len(ready[0].keys[0]) < len(new_R):
-                row_R = torch.cat([new_R, ahead_R])[len(ready[0].keys[0]) if ready else 0 :]
-                tokens_RL, attended_RL = self._canvas(unprompted, row_R)
-                new = self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=max(1, self.start))[1]
-                ready.append(new if self.graphs is None else replace(new, attended_SL=None))
-            every_R = torch.arange(sum(len(each.keys[0]) for each in ready), device=new_R.device)
-            known = ready[0].concat(ready[1:], every_R)
-            memory = memory.concat([known.rows(every_R[: len(new_R)])], order_R)
-            self.memories[unprompted] = self._held(unprompted, memory)
-            self.ready[unprompted] = known.rows(every_R[len(new_R) :])
+            ready, row_R = self.ready.get(unprompted), torch.cat([new_R, ahead_R])
+            if ready is None:
+                ready = self._prompt_memory(unprompted, row_R)
+            elif len(ready) < len(new_R):
+                ready = ready.concat([self._prompt_memory(unprompted, row_R[len(ready) :])])
+            if (more := places[-1] + 1 - live) > 0:
+                room = memory.rows(place_R.new_zeros(more))  # what it holds is never attended to
+                self.memories[unprompted] = memory = self._held(unprompted, memory.concat([room]))
+            memory.replace_rows(place_R, ready.rows(slice(len(new_R))))
+            self.ready[unprompted] = ready.rows(slice(len(new_R), None))
+
+    def _prompt_memory(self, unprompted: bool, row_R: Tensor) -> Memory:
+        """The memory of some rows in the columns of the prompts."""
+        assert isinstance(self.policy, CachingPolicy)
+        tokens_RL, attended_RL = self._canvas(unprompted, row_R)
+        width = max(1, self.start)
+        attended_RL = None if attended_RL is None else attended_RL[:, :width]
+        return self.policy.remember(tokens_RL[:, :width], attended_RL, row_R[:0])[1]
 
     def block_columns(self, row_R: Tensor, number: int | Tensor) -> Tensor:
         """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too.
@@ -177,6 +184,13 @@ class Engine:
         """The same for some rows without a memory, at any positions."""
         canvases = [self._canvas(unprompted, row_R) for unprompted in self._streams]
         return [self.policy.hidden(tokens_RL, attended_RL, at_Q) for tokens_RL, attended_RL in canvases]
+
+    @property
+    def compiles_draws(self) -> bool:
+        """Draws are compiled with the layers where steps are captured: their shapes are few."""
+        if self.graphs is None or not self.graphs.on_gpu:
+            return False
+        return isinstance(self.policy, StaticPolicy) and self.policy.compiled
 
     @property
     def _streams(self) -> tuple[bool, ...]:

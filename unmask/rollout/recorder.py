@@ -5,10 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.core.order import StepLogits, low_confidence
 from unmask.core.schedule import CommitCounts
 from unmask.core.specs import Record
-from unmask.core.token_sampling import TokenSampling, entropy, kept_ids, pad_ids
+from unmask.core.token_sampling import pad_ids
 
 _BLANK = {"entropy": 0, "confidence": 0, "kept": -1, "step_above": 0, "step_top_id": -1, "step_top_logp": 0}
 """What can be recorded, and its value where nothing was."""
@@ -31,10 +30,8 @@ class StepPositions(NamedTuple):
 class RolloutRecorder:
     """Records what a Record asks for while a rollout runs. All steps write to the same tensors."""
 
-    def __init__(
-        self, record: Record, commits: CommitCounts, batch: int, length: int, block: int, sampling: TokenSampling
-    ) -> None:
-        self.record, self.batch, self.length, self.sampling = record, batch, length, sampling
+    def __init__(self, record: Record, commits: CommitCounts, batch: int, length: int, block: int) -> None:
+        self.record, self.batch, self.length = record, batch, length
         self.block, self.commits = min(block, length), commits
         self.seen: dict[str, Tensor] = {}
 
@@ -42,19 +39,6 @@ class RolloutRecorder:
         """Begin again, with the same tensors."""
         for name, value in self.seen.items():
             value.fill_(_BLANK[name])
-
-    def of_piece(self, logits: StepLogits, kept_QV: Tensor | None) -> dict[str, Tensor]:
-        piece = {}
-        if self.record.entropy:
-            piece["entropy"] = entropy(logits.logq_QV)
-        if self.record.confidence:
-            piece["confidence"] = low_confidence(logits)
-        if kept_QV is not None:
-            piece["kept"] = kept_ids(kept_QV, self.sampling.most_kept)
-        if self.record.top:
-            count = min(self.record.top, logits.plain_QV.shape[-1] - 1)
-            piece["step_top_logp"], piece["step_top_id"] = logits.plain_QV.topk(count)
-        return piece
 
     def record_step(self, drawn: dict[str, Tensor], positions: StepPositions) -> None:
         step, live_R, column_RM, place_RM, valid_RM, chosen_RM = positions

@@ -156,7 +156,7 @@ def _sample_batch(
     steps = sum(len(sizes) for sizes in commits)
     trace = _blank(policy, prompts, decoding, steps, group_B, seed_B.device)
     width, padded = trace.tokens_BL.shape[1], not decoding.attend_padding and len(set(map(len, prompts))) > 1
-    recorder = RolloutRecorder(request.record, commits, len(trace), decoding.length, block, decoding.sampling)
+    recorder = RolloutRecorder(request.record, commits, len(trace), decoding.length, block)
     graphs = decoding.graphs if decoding.graphs.apply_to(policy, decoding, seed_B.device) else None
     if graphs is not None:
         trace = graphs.hold_trace(pad_traces(trace, columns_of(width, policy.max_length)) if padded else trace)
