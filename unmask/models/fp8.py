@@ -1,7 +1,8 @@
 """Linear layers in fp8 for rollouts: y = a b (x / a)(W / b)^T, with x / a and W / b rounded to e4m3.
 
-Every token of x and every row of W has a scale of its own, its largest magnitude over 448. Products are summed in fp32
-and the output is bf16. Embedding, norms, attention, routers, routed experts and the head keep the model's dtype.
+Every token of x and every row of W has a scale of its own, its largest magnitude over 448. Products are summed fast, in
+fewer bits than fp32 (that adds less than 0.3 % to the error of rounding the factors, which is 3.7 % of a product's
+norm), and the output is bf16. Embedding, norms, attention, routers, routed experts and the head keep the model's dtype.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ def quantized(x_ND: Tensor) -> tuple[Tensor, Tensor]:
 def scaled_product(x_ND: Tensor, weight_MD: Tensor, scale_1M: Tensor) -> Tensor:
     """x times a quantized matrix, (N, M) in bf16."""
     rows_ND, scale_N1 = quantized(x_ND)
-    return torch._scaled_mm(rows_ND, weight_MD.t(), scale_a=scale_N1, scale_b=scale_1M, out_dtype=torch.bfloat16)
+    return torch._scaled_mm(
+        rows_ND, weight_MD.t(), scale_a=scale_N1, scale_b=scale_1M, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 class Fp8Linear(nn.Module):
