@@ -5,6 +5,7 @@
     python benchmarks/speed.py all --toy --out toy.json                                     (a CPU, to try the script)
 
     git worktree add before COMMIT; python benchmarks/speed.py graphs --baseline before --out graphs.json
+    python benchmarks/speed.py peers --peers FOLDER --out peers.json      (beside other projects: see speed_peers.py)
 
 Prompt 200, completion 256, 128 steps, blocks of 32, unless a section says otherwise. The baseline is `plain_step` in
 speed_rollout.py: what the field's first implementations do. Where a full run would only repeat one step or block, some
@@ -17,6 +18,7 @@ from pathlib import Path
 from speed_bench import SpeedBench
 from speed_fp8 import fp8
 from speed_graphs import graphs
+from speed_peers import check_peers, peers
 from speed_rollout import early, peak, rollout, trunk, waiting
 from speed_scale import scale, scale_full, updates
 from speed_threshold import threshold
@@ -25,9 +27,17 @@ from speed_training import adapter, agreement, growth, memory, methods, step
 from unmask.rollout.graphs import Graphs
 
 # The first without an adapter, the others with one, which `adapter` adds; the last replaces the model.
-BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs)
+BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs, peers)
 ADAPTED = (adapter, agreement, memory, step, methods, growth, updates, scale, scale_full)
 SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
+
+
+def wanted_sections(named: list[str], folder: Path | None) -> list[str]:
+    """In the order of SECTIONS; "all" has the peers only if there is a folder of them."""
+    wanted = [name for name in SECTIONS if name in named or ("all" in named and (name != "peers" or folder))]
+    if "peers" in wanted:
+        check_peers(folder)
+    return wanted
 
 
 def main() -> None:
@@ -38,11 +48,12 @@ def main() -> None:
     parser.add_argument(
         "--baseline", type=Path, help="graphs: a checkout of an earlier commit, timed in turns with this one"
     )
+    parser.add_argument("--peers", type=Path, help="peers: a folder with checkouts of d1 and Fast-dLLM")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    wanted = [name for name in SECTIONS if name in arguments.sections or "all" in arguments.sections]
+    wanted = wanted_sections(arguments.sections, arguments.peers)
     bench = SpeedBench(arguments.toy, arguments.out)
-    bench.baseline, bench.graphs = arguments.baseline, Graphs()
+    bench.baseline, bench.peers, bench.graphs = arguments.baseline, arguments.peers, Graphs()
     if "trunk" not in wanted and not arguments.eager:
         bench.policy.compile_layers()
     for name in wanted:

@@ -37,6 +37,8 @@ class SpeedBench:
         self.peak = 0.0
         self.baseline: Path | None = None
         """A checkout of an earlier commit to compare with."""
+        self.peers: Path | None = None
+        """A folder with checkouts of other projects."""
         self.graphs: Any = None
         """Captured steps to reuse; None, as an earlier commit has no such argument."""
 
