@@ -23,7 +23,7 @@ class Baseline:
         arguments = ["--toy"] * bench.toy + ["--eager"] * (not bench.policy.compiled)
         self.process = subprocess.Popen(
             [sys.executable, __file__, *arguments],
-            env={**os.environ, "PYTHONPATH": str(folder.resolve())},
+            env={**os.environ, "PYTHONPATH": f"{folder.resolve()}:{os.environ.get('PYTHONPATH', '')}"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

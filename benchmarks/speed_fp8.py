@@ -12,7 +12,7 @@ from unmask.rollout.cache import Cache
 from unmask.training.mismatch import mismatch_metrics, replay_logprobs
 from unmask.util.micro_batch import MicroBatch
 
-SHARE = 4
+SHARE = 16
 """An exact rollout is timed with this many times fewer steps; every step costs the same."""
 
 
@@ -29,17 +29,17 @@ def fp8(bench: SpeedBench) -> None:
     bench.note("fp8", kind="quantizing all layers", **bench.repeated(quantize))
     rows = 4 if bench.toy else 32
     _passes(bench, rows, used)
-    shape = bench.shape
+    shape, share = bench.shape, 4 if bench.toy else SHARE
     kinds: dict[str, dict[str, Any]] = {
         "dual cache": {"cache": Cache()},
-        "exact": {"steps": shape["steps"] // SHARE},
+        "exact": {"steps": shape["steps"] // share},
     }
     for kind, settings in kinds.items():
         base = 0.0
         for name, context in used.items():
             with context():
-                times = bench.repeated(lambda s=settings: bench.roll(rows, **s))
-            factor = SHARE if kind == "exact" else 1
+                times = bench.repeated(lambda s=settings: bench.roll(rows, **s), warm=2)
+            factor = share if kind == "exact" else 1
             whole = {key: factor * times[key] for key in ("seconds", "fastest", "slowest")}
             base = base or whole["seconds"]
             bench.note(
@@ -50,7 +50,7 @@ def fp8(bench: SpeedBench) -> None:
                 **times | whole,
                 tokens_per_second=rows * shape["length"] / whole["seconds"],
                 times_bf16=base / whole["seconds"],
-                **({"reckoned": f"a {SHARE}th of the steps timed"} if factor > 1 else {}),
+                **({"reckoned": f"a {share}th of the steps timed"} if factor > 1 else {}),
             )
     # How far the layers move log-probabilities, on random weights, in a short rollout.
     with layers.used():
@@ -60,7 +60,8 @@ def fp8(bench: SpeedBench) -> None:
 
 
 def _products(bench: SpeedBench) -> None:
-    """The three shapes of a layer's products: bf16; fp8 of quantized factors, summed in fp32 or fast; quantizing."""
+    """The three shapes of a layer's products: bf16; fp8 of quantized factors, summed in fp32 or fast; quantizing; and
+    the error of the product, as a share of its norm."""
     config, dtype = bench.policy.lm.config, bench.policy.lm.lm_head.weight.dtype
     width, inner = config.hidden_size, config.intermediate_size
     quantizing = torch.compile(quantized) if bench.policy.compiled else quantized
@@ -83,9 +84,15 @@ def _products(bench: SpeedBench) -> None:
                 "fp8, fast sums": lambda s=scaled: s(True),
                 "quantizing": lambda x=x_ND: quantizing(x),
             }
+            exact_NM = x_ND.float() @ weight_MD.float().t()
+            errors = {
+                name: float((actions[name]().float() - exact_NM).norm() / exact_NM.norm())
+                for name in ("bf16", "fp8", "fp8, fast sums")
+            }
             micros = {name: 1e6 * bench.seconds(action, repeats=20) for name, action in actions.items()}
             times = {name: micros["bf16"] / micros[name] for name in ("fp8", "fp8, fast sums")}
-            bench.note("fp8", kind="product", rows=rows, inputs=deep, outputs=wide, microseconds=micros, times=times)
+            shape = {"rows": rows, "inputs": deep, "outputs": wide}
+            bench.note("fp8", kind="product", **shape, microseconds=micros, times=times, errors=errors)
 
 
 @torch.no_grad()

@@ -101,7 +101,6 @@ def updates(bench: SpeedBench) -> None:
     cells: list[tuple[str, Method, int, Method]] = [
         ("coupled_grpo", coupled_grpo(), 16, coupled_grpo()),
         ("diffu_grpo + daca", daca(diffu_grpo(), strata=4, **old), 16, daca(diffu_grpo(), strata=4, **old)),
-        (f"agrpo, {draws} draws", agrpo(draws=draws), 16, agrpo(draws=2)),
         (f"agrpo, {draws} draws", agrpo(draws=draws), draws, agrpo(draws=4)),
     ]
     rolled: dict[str, Rollouts] = {}
@@ -288,14 +287,13 @@ def _measure_updates(
 def _measure_rollouts(
     bench: SpeedBench, kind: str, cells: list[tuple[int, int]], forecasts: Forecasts, roll: Any, preparing: float
 ) -> None:
-    """One block of a dual-cache rollout, which all blocks cost, its steps not captured; with the time to merge the
-    adapter once."""
-    bench.graphs = Graphs(False)
+    """One block of a dual-cache rollout, which all blocks cost; with the time to merge the adapter once. The second
+    run captures its steps."""
+    bench.graphs = Graphs()
     for rows, length in ((2, 32), (4, 64)) if bench.toy else ((2, 64), (4, 128)):
         roll(rows, length)  # compiles for any number of rows and columns
     for rows, length in cells:
-        warm = 2 if rows * length < 32 * 1024 else 1  # capturing weighs little in a long rollout
-        found = bench.cell(lambda r=rows, n=length: roll(r, n), warm)
+        found = bench.cell(lambda r=rows, n=length: roll(r, n), warm=2)
         expected = forecasts["rollout", rows, length]
         if "seconds" in found:
             blocks = length // bench.shape["block"]

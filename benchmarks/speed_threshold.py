@@ -16,7 +16,7 @@ from unmask.rollout.cache import Cache
 from unmask.rollout.denoiser import Denoiser
 from unmask.rollout.graphs import Graphs
 
-BLOCKS = 2
+BLOCKS = {"dual cache": 2, "exact": 1}
 SURE = {"dual cache": (0.1, 0.25, 0.5), "exact": (0.25, 0.5)}
 """The probability that a masked position is sure at a step."""
 
@@ -56,7 +56,7 @@ def all_together() -> Iterator[None]:
 
 
 def threshold(bench: SpeedBench) -> None:
-    """Two blocks of canvases of the usual width: two positions a step, and all positions that are sure."""
+    """The last blocks of canvases of the usual width: two positions a step, and all positions that are sure."""
     rows = 4 if bench.toy else 32
     for kind, settings in (("dual cache", {"cache": Cache()}), ("exact", {})):
         bench.roll_blocks(rows, 1, **settings)
@@ -73,16 +73,17 @@ def threshold(bench: SpeedBench) -> None:
 def _timed(bench: SpeedBench, rows: int, base: float | None, what: dict[str, Any], settings: dict[str, Any]) -> float:
     """Positions a second; `base`: of decoding without a threshold."""
     traces: list[Trace] = []
+    blocks = BLOCKS[what["kind"]]
     more = {"threshold": 0.9} if "sure" in what else {}
 
     def roll() -> None:
         torch.manual_seed(0)
-        traces.append(bench.roll_blocks(rows, BLOCKS, **settings, **more).trace)
+        traces.append(bench.roll_blocks(rows, blocks, **settings, **more).trace)
 
     # Captured steps have the head that they were captured with.
     with bench.changed(graphs=Graphs()), some_sure(bench, what["sure"]) if "sure" in what else nullcontext():
         times = bench.repeated(roll)
-    speed = rows * BLOCKS * bench.shape["block"] / times["seconds"]
+    speed = rows * blocks * bench.shape["block"] / times["seconds"]
     bench.note(
         "threshold",
         **what,
@@ -90,14 +91,14 @@ def _timed(bench: SpeedBench, rows: int, base: float | None, what: dict[str, Any
         **times,
         positions_per_second=speed,
         times_base=speed / (base or speed),
-        **_steps(traces[-1], bench.shape["block"]),
+        **_steps(traces[-1], blocks, bench.shape["block"]),
     )
     return speed
 
 
-def _steps(trace: Trace, block: int) -> dict[str, float]:
+def _steps(trace: Trace, blocks: int, block: int) -> dict[str, float]:
     """The mean steps of a row, the steps of the batch, and the rows in a pass if finished rows are set aside."""
-    step_RW = trace.step_BL[:, -BLOCKS * block :].unflatten(1, (BLOCKS, block))
+    step_RW = trace.step_BL[:, -blocks * block :].unflatten(1, (blocks, block))
     used_RK = torch.tensor([[len(set(part)) for part in row] for row in step_RW.tolist()])
     together = int(used_RK.max(0).values.sum())
     return {

@@ -1,5 +1,6 @@
 """Sections of speed.py with an adapter: rollouts, training steps, their memory, and how both grow."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from unmask.core.probes import ask
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dispo, dps, sml
 from unmask.models.lora import ReferencePolicy, add_adapter, merged_adapter, trainable_parameters
 from unmask.rollout.cache import Cache
+from unmask.rollout.graphs import Graphs
 from unmask.rollout.sample import Rollouts
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.mismatch import scorer_gap
@@ -53,46 +55,68 @@ class Trainer:
 REPETITIONS = 3
 
 
+BLOCKS = 2
+"""Blocks of a rollout that are timed with an adapter; all cost the same."""
+
+
 def adapter(bench: SpeedBench) -> None:
     """Dual-cache rollouts of the base model, then with an adapter that is not merged and one that is, in turn.
 
-    The merged rollout includes merging and putting the base weights back. `scorer_gap` as in training.
+    The merged rollout includes merging and putting the base weights back, once. `scorer_gap` as in training.
     """
     if trainable_parameters(bench.policy):
         raise ValueError("adapter: an earlier section has added an adapter to the base model")
     sizes, base = (2, 4) if bench.toy else (8, 64), {}
     for rows in sizes:
-        times = [bench.seconds(lambda r=rows: bench.roll(r, cache=Cache()), warm=not i) for i in range(REPETITIONS)]
-        base[rows] = median(times)
-        peak_gib = bench.memory(lambda r=rows: bench.roll(r, cache=Cache()))
-        note_rollout(bench, "base", rows, times, base[rows], peak_gib=peak_gib)
+        taken, peak_gib = _timed_in_turn(bench, rows, {"base": nullcontext})
+        base[rows] = _note_rollout(bench, "base", rows, taken["base"], peak_gib["base"])
     Trainer(bench, 1)
     rng = torch.Generator(bench.device).manual_seed(0)
     for name, weight in bench.policy.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(0.0, 1e-3, generator=rng)
-    kinds = ("not merged", "merged")
+    kinds: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "not merged": nullcontext,
+        "merged": lambda: merged_adapter(bench.policy),
+    }
+    merging = bench.repeated(lambda: _merge_once(bench))
+    bench.note("adapter", kind="merging and putting back", **merging)
     for rows in sizes:
-
-        def roll(kind: str, r: int = rows, **decoding: Any) -> Rollouts:
-            merging: AbstractContextManager[None] = merged_adapter(bench.policy) if kind == "merged" else nullcontext()
-            with merging:
-                return bench.roll(r, **decoding)
-
-        taken: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for number in range(REPETITIONS):
-            for kind in kinds:
-                taken[kind].append(bench.seconds(lambda k=kind: roll(k, cache=Cache()), warm=not number))
+        taken, peak_gib = _timed_in_turn(bench, rows, kinds)
         for kind in kinds:
-            peak_gib = bench.memory(lambda k=kind: roll(k, cache=Cache()))
-            note_rollout(bench, kind, rows, taken[kind], base[rows], peak_gib=peak_gib)
+            once = merging["seconds"] if kind == "merged" else 0.0
+            _note_rollout(bench, kind, rows, taken[kind], peak_gib[kind], once, base[rows])
     short = {"length": 2 * bench.shape["block"], "steps": bench.shape["block"]}
-    for kind in kinds:
-        gap = scorer_gap(bench.policy, roll(kind, sizes[0], **short).trace, torch.Generator().manual_seed(0))
+    for kind, context in kinds.items():
+        with context():
+            trace = bench.roll(sizes[0], **short).trace
+        gap = scorer_gap(bench.policy, trace, torch.Generator().manual_seed(0))
         bench.note("adapter", kind=kind, rows=sizes[0], scorer_gap=gap)
     copied = sum(w.numel() * w.itemsize for n, w in bench.policy.named_parameters() if n.endswith("base_layer.weight"))
-    bench.note("adapter", kind="merging and putting back", seconds=bench.seconds(lambda: _merge_once(bench), repeats=3))
     bench.note("adapter", kind="copy of the adapted layers", gib=copied / 2**30)
+
+
+def _timed_in_turn(
+    bench: SpeedBench, rows: int, kinds: dict[str, Callable[[], AbstractContextManager[None]]]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds and peak memory of rollouts of `BLOCKS` blocks inside each context, after two runs that do not count: the
+    second captures. Each kind has captured steps of its own."""
+    graphs = {kind: Graphs() for kind in kinds}
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    peak_gib: dict[str, float] = {}
+    for number in range(2 + REPETITIONS):
+        for kind, context in kinds.items():
+
+            def roll(inside: Callable[[], AbstractContextManager[None]] = context) -> None:
+                with inside():
+                    bench.roll_blocks(rows, BLOCKS, cache=Cache())
+
+            with bench.changed(graphs=graphs[kind]):
+                if number == 1:
+                    peak_gib[kind] = bench.memory(roll)
+                else:
+                    taken[kind].append(bench.seconds(roll, warm=False))
+    return {kind: times[1:] for kind, times in taken.items()}, peak_gib
 
 
 def _merge_once(bench: SpeedBench) -> None:
@@ -100,20 +124,27 @@ def _merge_once(bench: SpeedBench) -> None:
         pass
 
 
-def note_rollout(bench: SpeedBench, kind: str, rows: int, times: list[float], base: float, peak_gib: float) -> None:
-    """The median and the spread of one kind of rollout, and its ratio to the base model."""
-    middle = median(times)
+def _note_rollout(
+    bench: SpeedBench, kind: str, rows: int, times: list[float], peak_gib: float, once: float = 0.0, base: float = 0.0
+) -> float:
+    """The median and the spread of one kind of rollout, of all its blocks, and its ratio to the base model. `once`:
+    seconds that a rollout takes whatever its length."""
+    factor = bench.shape["length"] // bench.shape["block"] // BLOCKS
+    whole = sorted(factor * (time - once) + once for time in times)
+    middle = median(whole)
     bench.note(
         "adapter",
         kind=kind,
         rows=rows,
         seconds=middle,
-        fastest=min(times),
-        slowest=max(times),
+        fastest=whole[0],
+        slowest=whole[-1],
         tokens_per_second=rows * bench.shape["length"] / middle,
-        times_base=middle / base,
+        times_base=middle / (base or middle),
         peak_gib=peak_gib,
+        reckoned=f"{BLOCKS} blocks timed",
     )
+    return middle
 
 
 def step(bench: SpeedBench) -> None:
