@@ -232,14 +232,11 @@ def test_a_mixture_whose_products_are_a_loop_is_not_captured(tmp_path):
     assert "loop" in obstacle(policy.double(), Decoding(8))
 
 
-def test_on_a_gpu_block_causal_models_and_mixtures_are_captured_on_request(tmp_path):
+def test_on_a_gpu_all_kinds_of_models_are_captured_unless_it_is_turned_off(tmp_path):
     gpu = torch.device("cuda")
-    for policy in (model("qwen3", causal_block=4), mixture(tmp_path, "LLaDA-MoE")):
+    for policy in (model(), model("qwen3", causal_block=4), mixture(tmp_path, "LLaDA-MoE")):
         decoding = Decoding(8).for_policy(policy)
-        with pytest.warns(UserWarning, match="without CUDA graphs: .*rollout.graphs=true"):
-            assert not Graphs().apply_to(policy, decoding, gpu)
-        assert Graphs(True).apply_to(policy, decoding, gpu) and not Graphs(False).apply_to(policy, decoding, gpu)
-    assert Graphs().apply_to(model(), Decoding(8), gpu)
+        assert Graphs().apply_to(policy, decoding, gpu) and not Graphs(False).apply_to(policy, decoding, gpu)
 
 
 def test_on_a_cpu_the_default_is_the_other_step(recwarn):

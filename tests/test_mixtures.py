@@ -70,11 +70,13 @@ def test_the_expert_bias_is_no_parameter_is_rounded_like_the_weights_and_counts_
     assert fingerprint_of(policy) != before
 
 
+@pytest.mark.parametrize("experts", [True, False])
 @families
-def test_an_adapter_on_experts_moves_is_saved_under_the_released_names_and_merges(family, tmp_path):
+def test_an_adapter_moves_is_saved_under_the_released_names_and_merges(family, experts, tmp_path):
+    """On attention and experts, and on the default layers: all but the routed experts."""
     policy = mixture(tmp_path / "model", family, torch.float64)
     base_LV = logits(policy).detach()
-    targets = ("query_key_value" if family == "LLaDA2" else "q_proj", "experts")
+    targets = ("query_key_value" if family == "LLaDA2" else "q_proj", "experts") if experts else "all"
     add_adapter(policy, LoraOptions(rank=2, alpha=4.0, targets=targets), seed=0)
     assert torch.equal(logits(policy), base_LV)
     with torch.no_grad():
@@ -86,7 +88,9 @@ def test_an_adapter_on_experts_moves_is_saved_under_the_released_names_and_merge
         assert torch.equal(logits(policy), base_LV)
     save_adapter(policy, tmp_path / "adapter", base=str(tmp_path / "model"))
     tensors = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    assert tensors["base_model.model.model.layers.1.mlp.experts.7.down_proj.lora_A.weight"].shape == (2, 8)
+    if experts:
+        assert tensors["base_model.model.model.layers.1.mlp.experts.7.down_proj.lora_A.weight"].shape == (2, 8)
+    assert any("shared_experts.up_proj" in name for name in tensors) == (family == "LLaDA2" and not experts)
     again = load_checkpoint(tmp_path / "model", torch.float64, tokenizer=CharacterTokenizer())
     load_adapter(again, tmp_path / "adapter")
     assert torch.equal(logits(again), moved_LV)

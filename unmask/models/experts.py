@@ -211,10 +211,6 @@ class Mixture(nn.Module):
         return y_SWD if self.shared_experts is None else y_SWD + self.shared_experts(x_SWD)
 
 
-def has_experts(network: nn.Module) -> bool:
-    return any(isinstance(module, Mixture) for module in network.modules())
-
-
 def add_mixtures(lm: Any, layers: list[bool], hidden: int, shared: int, router: Callable[[], Router]) -> None:
     """Replace the feed-forward half of the chosen layers by mixtures."""
     for layer, mixed in zip(lm.model.layers, layers, strict=True):

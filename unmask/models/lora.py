@@ -295,14 +295,17 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
     config = peft.LoraConfig(**shape, target_modules=target, lora_dropout=dropout, use_rslora=rslora)
     if target:
         # low_cpu_mem_usage (meta device): peft's own weights would take memory and draw from the global random state.
-        peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
+        with _unknown_to_peft(policy.lm.config):
+            peft.inject_adapter_in_model(config, policy.lm, ADAPTER, low_cpu_mem_usage=True)
     else:
         policy.lm.peft_config = {ADAPTER: config}
     for path in stacks:
         own_rank = factors[path][0].shape[-2]
         scaling = alphas[path] / (own_rank**0.5 if rslora else own_rank)
         policy.lm.set_submodule(path, AdaptedExperts(linears[path], scaling, dropout))
-    for path, layer in _adapter_layers(policy).items():
+    layers = _adapter_layers(policy)
+    assert layers.keys() == factors.keys(), f"peft adapted {[*layers]}, not {[*factors]}"
+    for path, layer in layers.items():
         weight = layer.base_layer.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         kind = ExpertFactor if path in stacks else Factor
@@ -310,6 +313,17 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
             module[ADAPTER] = kind(factor.to(weight.device, dtype, copy=True))
         layer.cast_input_dtype_enabled = False  # a Factor casts its weight to the input's dtype
         layer.train(layer.base_layer.training)  # a new module starts in training mode
+
+
+@contextmanager
+def _unknown_to_peft(config: Any) -> Iterator[None]:
+    """Inside it a network has no kind. For some kinds with experts peft replaces the targets by fused matrices of
+    transformers' own network, which ours does not have."""
+    vars(config)["model_type"] = ""
+    try:
+        yield
+    finally:
+        del vars(config)["model_type"]
 
 
 def linear_layers(policy: Adaptable) -> dict[str, Any]:

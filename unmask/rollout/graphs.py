@@ -16,12 +16,11 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unmask.core.order import ORDERS, order_name
 from unmask.core.policy import Memory, Policy, StaticPolicy
 from unmask.core.trace import Trace
-from unmask.models.experts import has_experts
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.metering import Meter, PassCounterMixin, count_passes
 
@@ -71,9 +70,6 @@ class Graphs:
         if not (on_gpu if self.wanted is None else self.wanted):
             return False
         why = obstacle(policy, decoding)
-        if why is None and self.wanted is None:
-            kinds = [kind for kind, applies in ON_REQUEST.items() if applies(policy, decoding)]
-            why = f"for {kinds[0]} they are not the default yet; rollout.graphs=true captures them" if kinds else None
         if why is not None:
             warnings.warn(f"rollouts run without CUDA graphs: {why}", stacklevel=2)
             return False
@@ -187,14 +183,6 @@ def obstacle(policy: Policy, decoding: "Decoding") -> str | None:
     if order_name(decoding.order) not in ORDERS:
         return "an order of your own may wait for the device"
     return policy.capture_obstacle()
-
-
-ON_REQUEST: dict[str, Callable[[Policy, "Decoding"], bool]] = {
-    "block-causal models": lambda policy, decoding: decoding.causal_block is not None,
-    "mixtures of experts": lambda policy, decoding: isinstance(policy, nn.Module) and has_experts(policy),
-}
-"""Rollouts that are captured with rollout.graphs=true only, until test_graphs.py has passed for them on a GPU. Delete
-a line to capture them by default."""
 
 
 def copy_of(trace: Trace, width: int) -> Trace:

@@ -15,7 +15,6 @@ from unmask.models.fp8 import fp8_paths
 from unmask.models.load import Outline
 from unmask.models.lora import file_names, linear_layers, target_paths
 from unmask.models.tiny import CharacterTokenizer
-from unmask.rollout.graphs import ON_REQUEST
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Network:
     fp8_rows: int
     """Rows of these layers' matrices, each with a scale."""
     captured: bool
-    """Rollout steps are captured as CUDA graphs by default, as `unmask.rollout.graphs` says of the real model."""
+    """Rollout steps can be captured as CUDA graphs."""
 
     @property
     def trained(self) -> int:
@@ -86,10 +85,10 @@ def network_of(config: Config, model: Outline) -> Network:
     queries = channels * shape.num_attention_heads
     keys = channels * getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     norms = any(name.endswith("q_norm") for name, _ in model.lm.named_modules())
-    kinds = {"block-causal models": model.causal_block, "mixtures of experts": mixtures}
+    item = (getattr(torch, config.dtype) if config.dtype else model.dtype).itemsize
     return Network(
         parameters=model.parameters,
-        item=(getattr(torch, config.dtype) if config.dtype else model.dtype).itemsize,
+        item=item,
         layers=shape.num_hidden_layers,
         width=shape.hidden_size,
         inner=max([shape.intermediate_size, *map(_inner, mixtures)]),
@@ -107,7 +106,7 @@ def network_of(config: Config, model: Outline) -> Network:
         adapted_fp8=sum(linears[path].weight.numel() for path in paths if path in scaled),
         fp8=sum(linears[path].weight.numel() for path in scaled),
         fp8_rows=sum(linears[path].out_features for path in scaled),
-        captured=not (model.family.encoder or any(kind in ON_REQUEST for kind, applies in kinds.items() if applies)),
+        captured=not (model.family.encoder or (mixtures and item > 2)),  # in fp32 experts are multiplied in a loop
     )
 
 
