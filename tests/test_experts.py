@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unmask.models.experts import ExpertFeedForward, grouped_linear, has_grouped_kernel, looped_linear
+from unmask.models.experts import ExpertFeedForward, Mixture, SoftmaxRouter, grouped_linear, has_grouped_kernel, looped_linear
 
 
 def stacks(rows: int, dtype: torch.dtype):
@@ -13,9 +13,9 @@ def stacks(rows: int, dtype: torch.dtype):
     return x_RD, weight_EOD
 
 
-@pytest.mark.parametrize("ends", [(3, 3, 7, 12), (0, 0, 0, 12), (12, 12, 12, 12)])
+@pytest.mark.parametrize("ends", [(3, 3, 7, 12), (0, 0, 0, 12), (12, 12, 12, 12), (0, 0, 0, 0)])
 def test_grouped_products_are_those_of_a_loop(ends):
-    """Experts without tokens, and all tokens at one expert; to 1e-6, forward and backward."""
+    """Experts without tokens, all tokens at one expert, and no tokens; to 1e-6, forward and backward."""
     x_RD, weight_EOD = stacks(ends[-1], torch.float32)
     end_E = torch.tensor(ends, dtype=torch.int32)
     assert has_grouped_kernel(x_RD, weight_EOD)
@@ -25,6 +25,17 @@ def test_grouped_products_are_those_of_a_loop(ends):
         results.append((y_RO, *torch.autograd.grad(y_RO.square().sum(), (x_RD, weight_EOD), materialize_grads=True)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the kernel, and the loop
+def test_a_layer_without_tokens_has_an_empty_output_and_no_gradient(dtype):
+    layer = Mixture(SoftmaxRouter(8, 4, 2, bias=False, normalised=True), 8, shared=0).to(dtype)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    y_SWD = layer(torch.zeros(1, 0, 8, dtype=dtype, requires_grad=True))
+    assert y_SWD.shape == (1, 0, 8)
+    y_SWD.square().sum().backward()
+    assert not any(weight.grad.any() for weight in layer.experts.parameters())
 
 
 def test_operands_that_the_kernel_does_not_take_go_through_the_loop():

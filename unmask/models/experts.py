@@ -118,7 +118,8 @@ def grouped_linear(x_RD: Tensor, weight_EOD: Tensor, end_E: Tensor) -> Tensor:
 
 def looped_linear(x_RD: Tensor, weight_EOD: Tensor, end_E: Tensor) -> Tensor:
     """`grouped_linear` as a loop over the experts."""
-    parts, weights = [], weight_EOD.unbind()  # one gradient for the stack; an index would write one for each expert
+    weights = weight_EOD.unbind()  # one gradient for the stack; an index would write one for each expert
+    parts = [] if len(x_RD) else [F.linear(x_RD, weights[0])]
     for number, (start, end) in enumerate(pairwise([0, *end_E.tolist()])):
         if start < end:
             parts.append(F.linear(x_RD[start:end], weights[number]))
@@ -186,7 +187,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slope_RD: Tensor) -> tuple[Tensor, None, None]:
         (back_R,) = ctx.saved_tensors
-        return slope_RD[0][back_R].unflatten(0, (ctx.rows, -1)).sum(1), None, None
+        uses = len(back_R) // max(1, ctx.rows)
+        return slope_RD[0][back_R].unflatten(0, (ctx.rows, uses)).sum(1), None, None
 
 
 class Mixture(nn.Module):
