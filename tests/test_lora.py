@@ -283,6 +283,8 @@ def test_options_are_strict(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoraOptions(**wrong)
     assert LoraOptions(targets=["q_proj"]).targets == ("q_proj",)  # as YAML gives it
+    with pytest.raises(ValueError, match=r"list: write \[experts\]"):
+        LoraOptions(targets="experts")
 
 
 def test_the_number_of_weights_on_llada_8b() -> None:

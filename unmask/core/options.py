@@ -1,8 +1,8 @@
 """Options that rooms below the configuration take as an object. Importing them does not import torch."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from unmask.util.strict_model import Strict
 
@@ -17,6 +17,13 @@ class LoraOptions(Strict):
     targets: Targets = Field("all", min_length=1)
     """Linear layers of the blocks, by their last name in transformers or in the released model; never the LM head.
     Routed experts only by the name `experts`."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def check_list(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "all":
+            raise ValueError(f"names of layers are a list: write [{value}]")
+        return value
 
 
 class RewardConfig(Strict):
