@@ -162,6 +162,8 @@ def test_in_blocks_it_is_sampled_and_trained_from_the_adaptation_to_reinforcemen
     few = ("updates=6", "batch_tokens=128", "optimizer.lr=1e-2", "eval.prompts=2")
     code, _, err = unmask("adapt", "source", "--data", "toy.jsonl", "--out", "run", *few, "causal_block=4")
     assert code == 2 and mentions(err, "causal_block", "--block N")
+    code, _, err = unmask("adapt", "source", "--data", "toy.jsonl", "--block", "4096", "--out", "run", *few)
+    assert code == 2 and mentions(err, "--block 4096", "tokens") and not Path("run").exists()
     code, out, err = unmask("adapt", "source", "--data", "toy.jsonl", "--block", "4", "--out", "run", *few)
     assert code == 0 and mentions(out, "blocks of 4"), err
     assert json.loads(Path("run/checkpoint/config.json").read_text())["causal_block"] == 4

@@ -16,7 +16,7 @@ from unmask.models.config_file import ConfigFile
 from unmask.models.families import Family
 from unmask.models.known import EMBEDDED
 from unmask.models.load import Released, fetch_snapshot
-from unmask.models.recognition import facts_of, family_of, network_of
+from unmask.models.recognition import facts_of, family_of, length_of, model_name, network_of
 from unmask.models.tiny import is_tiny
 from unmask.models.tokenizer import HubTokenizer, read_tokenizer
 from unmask.sft.fetch import PACKAGES, fetch_once
@@ -61,6 +61,8 @@ def adapt(source: Path, folder: Path, mask_token: str | None = None, block: int 
     family = family_of(file)
     if is_tiny(config) or not family.autoregressive or config.get("is_causal") is False:
         raise ValueError(f"{source} {ALREADY}")
+    if block is not None and block > (longest := length_of(family, file)):
+        raise ValueError(f"--block {block}: the model takes {longest} tokens; choose a smaller block")
     fast = read_tokenizer(source)
     mask_id, is_new = _ensure_mask(fast, config, mask_token)
     lm, tied = network_of(family, file)
@@ -117,6 +119,6 @@ def _released_model(
         fast.save_pretrained(aside)
         files = {**files_beside(source), **files_beside(Path(aside))}
     file = ConfigFile(source / "config.json", config)
-    facts = facts_of(family, file, config["vocab_size"], fast, source.name)
+    facts = facts_of(family, file, config["vocab_size"], fast, model_name(source))
     tokenizer = HubTokenizer(fast, facts.mask_id, frozenset([facts.eos_id]), family.template)
     return Released(lm, facts, tokenizer, Origin(config, files, family.names))
