@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from unmask.models.experts import ExpertFeedForward, Mixture, SoftmaxRouter, grouped_linear, has_grouped_kernel, looped_linear
+from unmask.models.experts import (
+    ExpertFeedForward,
+    Mixture,
+    SoftmaxRouter,
+    grouped_linear,
+    has_grouped_kernel,
+    looped_linear,
+)
 
 
 def stacks(rows: int, dtype: torch.dtype):

@@ -27,6 +27,12 @@ RunOrModel = Annotated[
     str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder, or a name (tiny-two, tiny).")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="e.g. rollout.steps=16")]
+BlockLength = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[causal_block=N]", help="The block length of a block-causal model whose files and name do not say it."
+    ),
+]
 DataOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="The task's data, a JSONL file; for your own task also ORG/NAME on the hub."),
@@ -37,6 +43,19 @@ TaskOption = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FiguresFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")]
+
+
+def block_length_of(words: list[str] | None) -> int | None:
+    """The N of causal_block=N, the only key that commands with `BlockLength` take."""
+    block = None
+    for word in words or []:
+        key, _, value = word.partition("=")
+        if key != "causal_block":
+            raise ValueError(f"{word}: this command takes only the key causal_block=N")
+        if not value.isdecimal() or not 1 <= int(value) < 2**20:
+            raise ValueError(f"causal_block: expected a number of tokens, at least 1, got {value!r}")
+        block = int(value)
+    return block
 
 
 def of_task(task: str | None, **options: Any) -> list[str]:

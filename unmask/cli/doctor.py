@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from unmask import sandbox
-from unmask.cli.arguments import AsJson
+from unmask.cli.arguments import AsJson, BlockLength, block_length_of
 
 NEEDED, FEATURES, MACHINE, TOOLS = "Needed", "Optional features", "This machine", "Tools for developers"
 
@@ -116,11 +116,12 @@ def doctor(
     model: Annotated[
         str | None, typer.Argument(metavar="[RUN_OR_MODEL]", help="Print what is recognised in this model, and why.")
     ] = None,
+    block: BlockLength = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: what is installed, and what is missing for which feature. Or check a model."""
     if model is not None:
-        _describe(model, as_json)
+        _describe(model, block_length_of(block), as_json)
         return
     findings = examine()
     if as_json:
@@ -135,7 +136,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _describe(model: str, as_json: bool) -> None:
+def _describe(model: str, causal_block: int | None, as_json: bool) -> None:
     """Each fact of a model with its source; an error says why the model is refused."""
     from unmask.models.known import check_model_name
 
@@ -143,7 +144,7 @@ def _describe(model: str, as_json: bool) -> None:
     from unmask.models.describe import describe_model
     from unmask.training.run.folder import checkpoint_of
 
-    facts = describe_model(checkpoint_of(model))
+    facts = describe_model(checkpoint_of(model), causal_block)
     if as_json:
         typer.echo(json.dumps([fact._asdict() for fact in facts], indent=2))
         return

@@ -43,7 +43,12 @@ EXAMPLES = {
         "unmask train recipe:d1_gsm8k --dry-run",
     ),
     "schema": ("unmask schema > schema.json", "unmask schema sft > sft_schema.json"),
-    "doctor": ("unmask doctor", "unmask doctor --json", "unmask doctor JetLM/SDAR-4B-Chat-b16"),
+    "doctor": (
+        "unmask doctor",
+        "unmask doctor --json",
+        "unmask doctor JetLM/SDAR-4B-Chat-b16",
+        "unmask doctor JetLM/SDAR-30B-A3B-Chat causal_block=4",
+    ),
     "merge": ("unmask merge runs/first --out merged", "unmask merge runs/first/checkpoint --out merged"),
     "push": ("unmask push runs/first ORG/NAME --dry-run", "unmask push runs/first ORG/NAME --private"),
     "pretrain": (

@@ -65,7 +65,7 @@ NUMBERS = {
     "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
     "Input should be a valid number, unable to parse string as a number": "expected a number",
 }
-TAKES_KEYS = ("train", "compare", "audit", "eval", "sample", "generate", "adapt", "sft")
+TAKES_KEYS = ("train", "compare", "audit", "eval", "sample", "generate", "adapt", "sft", "doctor", "merge")
 """Commands that take keys of the configuration."""
 COMMANDS: list[Callable[..., None]] = [
     train,

@@ -5,17 +5,20 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.arguments import RunOrModel
+from unmask.cli.arguments import BlockLength, RunOrModel, block_length_of
 
 
 def merge(
     run_or_model: RunOrModel,
+    block: BlockLength = None,
+    *,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the checkpoint.")],
 ) -> None:
     """Merge a run's adapter into its model and write a plain checkpoint that the family's own tools can load."""
     from unmask.models.known import check_model_name
     from unmask.util.files import check_folder
 
+    causal_block = block_length_of(block)
     check_folder(out)
     check_model_name(run_or_model)
 
@@ -26,7 +29,7 @@ def merge(
     from unmask.training.run.folder import checkpoint_of
 
     source = checkpoint_of(run_or_model)
-    policy = load_model(source)
+    policy = load_model(source, causal_block=causal_block)
     if has_adapter(policy):
         merge_adapter(policy)
     save(policy, out)

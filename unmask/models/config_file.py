@@ -21,6 +21,13 @@ LARGEST, DEEPEST = 2**31, 2**12  # larger than any model
 class ConfigFile:
     path: Path
     fields: Mapping[str, Any]
+    built_in: bool = False
+    """The fields are the built-in sizes of a well-known model; the file was not read."""
+
+    @property
+    def source(self) -> str:
+        """What the fields are called where a fact is printed with its source."""
+        return "the built-in sizes" if self.built_in else "config.json"
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field; the default if it is missing or null."""
@@ -39,6 +46,14 @@ class ConfigFile:
         if type(value) is not int or not 0 < value < (DEEPEST if "layers" in name else LARGEST):
             raise ValueError(f"{self.path} sets {name} to {value!r}; it must be a whole number above 0.")
         return value
+
+    def check_tokens(self, *names: str) -> None:
+        """ValueError for an id of a token that is not a whole number. A field may be a list of ids."""
+        for name in names:
+            value = self.get(name)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and type(token) is not int:
+                    raise ValueError(f"{self.path} sets {name} to {value!r}; the id of a token is a whole number.")
 
     def only(self, allowed: Mapping[str, Any]) -> None:
         """ValueError if a field has another value than the one allowed."""

@@ -31,15 +31,16 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
     folder, name, file = located_config(name_or_path)
     kind, config = kind_of(file), model.lm.config
     family = "the embedded model" if is_tiny(file.fields) else model.family.name
+    told = f"the name {name}" if file.built_in else f"{kind.source} in config.json: {kind.value}"
     sizes = f"{config.num_hidden_layers} layers of {config.hidden_size}, {model.parameters:,} weights"
     facts = [
-        DescribedFact("family", family, f"{kind.source} in config.json: {kind.value}"),
-        DescribedFact("network", f"{type(model.lm).__name__}, {sizes}", "config.json"),
+        DescribedFact("family", family, told),
+        DescribedFact("network", f"{type(model.lm).__name__}, {sizes}", file.source),
     ]
     if is_tiny(file.fields):
         return facts
-    facts += _experts(model)
-    if not file.path.is_file():
+    facts += _experts(model, file)
+    if file.built_in:
         facts.insert(0, DescribedFact("config.json", "not read; built-in sizes", "the name of a well-known model"))
     facts += _tokens(model, folder, file)
     if not model.family.encoder:
@@ -49,14 +50,16 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
         )
         shift = "i - 1" if model.family.shift else "i"
         facts.append(DescribedFact("shift", f"token i is predicted at {shift}", f"the {model.family.name} family"))
-        facts += [_rotary(model, file)] if file.path.is_file() else []
+        facts += [] if file.built_in else [_rotary(model, file)]
         facts.append(_head(model, folder, file))
+    if model.family.name == "LLaDA2":
+        facts.append(DescribedFact("editing", "off: a token that is written stays (LLaDA2.1 can edit)", "this package"))
     more = length_of(replace(model.family, max_length=None), file) > model.max_length
-    limit = "the family; config.json has more" if more else "config.json"
+    limit = f"the family; {file.source} has more" if more else file.source
     return [*facts, DescribedFact("length", f"{model.max_length} tokens", limit)]
 
 
-def _experts(model: Outline) -> list[DescribedFact]:
+def _experts(model: Outline, file: ConfigFile) -> list[DescribedFact]:
     mixtures = [module for module in model.lm.modules() if isinstance(module, Mixture)]
     if not mixtures:
         return []
@@ -64,7 +67,7 @@ def _experts(model: Outline) -> list[DescribedFact]:
     shared = ", and shared ones" if first.shared_experts is not None else ""
     layers = f"in {len(mixtures)} of {model.lm.config.num_hidden_layers} layers"
     chosen = f"{first.experts.experts}, {first.gate.chosen} for each token{shared}, {layers}"
-    return [DescribedFact("experts", chosen, "config.json")]
+    return [DescribedFact("experts", chosen, file.source)]
 
 
 def _tokens(model: Outline, folder: Path, file: ConfigFile) -> Iterator[DescribedFact]:
@@ -77,7 +80,7 @@ def _tokens(model: Outline, folder: Path, file: ConfigFile) -> Iterator[Describe
     stated = file.get("eos_token_id") is not None and not model.family.encoder
     if stated or fast is not None:
         facts = facts_of(model.family, file, model.lm.config.vocab_size, fast, "", model.causal_block)
-        source = "config.json" if stated else "the tokenizer"
+        source = file.source if stated else "the tokenizer"
         yield DescribedFact("end, padding", f"{facts.eos_id}, {facts.pad_id}", source)
 
 
@@ -92,8 +95,8 @@ def _rotary(model: Outline, file: ConfigFile) -> DescribedFact:
 
 def _head(model: Outline, folder: Path, file: ConfigFile) -> DescribedFact:
     """ValueError if tensors are missing, unexpected or of another shape, as in a load. Reads the headers only."""
-    stated = model.family.tied_field in file.fields
-    source = f"{model.family.tied_field} in config.json" if stated else f"config.json has no {model.family.tied_field}"
+    field = model.family.tied_field
+    source = f"{field} in {file.source}" if field in file.fields else f"config.json has no {field}"
     stored = {}
     if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
         tied, unused = model.family.tied if model.tied else {}, model.family.unused

@@ -26,7 +26,16 @@ from unmask.models.encoder import Bert, MaskedLM, ModernBert
 from unmask.models.families import Family
 from unmask.models.known import EMBEDDED, KNOWN, check_model_name
 from unmask.models.llama import Llama
-from unmask.models.recognition import block_length, facts_of, family_of, length_of, network_of, with_block
+from unmask.models.recognition import (
+    block_length,
+    check_config,
+    facts_of,
+    family_of,
+    length_of,
+    model_name,
+    network_of,
+    with_block,
+)
 from unmask.models.tiny import CharacterTokenizer, Tiny, is_tiny, load_tiny, tiny_network
 from unmask.models.tokenizer import HubTokenizer, has_tokenizer, read_tokenizer
 
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 
 RUN_CHECKPOINT = "checkpoint"
 """The folder of the weights in a run's folder."""
+HUB_SECONDS = 5.0
 # Neither pickles nor code are downloaded.
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", CARD)
 
@@ -101,11 +111,12 @@ def load_checkpoint(
         _check(tiny, folder, device)
         return tiny
     file = ConfigFile(folder / "config.json", config)
-    family = family_of(file)
+    family, name = family_of(file), hub or model_name(folder)
+    check_config(family, file, name, causal_block)
     lm, tied = network_of(family, file)
     rows: int = lm.config.vocab_size
     fast = read_tokenizer(folder) if tokenizer is None else None
-    facts = facts_of(family, file, rows, fast, hub or folder.name, causal_block)
+    facts = facts_of(family, file, rows, fast, name, causal_block)
     if fast is not None:
         tokenizer = _hub_tokenizer(family, file, facts, fast, rows)
     assert tokenizer is not None
@@ -227,6 +238,8 @@ def outline(name_or_path: str | Path, causal_block: int | None = None) -> Outlin
     tiny = is_tiny(file.fields)
     if tiny:
         _check_no_block(name_or_path, causal_block)
+    else:
+        check_config(family, file, name, causal_block)
     lm, tied = (tiny_network(file), False) if tiny else network_of(family, file)
     tokenizer: Tokenizer | None = None
     if tiny:
@@ -270,10 +283,10 @@ def located_config(name_or_path: str | Path) -> tuple[Path, str, ConfigFile]:
     """The folder of a model, the name it is loaded by, and its config.json, which may come from the hub or be KNOWN."""
     folder = EMBEDDED.get(str(name_or_path), Path(name_or_path))
     if folder.is_dir():
-        return folder, folder.name, ConfigFile(folder / "config.json", read_json(folder / "config.json"))
+        return folder, model_name(folder), ConfigFile(folder / "config.json", read_json(folder / "config.json"))
     name = str(name_or_path)
     if name in KNOWN:
-        return folder, name, ConfigFile(folder / "config.json", KNOWN[name])
+        return folder, name, ConfigFile(folder / "config.json", KNOWN[name], built_in=True)
     path = fetch_snapshot(name, only="config.json")
     return folder, name, ConfigFile(path, read_json(path))
 
@@ -289,7 +302,7 @@ def fetch_snapshot(name: str, only: str | None = None) -> Path:
     check_model_name(name)
     try:
         if only is not None:
-            return Path(hf_hub_download(name, only))
+            return Path(hf_hub_download(name, only, local_files_only=not _is_reachable(name, only)))
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=["*/*"]))
     except RepositoryNotFoundError as error:
         raise ValueError(f"There is no folder {name}, and no model {name} on the hub that you may read.") from error
@@ -298,6 +311,20 @@ def fetch_snapshot(name: str, only: str | None = None) -> Path:
             f"There is no folder {name}, and the hub cannot be reached to look for a model of that name. "
             "Download it on a machine with a connection and give its folder."
         ) from error
+
+
+def _is_reachable(name: str, file: str) -> bool:
+    """Whether the hub answers. Without this question a download without a connection is tried six times, for 30 s."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file), timeout=HUB_SECONDS)
+    except HfHubHTTPError:  # an answer: the download says what is wrong
+        return True
+    except Exception:  # the HTTP library of the hub's client has its own errors, and changes
+        return False
+    return True
 
 
 def _from_hub(origin: Origin, hub: str) -> Origin:

@@ -7,10 +7,11 @@ The mixtures of experts.py replace the feed-forward half of the layers that have
 from functools import partial
 from typing import Any
 
+from unmask.models.checkpoint import read_json
 from unmask.models.config_file import ConfigFile
 from unmask.models.experts import SigmoidRouter, SoftmaxRouter, add_mixtures
 from unmask.models.llama import Linear
-from unmask.models.networks import PLAIN, check_layer_types
+from unmask.models.networks import FOREIGN, PLAIN, check_layer_types
 
 # Other values of these settings are not supported; the authors' own code ignores most of them.
 ROTARY_PLAIN = {"rope_scaling": None, "rope_parameters": None}
@@ -30,6 +31,7 @@ LLADA_MOE_PLAIN = {
     "router_topk_group": None,
 }
 LLADA2_PLAIN = {
+    **FOREIGN,
     **ROTARY_PLAIN,
     "hidden_act": "silu",
     "use_bias": False,
@@ -47,7 +49,6 @@ LLADA2_PLAIN = {
     "attention_dropout": 0.0,
     "embedding_dropout": 0.0,
     "output_dropout": 0.0,
-    "editing_threshold": None,  # LLaDA2.1 edits tokens that it has written; a trace has one step per token
     "quantization_config": None,
 }
 
@@ -60,6 +61,7 @@ def llada_moe_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
 
 def llada2_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
     file.only(LLADA2_PLAIN)
+    _check_editing(file)
     config = _qwen3(file, file.size("intermediate_size"))
     part = file.number("partial_rotary_factor")
     rotated = int(config["head_dim"] * part)
@@ -68,6 +70,20 @@ def llada2_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
     config["rope_parameters"]["partial_rotary_factor"] = part
     # All layers are dense here: `llada2_layers` adds the mixtures.
     return "Glm4Moe", {**config, "use_qk_norm": True, "first_k_dense_replace": config["num_hidden_layers"]}
+
+
+def _check_editing(file: ConfigFile) -> None:
+    """ValueError for a LLaDA2.1 that edits tokens it has written: a trace has one step for each token."""
+    stated, beside = {file.path: file.get("editing_threshold")}, file.path.with_name("generation_config.json")
+    if beside.is_file():
+        stated[beside] = read_json(beside).get("editing_threshold")
+    for path, threshold in stated.items():
+        if threshold is not None:
+            raise ValueError(
+                f"{path} sets editing_threshold to {threshold!r}, but this package samples with editing off: a token "
+                "that is written stays. To use the model so, remove the field in a copy of the folder, or set it to "
+                "null."
+            )
 
 
 def sdar_moe_network(file: ConfigFile) -> tuple[str, dict[str, Any]]:

@@ -5,8 +5,20 @@ from typing import Any
 
 from unmask.models.config_file import SIZES, ConfigFile
 
+# Settings of other networks (Gemma, Granite, Cohere, Ministral) that change the logits. No family here has them.
+FOREIGN = {
+    "llama_4_scaling_beta": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "attention_multiplier": None,
+    "residual_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+}
 # Other values of these settings are not supported by the decoder's forward pass.
 PLAIN = {
+    **FOREIGN,
     "use_sliding_window": False,
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
@@ -40,6 +52,7 @@ ROTARY = {
     ),
 }
 LLADA_PLAIN = {
+    **FOREIGN,
     "block_type": "llama",
     "activation_type": "silu",
     "layer_norm_type": "rms",
@@ -134,7 +147,8 @@ def _rotary(file: ConfigFile, theta: float | None) -> dict[str, Any]:
 
 def encoder_network(kind: str, **off: Any) -> Callable[[ConfigFile], tuple[str, dict[str, Any]]]:
     def network(file: ConfigFile) -> tuple[str, dict[str, Any]]:
-        file.only({"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None})
+        plain = {"is_decoder": False, "position_embedding_type": "absolute", "quantization_config": None}
+        file.only({**FOREIGN, **plain})
         for name in SIZES:
             file.size(name)
         outer = ("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map")

@@ -5,6 +5,7 @@ fact without a source is an error, never a guess.
 """
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,9 +22,22 @@ BLOCK_FIELDS = ("causal_block", "block_size", "bd_size")
 """Fields of config.json with a block length: ours, that of SDAR and A2D, that of Fast-dLLM v2."""
 
 
+# The releases that say their block length in their name. In another name -b64 may be a batch size.
+NAMED_BLOCK = re.compile(r".*(?:sdar|trado).*-b(\d+)", re.IGNORECASE)
+
+
 class Stated(NamedTuple):
     value: Any
     source: str
+
+
+def model_name(folder: Path) -> str:
+    """The name of the model in a folder; ORG/NAME in the hub's cache, models--ORG--NAME/snapshots/COMMIT."""
+    folder = folder.resolve()
+    cached = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.removeprefix("models--").replace("--", "/", 1)
+    return folder.name
 
 
 def family_of(file: ConfigFile) -> Family:
@@ -63,9 +77,10 @@ def kind_of(file: ConfigFile) -> Stated:
 
 def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", bool]:
     """The network on the meta device, with separate head and embedding; and whether they share one matrix."""
+    kind, fields = family.network(file)
+
     import transformers
 
-    kind, fields = family.network(file)
     try:
         config = getattr(transformers, f"{kind}Config")(**fields)
         tied = bool(config.tie_word_embeddings)
@@ -86,6 +101,16 @@ def network_of(family: Family, file: ConfigFile) -> tuple["PreTrainedModel", boo
 
 
 # --- the facts ----------------------------------------------------------------------------------------------
+
+
+def check_config(family: Family, file: ConfigFile, name: str, causal_block: int | None = None) -> None:
+    """ValueError for what config.json alone shows to be wrong. It is called before transformers is imported, which
+    takes seconds."""
+    if not family.autoregressive:  # the others must say it: facts_of
+        file.only({"is_causal": False})
+    family.network(file)
+    file.check_tokens("mask_token_id", "eos_token_id", "pad_token_id")
+    block_length(family, file, name, causal_block)
 
 
 def facts_of(
@@ -142,9 +167,10 @@ def facts_of(
 
 def mask_token(family: Family, file: ConfigFile, fast: "PreTrainedTokenizerFast | None") -> Stated:
     if file.get("mask_token_id") is not None:
-        return Stated(file.get("mask_token_id"), "mask_token_id in config.json")
+        return Stated(file.get("mask_token_id"), f"mask_token_id in {file.source}")
     if family.mask_id is not None:
-        return Stated(family.mask_id, f"the {family.name} family; config.json has no mask_token_id")
+        missing = "" if file.built_in else "; config.json has no mask_token_id"
+        return Stated(family.mask_id, f"the {family.name} family{missing}")
     vocabulary = {} if fast is None else fast.get_vocab()
     for token, source in ((fast and fast.mask_token, "the tokenizer's mask token"), ("<|mask|>", "the tokenizer")):
         if token in vocabulary and vocabulary[token] != getattr(fast, "unk_token_id", None):
@@ -176,15 +202,15 @@ def _stated_block(family: Family, file: ConfigFile, name: str, causal_block: int
     if causal_block is not None:
         if not family.takes_blocks and file.get("causal_block") is None:
             raise ValueError(
-                f"causal_block: {file.path} is a {family.name}, which attends to the whole canvas; leave it out. "
-                "rollout.block sets the blocks of decoding."
+                f"causal_block: {file.path} is of the {family.name} family, which attends to the whole canvas; leave "
+                "it out. rollout.block sets the blocks of decoding."
             )
         return Stated(_checked_block(causal_block, "causal_block is"), "causal_block, stated by you or an adapter")
     if family.encoder:
         file.only({"causal_block": None})
     always = family.needs_block or family.causal_block is not None
     if "causal_block" in file.fields and file.get("causal_block") is None and not always:
-        return Stated(None, "causal_block in config.json")
+        return Stated(None, f"causal_block in {file.source}")
     stated = {key: file.fields[key] for key in BLOCK_FIELDS if file.get(key) is not None}
     for key, block in stated.items():
         if key not in ("causal_block", family.block_field):
@@ -196,14 +222,14 @@ def _stated_block(family: Family, file: ConfigFile, name: str, causal_block: int
         _checked_block(block, f"{file.path} sets {key} to")
     if len(set(stated.values())) > 1:
         raise ValueError(f"{file.path} has two block lengths, {stated}; remove one of them, or set causal_block=N.")
-    suffix = re.search(r"-b(\d+)$", name) if family.needs_block else None
+    suffix = NAMED_BLOCK.fullmatch(name.rpartition("/")[2]) if family.needs_block else None
     for key, block in stated.items():
         if suffix is not None and int(suffix[1]) != block:
             raise ValueError(
                 f"{file.path} sets {key} to {block}, but the name {name} says {int(suffix[1])}: set causal_block=N to "
-                "the block length that the model was trained with."
+                "the block length that the model was trained with, or rename the folder."
             )
-        return Stated(block, f"{key} in config.json")
+        return Stated(block, f"{key} in {file.source}")
     if suffix is not None:
         return Stated(_checked_block(int(suffix[1]), f"the name {name} sets the block length to"), f"the name {name}")
     if family.needs_block or (family.name == "A2D" and "bd3lm" in name.lower()):
