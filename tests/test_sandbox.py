@@ -23,7 +23,7 @@ from unmask.sandbox.filter import MACHINES, seccomp_program
 from unmask.sandbox.tests import free_names, with_guards
 from unmask.sandbox.verdicts import _probe
 from unmask.sandbox.wire import DEEPEST, LARGEST, ProtocolError, pack, unpack
-from unmask.tasks.support.process import Process
+from unmask.util.json_process import Process
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.problem()), reason=sandbox.problem() or "programs can be run")
 

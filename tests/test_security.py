@@ -15,7 +15,7 @@ import pytest
 
 from unmask import sandbox
 from unmask.tasks.support import verifier
-from unmask.tasks.support.process import Process
+from unmask.util.json_process import Process
 
 PACKAGE = Path(__file__).resolve().parents[1] / "unmask"
 SECRET = "hunter2-a-key-of-the-user"

@@ -85,10 +85,11 @@ class UnmaskLM(LM):
         tokenizer = self.policy.tokenizer
         if not isinstance(tokenizer, HubTokenizer) or not tokenizer.fast.chat_template:
             raise ValueError("this model has no chat template: leave out --apply_chat_template")
-        settings = {**tokenizer.template, "tokenize": False, "add_generation_prompt": add_generation_prompt}
-        return tokenizer.fast.apply_chat_template(
-            chat_history, continue_final_message=not add_generation_prompt, **settings
-        )
+        text = tokenizer.rendered(chat_history, add_generation_prompt=add_generation_prompt)  # within its bounds
+        if add_generation_prompt:
+            return text
+        settings = {**tokenizer.template, "tokenize": False, "add_generation_prompt": False}
+        return tokenizer.fast.apply_chat_template(chat_history, continue_final_message=True, **settings)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy generations, up to the first of the task's stop strings."""

@@ -1,10 +1,11 @@
 """Tokenizers of released checkpoints, read from their files. Tokenizers that are Python code are not run."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.models.trial import check_template
+from unmask.models.trial import check_template, render
 from unmask.util.turns import Turns, plain_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class HubTokenizer:
         self.size: int = max(fast.get_vocab().values()) + 1
         self.anchor = self.encode("a")
         if fast.chat_template:
-            check_template(fast.get_chat_template(), {**fast.special_tokens_map, **self.template})
+            check_template(fast.get_chat_template(), self._values())
         if mask_id in self.prompt("a"):  # a chat template with an error fails here
             raise ValueError(
                 f"The chat template of this tokenizer writes the mask token {mask_id} into a prompt of one letter; "
@@ -68,13 +69,15 @@ class HubTokenizer:
             return self.encode(plain_text(prompt, system))
         turns = [{"role": "system", "content": system}] if system else []
         turns += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        # Rendered, then encoded: the rendered text contains the special tokens.
-        settings = {"tokenize": False, "add_generation_prompt": True, **self.template}
-        try:
-            return self.encode(self.fast.apply_chat_template(turns, **settings))
-        except Exception as error:  # a template is a program, in jinja2's sandbox
-            message = " ".join(str(error).split()).rstrip(".")
-            raise ValueError(f"The chat template of this tokenizer fails: {message}; fix chat_template.") from error
+        return self.encode(self.rendered(turns))  # the rendered text contains the special tokens
+
+    def rendered(self, turns: Turns, **settings: Any) -> str:
+        """The text that the chat template makes of a conversation; `settings` are for the template."""
+        return render(self.fast.get_chat_template(), turns, {**self._values(), **settings})
+
+    def _values(self) -> dict[str, Any]:
+        """What the chat template reads beside the turns."""
+        return json.loads(json.dumps({**self.fast.special_tokens_map, **self.template}, default=str))
 
     def decode(self, ids: list[int]) -> str:
         """The text up to the first token that ends a turn; a MASK becomes a replacement character."""

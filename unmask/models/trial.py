@@ -1,43 +1,68 @@
-"""Trials of what a checkpoint brings along and that may not end, in a process with bounds (trial_worker.py)."""
+"""Programs that a checkpoint brings along, in a process with bounds (trial_worker.py): its chat template, and the
+patterns of an adapter. They never run in this process."""
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from unmask.util.processes import start_process
+from unmask.util.json_process import Process, ProcessEnded, ProcessNotStarted
+from unmask.util.turns import Turns
 
 WORKER = Path(__file__).with_name("trial_worker.py")
 SECONDS = 2.0
+"""Of CPU time, for each conversation and for the patterns of an adapter."""
+WAIT = 120.0
+"""Of wall time. A busy machine can take many times the CPU time."""
 LONGEST = 100_000
-"""Characters that a chat template may make of each conversation in TRIED, and that patterns may have together."""
+"""Characters that a chat template may add to a conversation, and that patterns may have together."""
+GROWTH = 4
+"""How many times a chat template may write a conversation."""
 TRIED = tuple(
     [{"role": ("user", "assistant")[number % 2], "content": "a" * letters} for number in range(turns)]
     for turns, letters in ((1, 1), (1, 1000), (9, 1000))
 ) + ([{"role": "system", "content": "a" * 1000}, {"role": "user", "content": "a" * 1000}],)
 
 
-def check_template(template: str, values: Mapping[str, Any]) -> None:
-    """ValueError for a chat template that makes a huge text of a short conversation, or takes for ever.
+class TemplateFailure(ValueError):
+    """The template itself ends with an error: it may refuse a conversation."""
+
+
+def render(template: str, turns: Turns, values: Mapping[str, Any]) -> str:
+    """The text that a chat template makes of a conversation; ValueError if it fails or goes beyond a bound.
 
     values   the special tokens and settings that the template reads
     """
-    length = _rendered_length(template, json.dumps(values, sort_keys=True, default=str))
-    if length > LONGEST:
-        what = f"makes {length} characters" if length < sys.maxsize else f"takes more than {SECONDS:g} s or 512 MB"
-        raise ValueError(f"The chat template of this tokenizer {what} for at most 9 short turns; fix chat_template.")
+    known = {"tools": None, "documents": None, "add_generation_prompt": True}
+    size = len(json.dumps(list(turns)))
+    request = {"template": template, "messages": list(turns), "values": {**known, **values}}
+    reply = _reply({**request, "longest": LONGEST + GROWTH * size})
+    what = "The chat template of this tokenizer"
+    if reply is None:
+        bound = f"{SECONDS:g} s or 512 MB"
+        raise ValueError(f"{what} takes more than {bound} for a conversation of {size} characters; fix chat_template.")
+    if "error" in reply:
+        message = " ".join(reply["error"].split()).rstrip(".")
+        raise TemplateFailure(f"{what} fails: {message}; fix chat_template.")
+    if "length" in reply:
+        raise ValueError(f"{what} makes {reply['length']} characters of a conversation of {size}; fix chat_template.")
+    return reply["text"]
+
+
+def check_template(template: str, values: Mapping[str, Any]) -> None:
+    """ValueError for a chat template that goes beyond a bound for a short conversation: better now than in a run."""
+    _check_once(template, json.dumps(values, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _rendered_length(template: str, values: str) -> int:
-    """0 if the template fails: the tokenizer says why."""
-    known = {"tools": None, "documents": None, "add_generation_prompt": True}
-    reply = _reply({"template": template, "conversations": TRIED, "values": {**known, **json.loads(values)}})
-    return sys.maxsize if reply is None else reply.get("length", 0)
+def _check_once(template: str, values: str) -> None:
+    for turns in TRIED:
+        with suppress(TemplateFailure):
+            render(template, turns, json.loads(values))
 
 
 def is_plain(pattern: str) -> bool:
@@ -66,13 +91,15 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """The worker's answer; None if it needed more than its time or memory."""
-    process = start_process(
-        [sys.executable, "-I", str(WORKER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with process:
-        line, _ = process.communicate(json.dumps({**request, "seconds": SECONDS}) + "\n")
-    return json.loads(line) if line.strip() else None
+    try:
+        return _worker().ask({**request, "seconds": SECONDS}, WAIT)
+    except ProcessNotStarted as error:
+        raise ValueError(f"The process that runs chat templates and patterns {error}") from error
+    except ProcessEnded:
+        return None
+
+
+@cache
+def _worker() -> Process:
+    """One for all tokenizers. It starts with the first request, and again after it has ended."""
+    return Process([sys.executable, "-I", str(WORKER)], starting=WAIT, bare=True)

@@ -1,9 +1,10 @@
 """A process that runs what a checkpoint brings along and that may not end: a chat template, or patterns of an adapter.
 
-It runs as a file, so it imports neither unmask nor torch, and it bounds its memory and its CPU time. One line of JSON
-in: {"seconds": ..., "template": text, "conversations": [...], "values": {...}} or {"seconds": ..., "patterns": [...],
-"names": [...]}. One line out: an object with `length`, that of the longest text that the template makes, or with
-`error`. A process that needs more memory or CPU time ends without a line.
+It runs as a file, so it imports neither unmask nor torch, and it bounds its memory, and its CPU time for each request.
+Its first line is `true`. Then it answers every line of JSON with one: {"seconds": ..., "template": text, "messages":
+[...], "values": {...}, "longest": ...} or {"seconds": ..., "patterns": [...], "names": [...]}. The answer has `text`,
+or `length` if the text is longer than `longest`, or `error`. If a request needs more memory or CPU time, the process
+ends without an answer.
 """
 
 import json
@@ -12,39 +13,53 @@ import resource
 import signal
 import sys
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 MEMORY = 2**29
+SAFE_JINJA = (3, 1, 6)
+"""Programs can leave the sandbox of older versions."""
 # Every form in which peft uses a pattern: target and exclude, rank and alpha, layers.
 FORMS = ("{}", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
 
 
-def rendered_length(template: str, conversations: list[Any], values: dict[str, Any]) -> int:
-    """The length of the longest rendering, in the environment that transformers gives to a template.
-
-    A template may refuse any conversation but the first.
-    """
+@lru_cache(maxsize=8)
+def compiled(template: str) -> Any:
+    """A chat template in the environment that transformers gives to it."""
+    import jinja2
+    from jinja2.ext import Extension
+    from jinja2.nodes import CallBlock
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    if tuple(int(part) for part in jinja2.__version__.split(".")[:3]) < SAFE_JINJA:
+        raise ValueError(f"jinja2 {jinja2.__version__} is too old: pip install 'jinja2>=3.1.6'")
+
+    class Generation(Extension):
+        """transformers' own tag, which marks what the assistant has written and renders as its content."""
+
+        tags = {"generation"}  # noqa: RUF012 (as the base class has it)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return CallBlock(self.call_method("content"), [], [], body).set_lineno(line)
+
+        def content(self, caller: Any) -> Any:
+            return caller()
 
     def raise_exception(message: str) -> None:
         raise ValueError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = to_json
-    environment.globals.update(raise_exception=raise_exception, strftime_now=datetime.now().strftime)
-    template = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag, which renders nothing
-    compiled = environment.from_string(template)
-    lengths = [len(compiled.render(messages=conversations[0], **values))]
-    for messages in conversations[1:]:
-        try:
-            lengths.append(len(compiled.render(messages=messages, **values)))
-        except (MemoryError, OverflowError):
-            raise
-        except Exception:
-            continue
-    return max(lengths)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return environment.from_string(template)
+
+
+def strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def to_json(
@@ -61,22 +76,29 @@ def match_all(patterns: list[str], names: list[str]) -> None:
                 re.match(form.format(pattern), name)
 
 
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    if "template" not in request:
+        match_all(request["patterns"], request["names"])
+        return {}
+    text = compiled(request["template"]).render(messages=request["messages"], **request["values"])
+    return {"text": text} if len(text) <= request["longest"] else {"length": len(text)}
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    request = json.loads(sys.stdin.readline())
-    reply: dict[str, Any] = {}
-    signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # without a handler, its signal ends the process
-    try:
-        if "template" in request:
-            reply["length"] = rendered_length(request["template"], request["conversations"], request["values"])
-        else:
-            match_all(request["patterns"], request["names"])
-    except (MemoryError, OverflowError):  # a string with more characters than an index can count
-        return
-    except Exception as error:
-        reply["error"] = str(error)
-    print(json.dumps(reply))
+    print("true", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # without a handler, its signal ends the process
+        try:
+            reply = answer(request)
+        except (MemoryError, OverflowError):  # a string with more characters than an index can count
+            return
+        except Exception as error:
+            reply = {"error": str(error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any
 
 from unmask.tasks.support.data import DataTask
-from unmask.tasks.support.process import Process, ProcessEnded
 from unmask.tasks.task import About, Outcome, RewardPart, Row, Task, Weights, finite
+from unmask.util.json_process import Process, ProcessEnded
 from unmask.util.turns import Turns, checked_turns, plain_text
 from unmask.util.user_file import run_file
 

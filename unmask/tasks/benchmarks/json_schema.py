@@ -23,10 +23,10 @@ from typing import Any, Literal, NamedTuple
 
 from unmask.tasks.support.answers import text_before_end
 from unmask.tasks.support.data import hub_rows
-from unmask.tasks.support.process import Process, ProcessEnded, ProcessNotStarted
 from unmask.tasks.support.protocol import TextTask
 from unmask.tasks.support.split import hashed_split
 from unmask.tasks.task import About, Grade, Row, Weights, valid_partial
+from unmask.util.json_process import Process, ProcessEnded, ProcessNotStarted
 
 DEEPEST = 64
 DIGITS = 400

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from queue import LifoQueue
 
-from unmask.tasks.support.process import Process, ProcessEnded, ProcessNotStarted
+from unmask.util.json_process import Process, ProcessEnded, ProcessNotStarted
 
 SECONDS = 5.0
 PATIENCE = 12  # the limit of wall time, in limits of CPU time

@@ -17,7 +17,18 @@ from typing import Any
 
 from unmask.util.processes import end_process_group, start_process
 
-NEEDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LANG", "LC_ALL", "TMPDIR")
+NEEDED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+)
 
 
 class ProcessEnded(Exception):
@@ -39,10 +50,12 @@ class Process:
         self.command, self.starting, self.bare = list(command), starting, bare
         self.running: subprocess.Popen[str] | None = None
         self.killed: weakref.finalize[Any, Any] | None = None
-        self.lock = threading.Lock()
+        self.lock, self.owner = threading.Lock(), os.getpid()
 
     def ask(self, request: Any, seconds: float) -> Any:
         """The answer; ProcessEnded if there is none within `seconds` of wall time."""
+        if self.owner != os.getpid():
+            self._forget()
         with self.lock:
             if self.running is None or self.running.poll() is not None:
                 self.end()
@@ -83,6 +96,13 @@ class Process:
         except BaseException:  # also when interrupted: the next request must not read a late answer
             self.end()
             raise
+
+    def _forget(self) -> None:
+        """After a fork: the running process answers the parent, and must not be killed here."""
+        if self.killed is not None:
+            self.killed.detach()
+        self.running = self.killed = None
+        self.lock, self.owner = threading.Lock(), os.getpid()
 
     def end(self) -> None:
         if self.killed is not None:
