@@ -8,7 +8,8 @@ import pytest
 from mixtures import mixture_folder
 from test_recognition import facts
 
-from checkpoints import DREAM, QWEN_SPECIALS, QWEN_TEXT, SDAR, loaded, qwen, said, with_tokenizer
+from checkpoints import DREAM, FAST, QWEN_SPECIALS, QWEN_TEXT, SDAR, loaded, qwen, said, with_tokenizer
+from unmask.core.policy import ShiftedPolicy
 from unmask.models import load_model
 from unmask.models.load import located_config, outline
 from unmask.models.recognition import model_name
@@ -179,6 +180,12 @@ def test_the_grammar_of_a_refused_block_length_fits_every_family():
     for name, family in (("GSAI-ML/iLLaDA-8B-Base", "iLLaDA"), ("GSAI-ML/LLaDA-8B-Base", "LLaDA")):
         with pytest.raises(ValueError, match=f"is of the {family} family"):
             outline(name, 32)
+
+
+@pytest.mark.parametrize(("kind", "shift"), [(FAST, True), (DREAM, True), (SDAR, False)])
+def test_a_policy_says_whether_something_predicts_its_first_token(tmp_path, kind, shift):
+    policy = loaded(qwen(tmp_path, kind)[0])
+    assert isinstance(policy, ShiftedPolicy) and policy.shift == shift
 
 
 def test_a_model_in_the_cache_of_the_hub_is_loaded_from_its_folder(tmp_path):

@@ -153,6 +153,15 @@ class StaticPolicy(CachingPolicy, Protocol):
 
 
 @runtime_checkable
+class ShiftedPolicy(Policy, Protocol):
+    """A policy that says where it predicts a token."""
+
+    @property
+    def shift(self) -> bool:
+        """Token i is predicted at position i - 1, so nothing predicts the first token: a prompt cannot be empty."""
+
+
+@runtime_checkable
 class BlockCausalPolicy(Policy, Protocol):
     """A policy with block-causal attention: it can see a masked block and the finished text before it in one pass."""
 

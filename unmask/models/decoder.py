@@ -95,7 +95,7 @@ class Decoder(TransformersPolicy):
 
     def __init__(self, lm: "PreTrainedModel", facts: Facts, tokenizer: Tokenizer) -> None:
         super().__init__(lm, facts, tokenizer)
-        self.causal_block = facts.causal_block
+        self.causal_block, self.shift = facts.causal_block, facts.shift
         self.gradient_checkpointing = False
         """Recompute each layer in the backward pass instead of keeping its activations."""
         # A plain attribute: casting the module to bf16 would round a buffer.
