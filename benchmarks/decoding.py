@@ -66,8 +66,8 @@ def loaded(model: str, device: str) -> Model:
 # --- ways to decode -----------------------------------------------------------------------------------------
 
 
-def ways(length: int, block: int) -> Iterator[tuple[str, Decoding]]:
-    exact = Decoding(length, length // 2, block)
+def ways(length: int, steps: int, block: int) -> Iterator[tuple[str, Decoding]]:
+    exact = Decoding(length, steps, block)
     yield "exact", exact
     for share in SHARES[1:]:
         yield f"1/{share} of the steps", replace(exact, steps=exact.steps // share)
@@ -120,12 +120,14 @@ def measured(policy: Model, task: Task, how: Decoding, fp8: Fp8Layers | None, gi
 
 
 def all_ways(given: argparse.Namespace) -> dict[str, Any]:
-    policy, task = loaded(given.folder, given.device), TASKS[given.task]()
+    policy, task = loaded(given.folder, given.device), TASKS[given.task](**given.options)
     results: dict[str, Any] = {}
-    found = {"task": given.task, "length": given.length, "block": given.block, "rows": given.rows, "ways": results}
+    steps = given.steps or given.length // 2
+    shape = {"length": given.length, "steps": steps, "block": given.block, "rows": given.rows}
+    found = {"task": given.task, "options": given.options, **shape, "ways": results}
     layers = Fp8Layers(policy) if has_fp8(torch.device(given.device)) else None
-    for name, how in ways(given.length, given.block):
-        if "fp8" in name and layers is None:
+    for name, how in ways(given.length, steps, given.block):
+        if ("fp8" in name and layers is None) or (given.ways and name not in given.ways):
             continue
         fp8 = layers if "fp8" in name else None
         sampled = measured(policy, task, how, fp8, given)
@@ -197,7 +199,10 @@ def main() -> None:
     parser.add_argument("what", choices=list(WHAT))
     parser.add_argument("folder", help="ways: a model or a run; else a comparison")
     parser.add_argument("--task", default="countdown_text", help="of ways")
+    parser.add_argument("--options", type=json.loads, default={}, help="of the task of ways, as JSON")
+    parser.add_argument("--ways", nargs="+", help="these only")
     parser.add_argument("--length", type=int, default=64, help="of ways")
+    parser.add_argument("--steps", type=int, help="of ways; default: half of the length")
     parser.add_argument("--block", type=int, default=32, help="of ways")
     parser.add_argument("--problems", type=int, default=256)
     parser.add_argument("--samples", type=int, default=4)

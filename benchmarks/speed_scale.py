@@ -228,7 +228,7 @@ def scale_full(bench: SpeedBench) -> None:
     """All weights, with half of the layers, whose state fits one GPU; then one update with all of them."""
     compiled, layers = bench.policy.compiled, bench.policy.lm.config.num_hidden_layers
     for number, (rolled, updated) in {
-        layers // 2: ([(32, 256), (32, 1024)], [256, 1024, 2048]),
+        layers // 2: ([(32, 512)], [256, 2048]),
         layers: ([], [256]),
     }.items():
         if bench.toy:

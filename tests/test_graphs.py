@@ -311,6 +311,7 @@ def test_a_captured_step_reads_weights_that_change_in_place():
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # the compiler's advice for fp32
 def test_compiled_layers_can_be_captured():
     policy, settings = decoder().cuda().requires_grad_(False), {"length": 16, "block": 4, "cache": Cache()}
     policy.compile_layers()

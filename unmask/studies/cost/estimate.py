@@ -27,6 +27,9 @@ MERGING = 40
 """Bytes of traffic for each weight that is merged with an adapter and restored."""
 QUANTIZING = 15
 """Bytes of traffic for each weight that is quantized to fp8."""
+OPTIMIZING, ACCUMULATING = 46, 12
+"""Bytes of traffic for each trained weight: norm of the gradients, clipping, Adam and rounding, once in an inner step;
+and adding the gradients of a pass to those before it (training/optim.py)."""
 POOL = "pool of captured steps"
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
@@ -88,6 +91,13 @@ def preparing_seconds(config: Config, network: Network, device: Hardware) -> flo
     merged = network.adapted if network.adapter and config.rollout.merge_adapter else 0
     quantized = network.fp8 if config.rollout.precision == "fp8" else 0
     return (MERGING * merged + QUANTIZING * quantized) / device.bandwidth
+
+
+def optimizer_seconds(config: Config, network: Network, device: Hardware, learnt: Tally) -> float:
+    """What the optimiser and the sum of gradients take in all inner steps of an update. `learnt`: passes with
+    gradient."""
+    traffic = OPTIMIZING * config.inner_steps + ACCUMULATING * sum(learnt.sizes.values())
+    return traffic * network.trained / device.bandwidth
 
 
 def _caches(config: Config, passes: Mapping[str, Tally]) -> bool:
@@ -330,6 +340,7 @@ def _time(
     preparing = preparing_seconds(config, network, device)
     rollout = spent["rollout, whole"] + spent["rollout, window"] + preparing
     learning = sum(spent[kind] for kind in spent if kind.startswith(("cache check", "update")))
+    learning += optimizer_seconds(config, network, device, passes["update, gradient"])
     evaluation = spent["evaluation, whole"] + spent["evaluation, window"] + preparing
     run = config.updates * (rollout + learning) + evaluations * evaluation
     return TimeEstimate(device.name, device.source, device.memory, rollout, learning, evaluation, run / 3600)

@@ -34,26 +34,30 @@ class Efficiency:
     """The same without an adapter; row "few_rows", 8 rows."""
     replay: float = 0.0
     """Seconds of a layer in a captured step beside its products, or beside reading its weights if that takes longer."""
+    captured_replay: float = 0.0744e-3
+    """The same where steps are captured: speed_graphs.json, dual cache, 1 row, minus its products and the reading of
+    weights. It includes what a step does outside the pass."""
+    captured_vocabulary: float = 60.0
+    """Bytes for each logit in a captured step: the head writes 2, the cast moves 6; banning MASK, log-softmax and draw
+    move 52, or compiled 15 (docs/performance.md, captured steps)."""
 
     def captured(self) -> "Efficiency":
-        """The same for steps that are captured as CUDA graphs, which launch nothing.
-
-        `replay` is from speed_graphs.json, dual cache, 1 row, minus its products and the reading of weights; it
-        includes what a step does outside the pass. Bytes for each logit are counted: the head writes 2, the cast moves
-        6, banning MASK 17, the log-softmax 16, and the draw 12.
-        """
-        return replace(self, launch=0.0, bare_launch=0.0, vocabulary=53.0, replay=0.0878e-3)
+        """The same for steps that are captured as CUDA graphs, which launch nothing."""
+        static = {"vocabulary": self.captured_vocabulary, "replay": self.captured_replay}
+        return replace(self, launch=0.0, bare_launch=0.0, **static)
 
 
+# The replay of EAGER: speed_blocks.json, SDAR-1.7B, 1 row.
 # Rows "trunk", windows minus reading the cache, and wd1: of "methods_as_written" (not compiled) and of "methods".
-EAGER = Efficiency(whole=0.605, window=0.555, gradient=0.482)
-COMPILED = Efficiency(whole=0.810, window=0.816, gradient=0.685)
+EAGER = Efficiency(whole=0.605, window=0.555, gradient=0.482, captured_replay=0.26e-3)
+COMPILED = Efficiency(whole=0.810, window=0.816, gradient=0.685, captured_vocabulary=23.0)
 # Between LLaDA-MoE-7B-A1B and LLaDA2-mini, not compiled; benchmarks/results/speed_experts.json.
-EXPERTS = Efficiency(whole=0.26, window=0.26, gradient=0.18, launch=2e-3, bare_launch=2e-3)
+# Windows and replay: LLaDA2.0-mini, captured, 32 rows and 1; benchmarks/results/speed_blocks_experts.json.
+EXPERTS = Efficiency(whole=0.26, window=0.11, gradient=0.18, launch=2e-3, bare_launch=2e-3, captured_replay=0.244e-3)
 # The embedded model on one core, sampling included, against a product of its own size: median of 25 pairs of timings.
 CPU = Efficiency(whole=0.2, window=0.2, gradient=0.2, vocabulary=0.0, launch=0.0, bare_launch=0.0)
 H200_RATE = 772e12  # row "peak"
-FP8 = 1.55
+FP8 = 1.69
 """How many times faster the layers that can run in fp8 are there than in bf16, quantizing their inputs included;
 speed_fp8.json, whole pass."""
 WITHOUT_FP8 = ("a100-80",)
