@@ -220,3 +220,12 @@ def test_rollouts_with_the_exact_cache_are_continued_without_it():
     step_B = torch.arange(len(PROMPTS)) % trace.steps
     again = continue_from(policy, trace, step_B, seed_B, decoding)
     assert torch.equal(again.tokens_BL, trace.tokens_BL) and torch.equal(again.step_BL, trace.step_BL)
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_a_shifted_model_refuses_an_empty_prompt(block):
+    """Position 0 has no position before it that could predict it."""
+    policy = decoder("qwen3", dtype=torch.float64, causal_block=block, shift=True)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        sample(policy, [[3], []], row_seeds(3, 2), length=8, steps=4)
+    sample(decoder("qwen3", dtype=torch.float64, causal_block=block), [[3], []], row_seeds(3, 2), length=8, steps=4)

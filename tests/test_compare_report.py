@@ -182,7 +182,8 @@ def test_what_is_no_comparison_is_not_redrawn(tmp_path: Path, unmask, text: str)
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_cell_that_is_damaged_counts_as_not_finished(tmp_path: Path, unmask) -> None:
+def test_a_cell_that_is_damaged_counts_as_not_finished(tmp_path: Path, unmask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmask.studies.compare.report.draw", lambda *_: None)  # which takes longer than the rest
     write_json(tmp_path / "results.json", results(row("a", BASE, folders={"5": "cells/a-seed5"}), seeds=6))
     (tmp_path / "cells" / "a-seed5").mkdir(parents=True)
     (tmp_path / "cells" / "a-seed5" / "result.json").write_text('{"curve": [')

@@ -68,7 +68,7 @@ def test_the_split_never_moves():
 )
 def test_every_row_is_solvable_and_fits(options):
     task = countdown.Countdown(**options)
-    rows = task.rows("train", 400, 0) + task.rows("test", 400, 0)
+    rows = task.rows("train", 200, 0) + task.rows("test", 200, 0)
     for row in rows:
         assert 1 <= row["target"] <= options.get("target_largest", 1000)
         assert len(row["numbers"]) == options.get("numbers", 3)

@@ -296,8 +296,8 @@ def test_the_number_of_weights_on_llada_8b() -> None:
                 num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=False,
             )  # fmt: skip
             policy = Small(LlamaForCausalLM(config), FACTS, tokenizer=None)
-        assert sum(weight.numel() for weight in policy.parameters()) == 8_015_581_184
-        add_adapter(policy, LoraOptions(rank=128, targets=targets), seed=0)
+            assert sum(weight.numel() for weight in policy.parameters()) == 8_015_581_184
+            add_adapter(policy, LoraOptions(rank=128, targets=targets), seed=0)
         counted[targets] = sum(weight.numel() for weight in trainable_parameters(policy))
     assert list(counted.values()) == [335_544_320, 167_772_160]
 

@@ -121,15 +121,15 @@ def test_the_figures_of_what_fits_where_are_those_of_the_dry_run():
     table = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in page.splitlines() if row.startswith("| ")}
     command = page.partition("unmask train task=countdown")[2].partition("--dry-run")[0].replace("\\\n", " ").split()
     given = ["task=countdown", *command]
-    full = estimate(read_config(None, given)).memory_gib
+    full = estimate(read_config(None, given), "a100-80").memory_gib
     rows = {"weights, bf16": "weights", "KL reference": "reference", "fp32 copies": "fp32 copies", "Adam": "Adam"}
     for name, part in {**rows, "gradients, fp32": "gradients"}.items():
         assert float(table[name][0]) == round(full["update"][part], 1)
     assert float(table["sum"][0]) == round(full["update"]["peak"], 1)
     for name, model in (("LLaDA-MoE-7B-A1B", MOE), ("LLaDA2.0-mini", MINI)):
-        alone = estimate(read_config(None, [*given, f"model={model}", "full=false"])).memory_gib
+        alone = estimate(read_config(None, [*given, f"model={model}", "full=false"]), "a100-80").memory_gib
         assert float(table[name][0]) == round(max(parts["peak"] for parts in alone.values()), 1)
-        parts = estimate(read_config(None, [*given, f"model={model}"])).memory_gib["rollout"]
+        parts = estimate(read_config(None, [*given, f"model={model}"]), "a100-80").memory_gib["rollout"]
         shared = sum(parts[part] for part in ("weights", "reference", "fp32 copies", "Adam")) / 8
         rest = sum(parts[part] for part in ("KV cache", "activations", "logits"))
         assert float(table[name][1]) == round(parts["weights"] + shared + rest, 1)

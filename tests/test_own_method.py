@@ -248,6 +248,7 @@ MISNAMED = {"my.py": "name the function too", "my.py:quiet": "no function quiet 
 
 
 def test_a_comparison_trains_functions_in_files_and_goes_on_until_they_change(folder, unmask, monkeypatch, cells_here):
+    monkeypatch.setattr("unmask.studies.compare.report.draw", lambda *_: None)  # which takes longer than the cells
     save(tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=48)), Path("model"))
     few = ("model=model", "prompts=1", "group=2", "rollout.steps=4", "eval.prompts=1", "eval.samples=1", "eval.every=0")
     grid = ("--methods", "diffu_grpo,my.py:loud", "--with", "none,my.py:twice", "--out", "out")

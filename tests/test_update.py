@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -62,6 +63,13 @@ def gradient(policy, parts, rows):
     return sum(losses), tuple(p.grad.clone() for p in policy.parameters())
 
 
+@cache
+def in_one_pass(name, plug):
+    """A method's parts and their gradient; no test changes them."""
+    policy, parts = off_policy_parts(built(name, plug))
+    return policy, parts, gradient(policy, parts, 10**6)
+
+
 def assert_same_gradient(found, expected, tolerance=1e-10):
     assert_close(found[0], expected[0], tolerance)
     for a, b in zip(found[1], expected[1], strict=True):
@@ -71,8 +79,7 @@ def assert_same_gradient(found, expected, tolerance=1e-10):
 
 @pytest.mark.parametrize(("name", "plug"), ALL)
 def test_micro_batches_add_up_to_the_same_gradient(name, plug):
-    policy, parts = off_policy_parts(built(name, plug))
-    whole = gradient(policy, parts, 10**6)
+    policy, parts, whole = in_one_pass(name, plug)
     loss = sum(term_loss(part, ask(policy, part.probes))[0] for part in parts)
     assert_same_gradient(whole, (loss.detach(), torch.autograd.grad(loss, list(policy.parameters()))))
     for rows in (1, 2, 3, 5):
@@ -106,20 +113,18 @@ def test_micro_batches_of_steps_with_their_choice_of_positions_add_up(rows):
 
 @pytest.mark.parametrize(("name", "plug"), ALL)
 def test_the_order_of_traces_units_states_and_rows_changes_nothing(name, plug):
-    method = built(name, plug)
-    policy, parts = off_policy_parts(method)
-    _, shuffled = off_policy_parts(method, lambda probes: permuted(probes, generator(7)))
+    policy, parts, whole = in_one_pass(name, plug)
+    _, shuffled = off_policy_parts(built(name, plug), lambda probes: permuted(probes, generator(7)))
     assert not torch.equal(shuffled[0].probes.trace.tokens_BL, parts[0].probes.trace.tokens_BL)
-    assert_same_gradient(gradient(policy, shuffled, 10**6), gradient(policy, parts, 10**6))
+    assert_same_gradient(gradient(policy, shuffled, 10**6), whole)
 
 
 @pytest.mark.parametrize(("name", "plug"), ALL)
 def test_padding_changes_nothing(name, plug):
-    method = built(name, plug)
-    policy, parts = off_policy_parts(method)
-    _, wider = off_policy_parts(method, lambda probes: padded(probes, 3))
+    policy, parts, whole = in_one_pass(name, plug)
+    _, wider = off_policy_parts(built(name, plug), lambda probes: padded(probes, 3))
     assert wider[0].probes.trace.tokens_BL.shape[1] == parts[0].probes.trace.tokens_BL.shape[1] + 3
-    assert_same_gradient(gradient(policy, wider, 10**6), gradient(policy, parts, 10**6))
+    assert_same_gradient(gradient(policy, wider, 10**6), whole)
 
 
 @pytest.mark.parametrize("plug", PLUGGED)

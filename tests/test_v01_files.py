@@ -93,7 +93,10 @@ def test_a_finished_comparison_runs_nothing_again(unmask) -> None:
     assert drawn == out and "wd1:inner=2" in drawn
 
 
-def test_a_comparison_that_was_ended_trains_the_cell_that_is_left(unmask, cells_here: None) -> None:
+def test_a_comparison_that_was_ended_trains_the_cell_that_is_left(
+    unmask, cells_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unmask.studies.compare.report.draw", lambda *_: None)  # which takes longer than the cell
     code, _, err = unmask(*COMPARE, "eval.best=false", "--budget", "updates=6", "--out", "study-cut")
     assert code == 0, err
     old, new = results("study-cut", DATA), results("study-cut")

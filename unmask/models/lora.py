@@ -319,11 +319,13 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
 def _unknown_to_peft(config: Any) -> Iterator[None]:
     """Inside it a network has no kind. For some kinds with experts peft replaces the targets by fused matrices of
     transformers' own network, which ours does not have."""
+    own = {name: value for name, value in vars(config).items() if name == "model_type"}
     vars(config)["model_type"] = ""
     try:
         yield
     finally:
         del vars(config)["model_type"]
+        vars(config).update(own)
 
 
 def linear_layers(policy: Adaptable) -> dict[str, Any]:

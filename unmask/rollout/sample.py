@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.order import order_name
-from unmask.core.policy import CachingPolicy, Policy
+from unmask.core.policy import CachingPolicy, Policy, ShiftedPolicy
 from unmask.core.shapes import GIVEN, NEVER, NO_TOKEN
 from unmask.core.specs import RolloutRequest
 from unmask.core.token_sampling import splitmix64
@@ -33,6 +33,11 @@ def canvas(
     """Prompts padded on the left, then `length` masks: tokens_BL and attended_BL."""
     if not prompts:
         raise ValueError("no prompts: the list to sample from is empty")
+    if isinstance(policy, ShiftedPolicy) and policy.shift and not all(map(len, prompts)):
+        raise ValueError(
+            "a prompt is empty, but this model predicts a token at the position before it, so nothing predicts the "
+            "first one: give a prompt of at least one token"
+        )
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
         room = policy.max_length - width

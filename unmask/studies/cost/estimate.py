@@ -16,7 +16,7 @@ from unmask.models.load import Outline, outline
 from unmask.models.tiny import CharacterTokenizer
 from unmask.studies.cost.counting import Tally, planned_passes, prompt_tokens
 from unmask.studies.cost.gpus import GPUS, check_hardware
-from unmask.studies.cost.hardware import CPU, Hardware, hardware_of
+from unmask.studies.cost.hardware import CPU, WITHOUT_GROUPED, Hardware, hardware_of
 from unmask.studies.cost.network import Network, network_of
 from unmask.training.batch import RESAMPLES
 from unmask.training.run.folder import checkpoint_of
@@ -268,7 +268,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         notes += assumed
     passes = planned_passes(config, decoding, model, prompt)
     width, tiny = prompt + decoding.length, isinstance(model.tokenizer, CharacterTokenizer)
-    captured = _captures(config, network) and (hardware in GPUS or (hardware is None and not tiny))
+    loops = hardware in WITHOUT_GROUPED
+    captured = _captures(config, network, loops) and (hardware in GPUS or (hardware is None and not tiny))
     copied = _copied_weights(config, model, network) if method.needs_reference else 0
     memory_gib = {
         name: {**parts, "peak": peak(parts, name == "rollout")}
@@ -300,9 +301,10 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     )
 
 
-def _captures(config: Config, network: Network) -> bool:
-    """Whether rollout steps are captured on a GPU."""
-    return network.captured and config.rollout.top_p == 1 and config.rollout.graphs is not False
+def _captures(config: Config, network: Network, loops: bool) -> bool:
+    """Whether rollout steps are captured on a GPU. `loops`: it multiplies experts in a loop, which waits for it."""
+    possible = network.captured and not (network.routed and loops)
+    return possible and config.rollout.top_p == 1 and config.rollout.graphs is not False
 
 
 def _copied_weights(config: Config, model: Outline, network: Network) -> int:
@@ -325,7 +327,7 @@ def _time(
     like = {"update, reference": "update, no gradient"} if copied else {}
     drawing = _rollout_network(config, network, device)
     static = device
-    if _captures(config, network) and device.shares is not CPU:
+    if _captures(config, network, device.loops) and device.shares is not CPU:
         static = replace(device, shares=device.shares.captured())
     spent = {
         kind: seconds(

@@ -61,6 +61,8 @@ FP8 = 1.69
 """How many times faster the layers that can run in fp8 are there than in bf16, quantizing their inputs included;
 speed_fp8.json, whole pass."""
 WITHOUT_FP8 = ("a100-80",)
+WITHOUT_GROUPED = ("a100-80",)
+"""GPUs on which experts are multiplied in a loop, which waits for the device (models/experts.py)."""
 SHEET = H200_RATE / 989e12
 """The share of its data sheet that the H200 reaches; other GPUs are assumed to reach the same share."""
 
@@ -78,6 +80,8 @@ class Hardware:
     """GiB."""
     shares: Efficiency
     source: str
+    loops: bool = False
+    """Experts are multiplied in a loop."""
 
 
 def gpu(key: str, network: Network, compiled: bool) -> Hardware:
@@ -87,7 +91,7 @@ def gpu(key: str, network: Network, compiled: bool) -> Hardware:
     known = key == "h200" and network.item == 2
     shares = EXPERTS if network.routed else COMPILED if compiled else EAGER
     source = "rates measured" if known else "rates from its data sheet, scaled by the share that the H200 reached"
-    return Hardware(name, rate, fp8, bandwidth * 1e12, memory, shares, source)
+    return Hardware(name, rate, fp8, bandwidth * 1e12, memory, shares, source, key in WITHOUT_GROUPED)
 
 
 def cpu(network: Network) -> Hardware:
