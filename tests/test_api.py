@@ -96,7 +96,7 @@ def test_show_prints_lines_outside_a_notebook(model: str, capsys: pytest.Capture
 
 
 def test_show_redraws_one_plot_in_a_notebook(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib.pyplot")  # before IPython is replaced, which it looks at
     shown, updated = [], []
 
     def display(image: SimpleNamespace, display_id: bool) -> SimpleNamespace:

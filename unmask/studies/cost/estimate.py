@@ -28,8 +28,7 @@ MERGING = 40
 QUANTIZING = 15
 """Bytes of traffic for each weight that is quantized to fp8."""
 OPTIMIZING, ACCUMULATING = 46, 12
-"""Bytes of traffic for each trained weight: norm of the gradients, clipping, Adam and rounding, once in an inner step;
-and adding the gradients of a pass to those before it (training/optim.py)."""
+"""Bytes of traffic for each trained weight: in an inner step (norm, clipping, Adam, rounding), and to add up a pass."""
 POOL = "pool of captured steps"
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
@@ -94,8 +93,7 @@ def preparing_seconds(config: Config, network: Network, device: Hardware) -> flo
 
 
 def optimizer_seconds(config: Config, network: Network, device: Hardware, learnt: Tally) -> float:
-    """What the optimiser and the sum of gradients take in all inner steps of an update. `learnt`: passes with
-    gradient."""
+    """What the optimiser and the sum of gradients take in an update. `learnt`: passes with gradient."""
     traffic = OPTIMIZING * config.inner_steps + ACCUMULATING * sum(learnt.sizes.values())
     return traffic * network.trained / device.bandwidth
 
@@ -268,8 +266,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
         notes += assumed
     passes = planned_passes(config, decoding, model, prompt)
     width, tiny = prompt + decoding.length, isinstance(model.tokenizer, CharacterTokenizer)
-    loops = hardware in WITHOUT_GROUPED
-    captured = _captures(config, network, loops) and (hardware in GPUS or (hardware is None and not tiny))
+    on_gpu = hardware in GPUS or (hardware is None and not tiny)
+    captured = on_gpu and _captures(config, network, hardware in WITHOUT_GROUPED)
     copied = _copied_weights(config, model, network) if method.needs_reference else 0
     memory_gib = {
         name: {**parts, "peak": peak(parts, name == "rollout")}
@@ -303,8 +301,8 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
 
 def _captures(config: Config, network: Network, loops: bool) -> bool:
     """Whether rollout steps are captured on a GPU. `loops`: it multiplies experts in a loop, which waits for it."""
-    possible = network.captured and not (network.routed and loops)
-    return possible and config.rollout.top_p == 1 and config.rollout.graphs is not False
+    wanted = config.rollout.top_p == 1 and config.rollout.graphs is not False
+    return wanted and network.captured and not (network.routed and loops)
 
 
 def _copied_weights(config: Config, model: Outline, network: Network) -> int:
