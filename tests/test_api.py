@@ -96,7 +96,7 @@ def test_show_prints_lines_outside_a_notebook(model: str, capsys: pytest.Capture
 
 
 def test_show_redraws_one_plot_in_a_notebook(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib.pyplot")  # before IPython is replaced, which it looks at
+    pytest.importorskip("matplotlib")
     shown, updated = [], []
 
     def display(image: SimpleNamespace, display_id: bool) -> SimpleNamespace:
@@ -104,7 +104,7 @@ def test_show_redraws_one_plot_in_a_notebook(model: str, monkeypatch: pytest.Mon
         return SimpleNamespace(update=lambda image: updated.append(image.data[:4]))
 
     ipython, module = ModuleType("IPython"), ModuleType("IPython.display")
-    ipython.get_ipython = lambda: object()
+    ipython.get_ipython, ipython.version_info = lambda: object(), (9, 0)  # matplotlib looks at the version
     module.display, module.Image = display, lambda data: SimpleNamespace(data=data)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
