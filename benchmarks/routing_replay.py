@@ -5,11 +5,15 @@ with and without replay.
 
     python benchmarks/routing_replay.py --out routing_replay.json          (one core, some hours)
     python benchmarks/routing_replay.py --out low_rate.json --method diffu_grpo --rate 1e-4 --seeds 4
+    python benchmarks/routing_replay.py --rollouts --out rollouts.json     (one core, ten minutes)
     python benchmarks/routing_replay.py --toy --out toy.json               (seconds, to try the script)
 
 Replay: every pass of an inner step uses the experts that the old policy's pass over the same state chose, with the
 weights that the router gives them now. Measured at the last inner step of every update, before it steps: the share of
 tokens whose experts have changed, and the log-ratios with the experts of now and with those of the old pass.
+
+--rollouts: how the experts of a rollout's own passes differ from those of a later pass over the same states with the
+same weights, and what replaying them would change in the log-probabilities.
 """
 
 import argparse
@@ -20,7 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,9 +38,11 @@ import unmask.training.loss_terms
 import unmask.training.setup
 import unmask.training.update
 from unmask.config import parse_config
-from unmask.core.probes import ask
+from unmask.core.probes import ask, every_step
 from unmask.models.experts import Mixture, SoftmaxRouter
 from unmask.models.tiny import Tiny, tiny_policy
+from unmask.rollout.decoding import Decoding
+from unmask.rollout.sample import row_seeds, sample
 from unmask.sft.pretrain import PretrainTask, cosine, diffusion_loss, masked_positions, mixture_tokens
 from unmask.tasks import TASKS
 from unmask.training.run.folder import RunFolder
@@ -55,6 +61,7 @@ class Tape:
         self.store: dict[bytes, dict[int, Tensor]] = {}
         self.now: dict[int, Tensor] = {}
         self.scores: dict[int, Tensor] = {}
+        self.changed = list[Tensor]()
 
     @contextmanager
     def use(self, mode: str) -> Iterator[None]:
@@ -74,6 +81,9 @@ class Tape:
         if self.mode == "record":
             for key, rows in zip(self.keys, expert_TK.split(self.width), strict=True):
                 self.store.setdefault(key, {})[layer] = rows
+        if self.mode == "compare":
+            old_TK = torch.cat([self.store[key][layer] for key in self.keys])
+            self.changed.append(~(expert_TK[..., None] == old_TK[:, None, :]).any(-1))
 
 
 class ReplayRouter(SoftmaxRouter):
@@ -95,6 +105,9 @@ class TinyMixture(Tiny):
     """The embedded model with experts in every layer."""
 
     tape: Tape
+
+    def rollout(self, even: bool = False) -> AbstractContextManager[None]:
+        return super().rollout()  # the last layer computes all positions, so that their experts are known
 
     def _trunk(self, tokens_SL: Tensor, attended_SL: Tensor | None, *rest: Any) -> Tensor:
         seen = torch.ones_like(tokens_SL) if attended_SL is None else attended_SL.long()
@@ -210,10 +223,36 @@ def run(start: TinyMixture, config: dict[str, Any], replay: bool) -> dict[str, A
     return {"replay": replay, **scores, **means}
 
 
+@torch.no_grad()
+def rollout_gap(start: TinyMixture, dtype: torch.dtype, problems: int) -> dict[str, Any]:
+    """Rollouts of some problems, eight of each, and one pass over every state that they visited."""
+    policy, task = copy.deepcopy(start).to(dtype), TASKS["sudoku"]()
+    tape, rows = policy.tape, [row for row in task.rows("train", problems, 0) for _ in range(8)]
+    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
+    with tape.use("record"):
+        trace = sample(policy, prompts, row_seeds(0, len(rows)), Decoding(task.length, task.length // 2)).trace
+    probes = every_step(trace, torch.Generator().manual_seed(0))
+    sampled_N = trace.logp_BL.float()[probes.trace_N[:, None], torch.arange(trace.tokens_BL.shape[1])][probes.asked_NL]
+    gaps = {}
+    for mode in ("compare", "replay"):
+        with tape.use(mode):
+            gaps[mode] = (ask(policy, probes, 64).float()[probes.asked_NL] - sampled_N).abs()
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "states": len(probes.states_SL),
+        "experts_changed": float(torch.cat([each.flatten() for each in tape.changed]).float().mean()),
+        "gap": float(gaps["compare"].mean()),
+        "gap_max": float(gaps["compare"].max()),
+        "gap_replay": float(gaps["replay"].mean()),
+        "gap_replay_max": float(gaps["replay"].max()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rollouts", action="store_true", help="compare rollouts with passes over their states")
     parser.add_argument("--method", choices=METHODS, help="default: both")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -229,6 +268,12 @@ def main() -> None:
         start = pretrained(steps, seed=0)
         torch.save(start.state_dict(), kept)
     results: dict[str, Any] = {"pretraining_s": time.perf_counter() - before, "runs": []}
+    if arguments.rollouts:
+        kinds = (torch.float32, torch.bfloat16)
+        results["rollouts"] = [rollout_gap(start, dtype, 2 if arguments.toy else 32) for dtype in kinds]
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(json.dumps(results["rollouts"]))
+        return
     shared = {"task": "sudoku", "updates": updates, "prompts": 8, "group": 8, "inner_steps": 4, "full": True}
     shared |= {"eval": {"prompts": problems, "samples": 2}, "model": "tiny", "device": "cpu"}
     methods = METHODS if arguments.method is None else [arguments.method]
