@@ -18,7 +18,7 @@ from unmask.core.trace import Trace
 from unmask.methods.trace_rl import merged_steps
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
-from unmask.rollout.sample import row_seeds
+from unmask.rollout.sample import canvas, row_seeds
 from world import (
     NO_EOS,
     NetPolicy,
@@ -288,3 +288,18 @@ def test_a_block_that_is_appended_is_decoded_on_the_canvas_up_to_it(threshold):
         sample(policy, PROMPTS, torch.arange(4), length=6, block=2, append=True, branch=Branch())
     with pytest.raises(ValueError, match=r"append.*cache"):
         Decoding(6, append=True, cache=Cache())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"length": 0}, "length=0"), ({"length": -3}, "length=-3"), ({"length": 8, "threshold": 2.0}, "threshold=2.0")],
+)
+def test_settings_that_no_rollout_can_have_are_refused_at_once(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Decoding(**settings)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_is_refused(token):
+    with pytest.raises(ValueError, match=f"token id {token}"):
+        canvas([[1], [0, token]], 4, Net(), "cpu")

@@ -46,9 +46,12 @@ class Decoding:
     """The block of a block-causal model; `for_policy` sets it."""
 
     def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length={self.length}: a completion needs at least one position")
         for name in ("steps", "block"):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, self.length)
+        self.sure_score()  # a threshold that the order cannot reach is refused
         if self.min_per_step != 1 and self.threshold is None:
             raise ValueError(f"min_per_step={self.min_per_step} needs a threshold; without one, choose steps")
         if self.min_per_step != 1 and self.order is left_to_right:

@@ -38,6 +38,9 @@ def canvas(
             "a prompt is empty, but this model predicts a token at the position before it, so nothing predicts the "
             "first one: give a prompt of at least one token"
         )
+    outside = [i for p in prompts for i in p if not 0 <= i < policy.vocabulary]
+    if outside:
+        raise ValueError(f"a prompt has the token id {outside[0]}, which is outside the vocabulary of {policy.vocabulary}")
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
         room = policy.max_length - width
