@@ -20,6 +20,7 @@ from unmask.rollout.cache import Cache, cache_of
 from unmask.rollout.engine import Engine
 from unmask.rollout.sample import row_seeds
 from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs, truncated_weights
+from unmask.util.metering import Meter, count_passes
 from unmask.util.micro_batch import MicroBatch
 
 PROMPTS = {
@@ -425,3 +426,13 @@ def test_a_row_that_ends_is_replaced_by_the_next_prompt(cached, threshold, guida
         streams = 2 if guidance else 1
         assert sum(name == "remembered" for name, *_ in policy.passes) == 2 * streams  # 5 prompts, and the 4 others
         assert any(max(columns) - min(columns) >= 8 for columns in starts)  # two blocks apart
+
+
+def test_continuous_batches_count_the_passes_of_a_batch_of_all():
+    """Prompts that are computed ahead count as the part of a canvas that they are."""
+    policy, prompts, counts = policy_of("qwen3", causal_block=4, eos_id=ENDS["qwen3"]), [[3, 4, 5, 6, 7] * 2] * 12, []
+    for slots in (None, 4, 8):
+        with count_passes(meter := Meter(), policy):
+            rolled(policy, prompts, Cache(), micro_batch=slots, **CAUSAL | {"length": 40, "steps": 40})
+        counts.append(meter.forwards)
+    assert counts[1:] == pytest.approx(counts[:1] * 2, rel=0.02)

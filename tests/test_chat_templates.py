@@ -1,6 +1,8 @@
 """Chat templates run in a process with bounds: the text is that of transformers, and no conversation passes a bound."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,46 @@ def test_a_forked_process_has_a_worker_of_its_own():
     assert os.read(read[0], 100) == b"system"
     os.close(read[0])
     assert trial.render("b", TURNS, {}) == "b" and worker.running is not None and worker.running.pid == pid
+
+
+def rendered() -> str:
+    return trial.render("{{ messages[0].content }}", TURNS, {})
+
+
+def test_a_worker_that_something_else_ends_is_asked_once_more(monkeypatch):
+    """An out-of-memory killer, say: the template is not to blame."""
+    assert rendered() == "Be <brief> & ä."
+    worker, asked, plain = trial._worker(), [], Process._reply
+
+    def killed(process, line, seconds):
+        asked.append(line)
+        if line is not None and len(asked) == 1:
+            os.kill(process.running.pid, signal.SIGKILL)
+            process.running.wait()
+        return plain(process, line, seconds)
+
+    monkeypatch.setattr(Process, "_reply", killed)
+    assert rendered() == "Be <brief> & ä."
+    assert len(asked) == 3 and worker.running.poll() is None  # the request, the start, the request
+
+
+def test_a_forked_process_that_ends_leaves_the_worker_running():
+    rendered()
+    worker = trial._worker().running
+    if not (child := os.fork()):
+        trial._worker().end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert worker.poll() is None and rendered() == "Be <brief> & ä."
+
+
+def test_a_worker_finds_packages_that_only_the_environment_names():
+    """As with PYTHONPATH, which Python's -I hides."""
+    command = [sys.executable, "-I", "-S", str(trial.WORKER)]
+    process = Process([*command, *trial._worker().command[3:]], 60.0, bare=True)
+    request = {"template": "{{ messages[0] }}", "messages": ["a"], "values": {}, "longest": 9, "seconds": 2.0}
+    assert process.ask(request, 60.0) == {"text": "a"}
+    process.end()
+    without = Process(command, 60.0, bare=True)
+    assert "jinja2" in without.ask(request, 60.0)["missing"]
+    without.end()

@@ -117,6 +117,8 @@ def test_a_product_is_that_of_the_rounded_factors(device: torch.device, rows: in
         # bf16 has 8 bits; a GPU sums in fewer bits than fp32 has
         bits = 12 if device.type == "cpu" else 9
         assert ((found_NM - expected_NM).abs() <= expected_NM.abs() / 2**8 + size_NM / 2**bits).all()
+        # far below the 3.7 % of rounding the factors
+        assert (found_NM - expected_NM).norm() <= 0.01 * expected_NM.norm()
         assert (found_NM[0] == 0).all() and (found_NM[:, 3] == 0).all()
 
 

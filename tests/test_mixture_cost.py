@@ -133,3 +133,13 @@ def test_the_figures_of_what_fits_where_are_those_of_the_dry_run():
         shared = sum(parts[part] for part in ("weights", "reference", "fp32 copies", "Adam")) / 8
         rest = sum(parts[part] for part in ("KV cache", "activations", "logits"))
         assert float(table[name][1]) == round(parts["weights"] + shared + rest, 1)
+
+
+def test_rollouts_that_do_not_fill_the_last_batch_of_a_block_causal_model_are_planned():
+    shape = {"length": 64, "steps": 16, "block": None, "cache": "auto", "micro_batch_size": 8}
+    config = llada(model="JetLM/SDAR-1.7B-Chat", causal_block=4, method="agrpo", prompts=3, group=4, rollout=shape)
+    twelve, eight = (
+        estimate(each, "h200", prompt=192).passes["rollout, window"].columns
+        for each in (config, config.model_copy(update={"prompts": 2}))
+    )
+    assert twelve == pytest.approx(1.5 * eight, rel=0.01)

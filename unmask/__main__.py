@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 
 from unmask.cli.main import main
 
@@ -10,11 +11,14 @@ if __name__ == "__main__":
     try:
         main()
     except SystemExit as end:
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
         # Started by torchrun. While the interpreter ends, a thread of gloo can abort the process, and a run that has
-        # finished is reported as failed.
+        # finished is reported as failed. So this does what the interpreter does first, and then ends the process.
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else 1)
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

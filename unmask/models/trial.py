@@ -3,10 +3,12 @@ patterns of an adapter. They never run in this process."""
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ def render(template: str, turns: Turns, values: Mapping[str, Any]) -> str:
     if reply is None:
         bound = f"{SECONDS:g} s or 512 MB"
         raise ValueError(f"{what} takes more than {bound} for a conversation of {size} characters; fix chat_template.")
+    if "missing" in reply:
+        raise ValueError(f"Chat templates cannot be rendered: {reply['missing']}")
     if "error" in reply:
         message = " ".join(reply["error"].split()).rstrip(".")
         raise TemplateFailure(f"{what} fails: {message}; fix chat_template.")
@@ -90,16 +94,24 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The worker's answer; None if it needed more than its time or memory."""
-    try:
-        return _worker().ask({**request, "seconds": SECONDS}, WAIT)
-    except ProcessNotStarted as error:
-        raise ValueError(f"The process that runs chat templates and patterns {error}") from error
-    except ProcessEnded:
-        return None
+    """The worker's answer; None if it needed more than its time or memory. If something else ends the worker, it is
+    asked once more."""
+    for attempt in range(2):
+        try:
+            return _worker().ask({**request, "seconds": SECONDS}, WAIT)
+        except ProcessEnded as error:
+            if not isinstance(error, ProcessNotStarted) and error.code in (None, 0, -signal.SIGPROF):
+                return None
+            if attempt:
+                raise ValueError(f"The process that runs chat templates and patterns {error}") from error
+    raise AssertionError
 
 
 @cache
 def _worker() -> Process:
-    """One for all tokenizers. It starts with the first request, and again after it has ended."""
-    return Process([sys.executable, "-I", str(WORKER)], starting=WAIT, bare=True)
+    """One for all tokenizers. It starts with the first request, and again after it has ended.
+
+    Python's -I hides folders of the environment and of the user, so the worker is told where jinja2 is."""
+    found = [spec.origin for name in ("jinja2", "markupsafe") if (spec := find_spec(name)) and spec.origin]
+    folders = dict.fromkeys(str(Path(origin).parent.parent) for origin in found)
+    return Process([sys.executable, "-I", str(WORKER), *folders], starting=WAIT, bare=True)

@@ -1,10 +1,10 @@
 """A process that runs what a checkpoint brings along and that may not end: a chat template, or patterns of an adapter.
 
-It runs as a file, so it imports neither unmask nor torch, and it bounds its memory, and its CPU time for each request.
-Its first line is `true`. Then it answers every line of JSON with one: {"seconds": ..., "template": text, "messages":
-[...], "values": {...}, "longest": ...} or {"seconds": ..., "patterns": [...], "names": [...]}. The answer has `text`,
-or `length` if the text is longer than `longest`, or `error`. If a request needs more memory or CPU time, the process
-ends without an answer.
+It runs as a file, so it imports neither unmask nor torch. Its arguments are folders of packages. It bounds its memory,
+and its CPU time for each request. Its first line is `true`. Then it answers every line of JSON with one: {"seconds":
+..., "template": text, "messages": [...], "values": {...}, "longest": ...} or {"seconds": ..., "patterns": [...],
+"names": [...]}. The answer has `text`, or `length` if the text is longer than `longest`, or `error`, or `missing` if
+jinja2 is not there. If a request needs more memory or CPU time, the process ends without an answer.
 """
 
 import json
@@ -31,8 +31,8 @@ def compiled(template: str) -> Any:
     from jinja2.nodes import CallBlock
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    if tuple(int(part) for part in jinja2.__version__.split(".")[:3]) < SAFE_JINJA:
-        raise ValueError(f"jinja2 {jinja2.__version__} is too old: pip install 'jinja2>=3.1.6'")
+    if tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3])) < SAFE_JINJA:
+        raise ImportError(f"jinja2 {jinja2.__version__} is too old: pip install 'jinja2>=3.1.6'")
 
     class Generation(Extension):
         """transformers' own tag, which marks what the assistant has written and renders as its content."""
@@ -87,6 +87,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path += sys.argv[1:]
     print("true", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -95,6 +96,8 @@ def main() -> None:
             reply = answer(request)
         except (MemoryError, OverflowError):  # a string with more characters than an index can count
             return
+        except ImportError as error:
+            reply = {"missing": str(error)}
         except Exception as error:
             reply = {"error": str(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -132,7 +132,10 @@ class Denoiser:
         new_R, ahead_R = next_R[: len(free)], next_R[len(free) :]
         if len(new_R):
             places = free[: len(new_R)]
-            self.engine.admit(new_R, places, live, ahead_R)
+            if all(ended):
+                self.engine.forget()
+            else:
+                self.engine.admit(new_R, places, live, ahead_R)
             self.live_R = torch.cat([self.live_R, new_R])[: max(live, places[-1] + 1)]
             self.live_R[places] = new_R
             self.late_B[new_R] = number

@@ -1,6 +1,6 @@
 """The draws of a step: at every position a token, its log-probability, the score of the position, and what is recorded.
 
-It reads logits only, so it is compiled where the layers are: the vocabulary is then read three times instead of ten.
+It reads logits only, so it is compiled where the layers are: the vocabulary is then read twice instead of ten times.
 """
 
 import warnings

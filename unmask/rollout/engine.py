@@ -70,14 +70,16 @@ class Engine:
         if self.cache is not None and self.causal is None and number % self.cache.refresh == 0:
             self.memories, self.waiting = {}, []
 
-    def admit(self, new_R: Tensor, places: list[int], live: int, ahead_R: Tensor) -> None:
-        """Put rows whose first block begins in these places, of `live` rows or after them.
+    def forget(self) -> None:
+        """Drop all memory: the first pass of the next block makes it again."""
+        self.memories, self.ready = {}, {}
 
-        Their prompts pass through the model together with those of `ahead_R`, the rows that come next. If no other row
-        goes on, the first pass of the block makes the memory.
+    def admit(self, new_R: Tensor, places: list[int], live: int, ahead_R: Tensor) -> None:
+        """Give rows whose first block begins a place in the memory, beside rows that go on. `places` are indices among
+        the `live` rows, or follow them.
+
+        Their prompts pass through the model together with those of `ahead_R`, the rows that come next.
         """
-        if {*range(live)} <= {*places}:
-            self.memories, self.ready = {}, {}
         place_R = torch.tensor(places, device=new_R.device)
         for unprompted, memory in self.memories.items():
             ready, row_R = self.ready.get(unprompted), torch.cat([new_R, ahead_R])
@@ -96,8 +98,9 @@ class Engine:
         assert isinstance(self.policy, CachingPolicy)
         tokens_RL, attended_RL = self._canvas(unprompted, row_R)
         width = max(1, self.start)
-        attended_RL = None if attended_RL is None else attended_RL[:, :width]
-        return self.policy.remember(tokens_RL[:, :width], attended_RL, row_R[:0])[1]
+        whole = self.policy.remember(tokens_RL, attended_RL, row_R[:0], last=width)[1]
+        keys, values = ([part[:, :, :width].clone() for part in parts] for parts in (whole.keys, whole.values))
+        return Memory(keys, values, None if whole.attended_SL is None else whole.attended_SL[:, :width])
 
     def block_columns(self, row_R: Tensor, number: int | Tensor) -> Tensor:
         """(R, W): columns of the completion that contain the block; under block-causal attention maybe others too.

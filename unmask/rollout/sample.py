@@ -40,7 +40,7 @@ def canvas(
         )
     outside = [i for p in prompts for i in p if not 0 <= i < policy.vocabulary]
     if outside:
-        raise ValueError(f"a prompt has the token id {outside[0]}, which is outside the vocabulary of {policy.vocabulary}")
+        raise ValueError(f"a prompt has the token id {outside[0]}, outside the vocabulary of {policy.vocabulary}")
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
         room = policy.max_length - width

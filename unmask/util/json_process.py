@@ -32,7 +32,12 @@ NEEDED = (
 
 
 class ProcessEnded(Exception):
-    """The process ended without an answer. The message continues a sentence that begins with its name."""
+    """The process ended without an answer. The message continues a sentence that begins with its name. `code` is its
+    exit code, minus a signal's number if one ended it; None if it was killed here."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ProcessNotStarted(ProcessEnded):
@@ -73,7 +78,7 @@ class Process:
             encoding="utf-8",
             start_new_session=True,
         )
-        self.killed = weakref.finalize(self, _kill, self.running)  # at the latest when Python ends
+        self.killed = weakref.finalize(self, _kill, self.running, os.getpid())  # at the latest when Python ends
         try:
             reply = self._reply(None, self.starting)
         except ProcessEnded as ended:
@@ -88,10 +93,13 @@ class Process:
             with contextlib.suppress(BrokenPipeError):  # it has ended, which reading its output also shows
                 if line is not None:
                     print(line, file=self.running.stdin, flush=True)
-            if not select.select([self.running.stdout], [], [], seconds)[0]:
+            poll = select.poll()  # `select` cannot wait for file descriptors from 1024 on
+            poll.register(self.running.stdout, select.POLLIN)
+            if not poll.poll(1000 * seconds):
                 raise ProcessEnded(f"took more than {seconds:g} seconds and was killed")
-            if not (reply := self.running.stdout.readline()):
-                raise ProcessEnded(_exit_message(self.running))
+            reply = self.running.stdout.readline()
+            if not reply.endswith("\n"):
+                raise _ended(self.running)
             return json.loads(reply)
         except BaseException:  # also when interrupted: the next request must not read a late answer
             self.end()
@@ -110,14 +118,17 @@ class Process:
         self.running = self.killed = None
 
 
-def _exit_message(running: subprocess.Popen[str]) -> str:
+def _ended(running: subprocess.Popen[str]) -> ProcessEnded:
     try:
         code = running.wait(1)
     except subprocess.TimeoutExpired:
-        return "closed its pipe and was killed"
-    return f"ended its process with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+        return ProcessEnded("closed its pipe and was killed")
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return ProcessEnded(f"ended its process with {how}", code)
 
 
-def _kill(running: subprocess.Popen[str]) -> None:
+def _kill(running: subprocess.Popen[str], owner: int) -> None:
+    if os.getpid() != owner:  # a forked process ends; the parent still uses it
+        return
     end_process_group(running)
     running.communicate()  # closes its pipes

@@ -61,7 +61,7 @@ FP8 = 1.69
 """How many times faster the layers that can run in fp8 are there than in bf16, quantizing their inputs included;
 speed_fp8.json, whole pass."""
 WITHOUT_FP8 = ("a100-80",)
-WITHOUT_GROUPED = ("a100-80",)
+WITHOUT_GROUPED = ("a100-80", "4090")
 """GPUs on which experts are multiplied in a loop, which waits for the device (models/experts.py)."""
 SHEET = H200_RATE / 989e12
 """The share of its data sheet that the H200 reaches; other GPUs are assumed to reach the same share."""
