@@ -302,6 +302,7 @@ def starts(study: Study) -> None:
                 print(name, update, shown(future.result()), f"{time.perf_counter() - begun:.0f} s", flush=True)
             study.write("starts", found)
         found["chosen"] = found.get("chosen", {}) | {name: choice(name, found["adaptations"][name]) for name in names}
+        study.write("starts", found)  # where `start` reads it
         found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
         study.write("starts", found)
         for name in names:
