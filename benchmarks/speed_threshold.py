@@ -48,11 +48,11 @@ def all_together() -> Iterator[None]:
         column_RW = denoiser.engine.block_columns(denoiser.live_R, number)
         return int(denoiser._masked(column_RW, number).sum(1).max())
 
-    Denoiser._narrow = widest  # type: ignore[method-assign]
+    Denoiser._narrow = widest  # type: ignore[method-assign]  # the way that is compared with
     try:
         yield
     finally:
-        Denoiser._narrow = plain  # type: ignore[method-assign]
+        Denoiser._narrow = plain  # type: ignore[method-assign]  # as before
 
 
 def threshold(bench: SpeedBench) -> None:

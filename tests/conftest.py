@@ -40,14 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
-    """What has been imported stays: to look through it at every collection of garbage is a tenth of the time."""
+    """Exclude imported modules from garbage collection, which takes a tenth of the time otherwise."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynced() -> Iterator[None]:
-    """What a test writes need not outlive a loss of power; to wait for the disk takes longer than most runs."""
+    """Do not wait for the disk: no test loses power, and waiting takes longer than most runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -99,7 +99,7 @@ def cells_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def built_command() -> Any:
-    """What typer makes of the commands. It would do so again for every call, and most calls take less."""
+    """typer's command tree, built once instead of for every call."""
     from typer.main import get_command
 
     from unmask.cli.main import app

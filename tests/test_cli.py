@@ -293,3 +293,26 @@ def test_output_that_is_closed_from_the_start_is_no_error(monkeypatch) -> None:
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("ends_with", "code"), [("sys.exit(0)", 0), ("sys.exit()", 0), ("sys.exit(2)", 2), ("sys.exit('why')", 1)]
+)
+def test_a_process_of_torchrun_exits_with_its_code_after_its_threads_and_output(
+    tmp_path: Path, ends_with, code
+) -> None:
+    """It skips the interpreter's shutdown, which must lose none of them."""
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import runpy, sys, threading, time, unmask.cli.main as cli\n"
+        "def work():\n    time.sleep(0.2)\n    sys.stdout.write('worked ')\n"
+        f"def main():\n    sys.stdout.write('began ')\n    threading.Thread(target=work).start()\n    {ends_with}\n"
+        "cli.main = main\nrunpy.run_module('unmask', run_name='__main__')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "WORLD_SIZE": "2", "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (code, "began worked ") and ("why" in ended.stderr) == (code == 1)

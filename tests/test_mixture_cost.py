@@ -11,6 +11,7 @@ from mixtures import mixture
 from estimates import llada
 from unmask.config import read_config
 from unmask.core.options import LoraOptions
+from unmask.models.known import KNOWN
 from unmask.models.load import outline
 from unmask.models.lora import add_adapter
 from unmask.studies.cost.counting import Tally
@@ -135,9 +136,11 @@ def test_the_figures_of_what_fits_where_are_those_of_the_dry_run():
         assert float(table[name][1]) == round(parts["weights"] + shared + rest, 1)
 
 
-def test_rollouts_that_do_not_fill_the_last_batch_of_a_block_causal_model_are_planned():
+def test_rollouts_that_do_not_fill_the_last_batch_of_a_block_causal_model_are_planned(tmp_path):
+    """When the last rows begin, all others have ended, in the same step and not before."""
+    (tmp_path / "config.json").write_text(json.dumps({**KNOWN["JetLM/SDAR-1.7B-Chat"], "block_size": 32}))
     shape = {"length": 64, "steps": 16, "block": None, "cache": "auto", "micro_batch_size": 8}
-    config = llada(model="JetLM/SDAR-1.7B-Chat", causal_block=4, method="agrpo", prompts=3, group=4, rollout=shape)
+    config = llada(model=str(tmp_path), method="agrpo", prompts=3, group=4, rollout=shape, micro_batch_size=12)
     twelve, eight = (
         estimate(each, "h200", prompt=192).passes["rollout, window"].columns
         for each in (config, config.model_copy(update={"prompts": 2}))

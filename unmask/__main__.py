@@ -13,11 +13,11 @@ if __name__ == "__main__":
     except SystemExit as end:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             raise
-        # Started by torchrun. While the interpreter ends, a thread of gloo can abort the process, and a run that has
-        # finished is reported as failed. So this does what the interpreter does first, and then ends the process.
+        # Started by torchrun. A thread of gloo can abort the process during interpreter shutdown; torchrun then reports
+        # a finished run as failed. So join threads, run exit handlers, flush, and exit without the rest of shutdown.
         if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # joins threads; not in the type stubs
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

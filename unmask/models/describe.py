@@ -31,10 +31,10 @@ def describe_model(name_or_path: str | Path, causal_block: int | None = None) ->
     folder, name, file = located_config(name_or_path)
     kind, config = kind_of(file), model.lm.config
     family = "the embedded model" if is_tiny(file.fields) else model.family.name
-    told = f"the name {name}" if file.built_in else f"{kind.source} in config.json: {kind.value}"
+    recognised_by = f"the name {name}" if file.built_in else f"{kind.source} in config.json: {kind.value}"
     sizes = f"{config.num_hidden_layers} layers of {config.hidden_size}, {model.parameters:,} weights"
     facts = [
-        DescribedFact("family", family, told),
+        DescribedFact("family", family, recognised_by),
         DescribedFact("network", f"{type(model.lm).__name__}, {sizes}", file.source),
     ]
     if is_tiny(file.fields):

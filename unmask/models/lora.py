@@ -317,8 +317,8 @@ def _inject(policy: Adaptable, factors: Factors, alphas: dict[str, float], dropo
 
 @contextmanager
 def _unknown_to_peft(config: Any) -> Iterator[None]:
-    """Inside it a network has no kind. For some kinds with experts peft replaces the targets by fused matrices of
-    transformers' own network, which ours does not have."""
+    """Inside it config.model_type is empty. For some model types with experts peft rewrites the target modules to
+    fused matrices of transformers' own network, which ours does not have."""
     own = {name: value for name, value in vars(config).items() if name == "model_type"}
     vars(config)["model_type"] = ""
     try:

@@ -94,24 +94,33 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The worker's answer; None if it needed more than its time or memory. If something else ends the worker, it is
-    asked once more."""
-    for attempt in range(2):
+    """The worker's answer; None if the request exceeds its time or memory. If something else ends the worker, the
+    request is sent once more."""
+    try:
         try:
-            return _worker().ask({**request, "seconds": SECONDS}, WAIT)
-        except ProcessEnded as error:
-            if not isinstance(error, ProcessNotStarted) and error.code in (None, 0, -signal.SIGPROF):
-                return None
-            if attempt:
-                raise ValueError(f"The process that runs chat templates and patterns {error}") from error
-    raise AssertionError
+            return _ask(request)
+        except ProcessEnded:
+            return _ask(request)
+    except ProcessEnded as error:
+        raise ValueError(f"The process that runs chat templates and patterns {error}") from error
+
+
+def _ask(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        return _worker().ask({**request, "seconds": SECONDS}, WAIT)
+    except ProcessNotStarted:
+        raise
+    except ProcessEnded as error:
+        if error.code in (None, 0, -signal.SIGPROF):  # too long, out of memory, or too much CPU time
+            return None
+        raise
 
 
 @cache
 def _worker() -> Process:
     """One for all tokenizers. It starts with the first request, and again after it has ended.
 
-    Python's -I hides folders of the environment and of the user, so the worker is told where jinja2 is."""
+    With -I Python ignores PYTHONPATH and the user's packages, so the command has the folders of jinja2."""
     found = [spec.origin for name in ("jinja2", "markupsafe") if (spec := find_spec(name)) and spec.origin]
     folders = dict.fromkeys(str(Path(origin).parent.parent) for origin in found)
     return Process([sys.executable, "-I", str(WORKER), *folders], starting=WAIT, bare=True)

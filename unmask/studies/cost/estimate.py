@@ -27,8 +27,8 @@ MERGING = 40
 """Bytes of traffic for each weight that is merged with an adapter and restored."""
 QUANTIZING = 15
 """Bytes of traffic for each weight that is quantized to fp8."""
-OPTIMIZING, ACCUMULATING = 46, 12
-"""Bytes of traffic for each trained weight: in an inner step (norm, clipping, Adam, rounding), and to add up a pass."""
+OPTIMIZER_BYTES, ACCUMULATION_BYTES = 46, 12
+"""Memory traffic for each trained weight: of an optimizer step, and of accumulating the gradients of one pass."""
 POOL = "pool of captured steps"
 
 # --- operations, seconds, bytes -------------------------------------------------------------------------------------
@@ -92,9 +92,9 @@ def preparing_seconds(config: Config, network: Network, device: Hardware) -> flo
     return (MERGING * merged + QUANTIZING * quantized) / device.bandwidth
 
 
-def optimizer_seconds(config: Config, network: Network, device: Hardware, learnt: Tally) -> float:
-    """What the optimiser and the sum of gradients take in an update. `learnt`: passes with gradient."""
-    traffic = OPTIMIZING * config.inner_steps + ACCUMULATING * sum(learnt.sizes.values())
+def optimizer_seconds(config: Config, network: Network, device: Hardware, gradient_passes: Tally) -> float:
+    """The time of optimizer steps (norm, clipping, Adam, rounding) and of gradient accumulation in an update."""
+    traffic = OPTIMIZER_BYTES * config.inner_steps + ACCUMULATION_BYTES * sum(gradient_passes.sizes.values())
     return traffic * network.trained / device.bandwidth
 
 
@@ -299,10 +299,10 @@ def estimate(config: Config, hardware: str | None = None, prompt: int | None = N
     )
 
 
-def _captures(config: Config, network: Network, loops: bool) -> bool:
-    """Whether rollout steps are captured on a GPU. `loops`: it multiplies experts in a loop, which waits for it."""
+def _captures(config: Config, network: Network, loops_over_experts: bool) -> bool:
+    """Whether rollout steps are captured on a GPU. A loop over experts waits for the device, so it cannot be."""
     wanted = config.rollout.top_p == 1 and config.rollout.graphs is not False
-    return wanted and network.captured and not (network.routed and loops)
+    return wanted and network.captured and not (network.routed and loops_over_experts)
 
 
 def _copied_weights(config: Config, model: Outline, network: Network) -> int:
@@ -325,7 +325,7 @@ def _time(
     like = {"update, reference": "update, no gradient"} if copied else {}
     drawing = _rollout_network(config, network, device)
     static = device
-    if _captures(config, network, device.loops) and device.shares is not CPU:
+    if _captures(config, network, device.loops_over_experts) and device.shares is not CPU:
         static = replace(device, shares=device.shares.captured())
     spent = {
         kind: seconds(

@@ -80,8 +80,8 @@ class Hardware:
     """GiB."""
     shares: Efficiency
     source: str
-    loops: bool = False
-    """Experts are multiplied in a loop."""
+    loops_over_experts: bool = False
+    """It has no kernel for grouped products, so experts are multiplied one after the other."""
 
 
 def gpu(key: str, network: Network, compiled: bool) -> Hardware:
