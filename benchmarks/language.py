@@ -25,157 +25,39 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-from choosing import RESULTS, both, holm, paired_p, percent, with_options
+from choosing import with_options
+from language_study import Study, result_name, weights_hash
+from language_tables import draw, print_rl, tables
+from language_worlds import (
+    ADAPTATIONS,
+    COUNTDOWN,
+    DIFFER,
+    FORM_LINES,
+    HIGH,
+    LINES,
+    LORA_RATE,
+    LOW,
+    RATES,
+    STARTS,
+    SUDOKU,
+    WORDS,
+    WORLDS,
+    Ask,
+    World,
+)
 
 from unmask.config.recipes import config_path
-from unmask.studies.compare.cells import SharedSettings, write_json
+from unmask.studies.compare.cells import SharedSettings
 from unmask.studies.compare.compare import Comparison, compare
-from unmask.util.files import digest
-from unmask.util.plots import new_figure
-
-STARTS = Path(__file__).parent / "starts"
-RATES = (2e-5, 5e-5, 1e-4)
-LINES: dict[str, str] = {
-    "diffu_grpo": "diffu_grpo",
-    "diffu_grpo+daca": "diffu_grpo+daca",
-    "diffu_grpo+dispo": "diffu_grpo+dispo",
-    "agrpo": "agrpo",
-    "raft, SML": "raft",
-    "raft, uniform": "raft:states=uniform",
-}
-FORM_LINES: dict[str, str] = {
-    "agrpo": "agrpo",
-    "agrpo, KL": "agrpo:kl=0.01",
-    "agrpo+keep_correct": "agrpo+keep_correct",
-    "raft, uniform": "raft:states=uniform",
-}
-"""Lines that are compared for the form of the answer."""
-LOW, HIGH, DIFFER = 0.15, 0.45, 0.5
-"""A planted start: the bounds of greedy decoding, and the share of problems on which eight samples differ, at least."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One evaluation of a model. It is pickled."""
-
-    name: str
-    task: str
-    options: dict[str, Any]
-    length: int
-    steps: int
-    block: int
-    problems: int
-    samples: int
-    cache: str = "none"
-    fp8: bool = False
-    threshold: float | None = None
-    template: str = ""
-    """Other words around the prompt."""
-    values: int = 0
-    """Completions of each state, in each half; 0: no values."""
-
-
-SHORT = {"protocol": "short"}
-CELLS = {"protocol": "short", "reasoning": "cells", "holes": [7, 9]}
-SUDOKU = Ask("sudoku_text", "sudoku_text", SHORT, 80, 20, 16, 64, 8)
-COUNTDOWN = Ask("countdown_text", "countdown_text", SHORT, 48, 24, 16, 64, 8)
-WORDS = Ask("word_problems", "word_problems", {}, 64, 32, 32, 64, 8)
-LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 32, 64, 8)
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """A start: the configuration of `unmask adapt`, and what its checkpoints are asked."""
-
-    file: str
-    share: float
-    """Of careless answers."""
-    asks: tuple[Ask, ...]
-
-
-ADAPTATIONS = {
-    "two": Adaptation("smollm2_two.yaml", 0.5, (SUDOKU, COUNTDOWN, WORDS)),
-    "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
-    "long": Adaptation("smollm2_long.yaml", 0.5, (LONG,)),
-}
-
-
-@dataclass(frozen=True)
-class World:
-    """A task from a start."""
-
-    start: str
-    ask: Ask
-    """The task and its decoding."""
-    lines: dict[str, str] = field(default_factory=lambda: LINES)
-    seeds: int = 5
-    forwards: float = 6e4
-    more: tuple[str, ...] = ()
-
-
-BEST = {name: LINES[name] for name in ("raft, uniform", "agrpo")}
-WORLDS = {
-    "sudoku": World("two", SUDOKU),
-    "countdown": World("two", COUNTDOWN, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
-    "unplanted": World("careful", SUDOKU, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
-    "lora": World("two", SUDOKU, {"raft, uniform": LINES["raft, uniform"]}, 3, more=("full=false", "lora.rank=32")),
-    "form": World("two", SUDOKU, FORM_LINES, 3),
-    "form reward": World("two", SUDOKU, BEST, 3, more=("sudoku_text.weights={correctness: 0.8, format: 0.2}",)),
-    "long": World("long", LONG, BEST, 3, 1.2e5),
-}
-LORA_RATE = 3e-4
-
-
-class Study:
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.out, self.work, self.toy = given, given.out, given.work, given.toy
-        self.device = "cpu" if given.toy else given.device
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.work.mkdir(parents=True, exist_ok=True)
-
-    def read(self, name: str) -> dict[str, Any]:
-        """A result file of --out, else of benchmarks/results; empty if there is none."""
-        for path in (self.out / f"{name}.json", RESULTS / f"language_{name}.json"):
-            if path.is_file():
-                found: dict[str, Any] = json.loads(path.read_text())
-                return found
-        return {}
-
-    def write(self, name: str, found: dict[str, Any]) -> None:
-        write_json(self.out / f"{name}.json", found)
-
-    def sized(self, ask: Ask) -> Ask:
-        """As given on the command line, or at toy size."""
-        steps, block = self.given.steps or ask.steps, self.given.block or ask.block
-        ask = replace(ask, steps=steps, block=block) if ask.task == "sudoku_text" else ask
-        if not self.toy:
-            return ask
-        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // ask.block)
-
-    def start(self, name: str) -> Path:
-        """The folder of a start: --start, or the one that `starts` has chosen."""
-        if self.given.start is not None:
-            return Path(self.given.start)
-        chosen = self.read("starts").get("chosen", {})
-        if name not in chosen or not (folder := self.work / "starts" / name / str(chosen[name])).is_dir():
-            raise SystemExit(
-                f"there is no start {name} in {self.work}: run the part starts first, or give --start FOLDER"
-            )
-        return folder
-
-
-def weights_hash(model: Path) -> str:
-    return digest(model / "model.safetensors")[:16]
-
 
 # --- starts -------------------------------------------------------------------------------------------------
 
@@ -386,8 +268,8 @@ def forwards_of(study: Study, world: World, share: float = 1.0) -> str:
 
 def rates(study: Study) -> None:
     """One run a rate on validation problems; the best is that with most solved, sampled and greedy."""
-    name, found, folder = study.given.world, study.read("rates"), runs_of(study, "rates")
-    world, entries = WORLDS[name], found.setdefault(name, {})
+    name, folder = study.given.world, runs_of(study, "rates")
+    world, entries = WORLDS[name], study.read(result_name("rates", name))
     lines = lines_of(study, world)
     tried = [(label, rate) for rate in RATES for label in lines]
 
@@ -401,7 +283,7 @@ def rates(study: Study) -> None:
                 )
                 # the smallest among equals
                 entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
-        study.write("rates", found)
+        study.write(result_name("rates", name), entries)
 
     texts = [with_options(lines[label], f"optimizer.lr={rate:g}") for label, rate in tried]
     settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
@@ -412,14 +294,16 @@ def rates(study: Study) -> None:
 
 
 def chosen_rate(study: Study, name: str) -> float:
-    """In this world, else in the first; without either 5e-5."""
+    """Of the line in this world, else in the first; a remedy has that of its base; without any the middle one."""
     if "full=false" in WORLDS[study.given.world].more:
         return LORA_RATE
-    found = study.read("rates")
+    base = name.partition("+")[0].partition(", KL")[0]
+    found = study.by_world("rates")
     for world in (study.given.world, next(iter(WORLDS))):
-        if name in found.get(world, {}):
-            return float(found[world][name]["chosen"])
-    return 5e-5
+        for line in (name, base):
+            if line in found.get(world, {}):
+                return float(found[world][line]["chosen"])
+    return RATES[1]
 
 
 def progress(then: Callable[[], None] = lambda: None) -> Callable[[Any], None]:
@@ -442,8 +326,9 @@ def runs_of(study: Study, part: str) -> Path:
 
 def rl(study: Study) -> None:
     """Train the lines from one start, at equal forwards spent. The runs are kept for the part `after`."""
-    name, found, begun = study.given.world, study.read("rl"), time.perf_counter()
-    world, before = WORLDS[name], found.get(name, {}).get("lines", {}) if study.given.lines else {}
+    name, begun = study.given.world, time.perf_counter()
+    world, found = WORLDS[name], study.read(result_name("rl", name))
+    before = found.get("lines", {}) if study.given.lines else {}
     start, folder = study.start(world.start), runs_of(study, "rl")
     lines = {
         label: with_options(line, f"optimizer.lr={chosen_rate(study, label):g}")
@@ -456,8 +341,8 @@ def rl(study: Study) -> None:
         runs = {label: line_result(folder, line, cell)
                 for (label, line), cell in zip(lines.items(), results["cells"], strict=True)}  # fmt: skip
         facts = {key: results[key] for key in ("budget", "problems")} | {"seconds": time.perf_counter() - begun}
-        found[name] = {"start": weights_hash(start), **facts, "lines": before | runs}
-        study.write("rl", found)
+        found.update({"start": weights_hash(start), **facts, "lines": before | runs})
+        study.write(result_name("rl", name), found)
 
     print(f"{name}: all runs start from {start}, sha256 {weights_hash(start)}", flush=True)
     seeds = 2 if study.toy else study.given.seeds or world.seeds
@@ -465,7 +350,7 @@ def rl(study: Study) -> None:
     plan = Comparison(list(lines.values()), ["none"], seeds, forwards_of(study, world), settings=settings)
     compare(plan, folder, study.given.jobs, keep=True, on_progress=progress(collect))
     collect()
-    print_rl(name, found[name])
+    print_rl(name, found)
 
 
 def line_result(folder: Path, line: str, cell: dict[str, Any]) -> dict[str, Any]:
@@ -525,13 +410,15 @@ def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
 def after(study: Study) -> None:
     """The start, its ceiling, and the first seeds of every line, each in a process of its own."""
     name = study.given.world
-    world, trained = WORLDS[name], study.read("rl").get(name, {}).get("lines", {})
+    world, trained = WORLDS[name], study.read(result_name("rl", name)).get("lines", {})
     folder, seeds = runs_of(study, "rl"), study.given.seeds or 2
     models = {("start", ""): study.start(world.start)}
     careful = checkpoints(study.work / "starts" / "careful") if (study.work / "starts" / "careful").is_dir() else []
     if careful and world.start == "two":
         models["ceiling", ""] = careful[-1]
     for label, line in trained.items():
+        if study.given.lines and label not in study.given.lines:
+            continue
         for seed, cell in list(line["folders"].items())[:seeds]:
             if (checkpoint := folder / cell / "run" / "checkpoint").is_dir():
                 models[label, seed] = checkpoint
@@ -539,8 +426,7 @@ def after(study: Study) -> None:
         raise SystemExit(
             f"there are no trained models of {name} in {folder}: run the part rl first, with the same --work"
         )
-    found = study.read("after")
-    found[name] = {}
+    found: dict[str, Any] = {}
     with pool(study.given.jobs) as workers:
         waiting = {
             workers.submit(measure, str(path), after_asks(study, world, key[0] == "ceiling"), study.device): key
@@ -548,148 +434,9 @@ def after(study: Study) -> None:
         }
         for future in as_completed(waiting):
             label, seed = waiting[future]
-            found[name].setdefault(label, {})[seed] = future.result()
-            study.write("after", found)
+            found.setdefault(label, {})[seed] = future.result()
+            study.write(result_name("after", name), found)
             print(label, seed, shown({"": future.result()["as in training"]}), flush=True)
-
-
-# --- tables and figures -------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-
-
-def points(share: Sequence[float] | None) -> str:
-    return "" if share is None else f"{100 * share[0]:.1f}"
-
-
-def start_rows(adaptation: dict[str, Any]) -> Iterator[list[str]]:
-    for update, asked in sorted(adaptation["checkpoints"].items(), key=lambda each: int(each[0])):
-        for name, each in asked.items():
-            shares = [f"{100 * each['behaviours'].get(kind, 0):.0f}" for kind in ("careful", "careless", "other")]
-            yield [update, name, points(each["sampled"]), points(each["greedy"]), points(each["mixed"]), *shares]
-
-
-def print_rl(name: str, found: dict[str, Any]) -> None:
-    """Student's intervals over seeds; Holm's p-values against the line with the highest greedy solve rate."""
-    lines = {label: line for label, line in found["lines"].items() if line["curves"]}
-    ends = {label: [curve[-1] for curve in line["curves"].values()] for label, line in lines.items()}
-    first = next(iter(next(iter(lines.values()))["curves"].values()))[0]
-    greedy = {label: [end["greedy"] for end in values] for label, values in ends.items()}
-    best = max(greedy, key=lambda label: mean(greedy[label]))
-    paired = {
-        label: values for label, values in greedy.items() if len(values) == len(greedy[best]) > 1 and label != best
-    }
-    p_values = holm({label: paired_p(greedy[best], values) for label, values in paired.items()})
-    print(
-        f"\n{name}, start {found['start']}, {found['problems']} problems, {found['budget']}, {found['seconds']:.0f} s"
-    )
-    rows = [["start", "", "", f"{100 * first['sampled']:.1f}", f"{100 * first['greedy']:.1f}", "", "", "", ""]]
-    for label in sorted(ends, key=lambda label: -mean(greedy[label])):
-        gains = [100 * (value - first["greedy"]) for value in greedy[label]]
-        runs = lines[label]["training"].values()
-        form = mean(mean(run["form"][-5:]) for run in runs if run["form"])
-        warned = sorted({warning for run in runs for warning in run["warnings"]})
-        rows.append([
-            label, lines[label]["line"].partition("optimizer.lr=")[2].partition("+")[0],
-            f"{mean(end['updates'] for end in ends[label]):.0f}",
-            *([percent([end[kind] for end in ends[label]]) for kind in ("sampled", "greedy")] if len(gains) > 1
-              else [f"{100 * ends[label][0][kind]:.1f}" for kind in ("sampled", "greedy")]),
-            f"{min(gains):+.1f}", f"{p_values[label]:.2g}" if label in p_values else "", f"{100 * form:.0f}",
-            ", ".join(warned),
-        ])  # fmt: skip
-    table(["line", "rate", "updates", "sampled", "greedy", "least gain, greedy", "Holm's p", "form", "warnings"], rows)
-
-
-def tables(study: Study) -> None:
-    found = study.read("starts")
-    for name, each in found.get("adaptations", {}).items():
-        speed = f"{each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second"
-        start = f"chosen {found['chosen'].get(name)}, sha256 {found['hashes'].get(name)}"
-        print(f"\n{name}: {speed}, {start}, taught {each['behaviours']}")
-        head = ["update", "task", "sampled", "greedy", "samples differ", "careful", "careless", "other"]
-        table(head, start_rows(each))
-        table(head, start_rows({"checkpoints": each.get("others", {})}))
-    for name, world in study.read("rates").items():
-        heads = list(next(iter(world.values()))["solved"])
-        rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
-                 each["chosen"]] for line, each in world.items())  # fmt: skip
-        table([f"{name}, sampled / greedy", *heads, "chosen"], rows)
-    for name, world in study.read("rl").items():
-        print_rl(name, world)
-    for name, models in study.read("after").items():
-        asked = [key for key, each in next(iter(models["start"].values())).items() if "sampled" in each]
-        rows = ([key, *(over_seeds(seeds, key) for seeds in models.values())] for key in asked)
-        table([f"{name}, sampled / greedy", *models], rows)
-
-
-def over_seeds(seeds: dict[str, Any], key: str) -> str:
-    found = [each[key] for each in seeds.values() if key in each]
-    flat = [{kind: each[kind][0] for kind in ("sampled", "greedy")} for each in found]
-    return both(flat) if flat else ""
-
-
-def draw(study: Study) -> None:
-    """language_NAME.png for every world, language_starts.png and language_values.png."""
-    folder = study.given.figures
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, world in study.read("rl").items():
-        figure = new_figure(8.5, 3.6)
-        assert figure is not None
-        left, right = figure.subplots(1, 2)
-        for number, (label, line) in enumerate(world["lines"].items()):
-            for seed, run in line["training"].items():
-                solved = [100 * mean(run["solved"][max(0, at - 4) : at + 1]) for at in range(len(run["solved"]))]
-                left.plot(run["forwards"], solved, color=f"C{number}", alpha=0.7, label=None if int(seed) else label)
-                gain = [100 * curve["greedy"] for curve in (line["curves"][seed][0], line["curves"][seed][-1])]
-                right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
-        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of five updates")
-        right.set(ylabel="greedy, held out, %: before and after")
-        right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
-        for axes in (left, right):
-            axes.grid(alpha=0.3)
-        left.legend(fontsize=7, frameon=False)
-        figure.savefig(folder / f"language_{name.replace(' ', '_')}.png", dpi=110)
-    draw_starts(study.read("starts"), folder / "language_starts.png")
-    draw_values(study.read("after"), folder / "language_values.png")
-
-
-def draw_starts(found: dict[str, Any], path: Path) -> None:
-    if not found or (figure := new_figure(8.5, 3.6)) is None:
-        return
-    for axes, (name, each) in zip(figure.subplots(1, len(found["adaptations"]), squeeze=False)[0],
-                                  found["adaptations"].items(), strict=True):  # fmt: skip
-        updates = sorted(map(int, each["checkpoints"]))
-        asked = [next(iter(each["checkpoints"][str(update)].values())) for update in updates]
-        for kind in ("sampled", "greedy", "mixed"):
-            axes.plot(
-                updates, [100 * one[kind][0] for one in asked], ".-", label={"mixed": "samples differ"}.get(kind, kind)
-            )
-        axes.axvline(found["chosen"][name], color="0.7", zorder=0)
-        axes.set(title=f"{name}: {100 * each['share']:.0f} % careless", xlabel="updates", ylabel="%")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, dpi=110)
-
-
-def draw_values(found: dict[str, Any], path: Path) -> None:
-    """The value along rollouts, and the share of states whose completions all end alike."""
-    models = next(iter(found.values()), {})
-    if not models or (figure := new_figure(8.5, 3.6)) is None:
-        return
-    for axes, kind in zip(figure.subplots(1, 2), ("value", "decided"), strict=True):
-        for number, (label, seeds) in enumerate(models.items()):
-            curves = [each["values"][kind] for each in seeds.values() if "values" in each]
-            if curves:
-                average = [100 * mean(values) for values in zip(*curves, strict=True)]
-                axes.plot(average, ".-", color="0.3" if label == "start" else f"C{number - 1}", label=label)
-        axes.set(xlabel="step", ylabel={"value": "V, %", "decided": "states that are decided, %"}[kind])
-        axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -701,7 +448,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
     parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
-    parser.add_argument("--lines", nargs="+", choices=list(LINES | FORM_LINES), help="rates, rl: these")
+    parser.add_argument("--lines", nargs="+", choices=list(LINES | FORM_LINES), help="rates, rl, after: these")
     parser.add_argument("--start", help="another start than the one that was chosen")
     parser.add_argument("--steps", type=int, help="denoising steps of Sudoku")
     parser.add_argument("--block", type=int, help="positions of a block of Sudoku")

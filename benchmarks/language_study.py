@@ -1,0 +1,65 @@
+"""The files of the study of a real language model, and its settings at full and at toy size: see language.py."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from choosing import RESULTS
+from language_worlds import WORLDS, Ask
+
+from unmask.studies.compare.cells import write_json
+from unmask.util.files import digest
+
+
+def result_name(part: str, world: str) -> str:
+    """Each world has a file of its own, so that several worlds can be trained side by side."""
+    return f"{part}_{world.replace(' ', '_')}"
+
+
+class Study:
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.out, self.work, self.toy = given, given.out, given.work, given.toy
+        self.device = "cpu" if given.toy else given.device
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A result file of --out, else of benchmarks/results; empty if there is none."""
+        for path in (self.out / f"{name}.json", RESULTS / f"language_{name}.json"):
+            if path.is_file():
+                found: dict[str, Any] = json.loads(path.read_text())
+                return found
+        return {}
+
+    def by_world(self, part: str) -> dict[str, Any]:
+        """The results of a part, by world."""
+        found = {name: self.read(result_name(part, name)) for name in WORLDS}
+        return {name: results for name, results in found.items() if results}
+
+    def write(self, name: str, found: dict[str, Any]) -> None:
+        write_json(self.out / f"{name}.json", found)
+
+    def sized(self, ask: Ask) -> Ask:
+        """As given on the command line, or at toy size."""
+        steps, block = self.given.steps or ask.steps, self.given.block or ask.block
+        ask = replace(ask, steps=steps, block=block) if ask.task == "sudoku_text" else ask
+        if not self.toy:
+            return ask
+        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // ask.block)
+
+    def start(self, name: str) -> Path:
+        """The folder of a start: --start, or the one that `starts` has chosen."""
+        if self.given.start is not None:
+            return Path(self.given.start)
+        chosen = self.read("starts").get("chosen", {})
+        if name not in chosen or not (folder := self.work / "starts" / name / str(chosen[name])).is_dir():
+            raise SystemExit(
+                f"there is no start {name} in {self.work}: run the part starts first, or give --start FOLDER"
+            )
+        return folder
+
+
+def weights_hash(model: Path) -> str:
+    return digest(model / "model.safetensors")[:16]

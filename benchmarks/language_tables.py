@@ -1,0 +1,147 @@
+"""Tables and figures of the study of a real language model: see language.py."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choosing import both, holm, paired_p, percent
+from language_study import Study
+
+from unmask.util.plots import new_figure
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+
+
+def points(share: Sequence[float] | None) -> str:
+    return "" if share is None else f"{100 * share[0]:.1f}"
+
+
+def start_rows(adaptation: dict[str, Any]) -> Iterator[list[str]]:
+    for update, asked in sorted(adaptation["checkpoints"].items(), key=lambda each: int(each[0])):
+        for name, each in asked.items():
+            shares = [f"{100 * each['behaviours'].get(kind, 0):.0f}" for kind in ("careful", "careless", "other")]
+            yield [update, name, points(each["sampled"]), points(each["greedy"]), points(each["mixed"]), *shares]
+
+
+def print_rl(name: str, found: dict[str, Any]) -> None:
+    """Student's intervals over seeds; Holm's p-values against the line with the highest greedy solve rate."""
+    lines = {label: line for label, line in found["lines"].items() if line["curves"]}
+    ends = {label: [curve[-1] for curve in line["curves"].values()] for label, line in lines.items()}
+    first = next(iter(next(iter(lines.values()))["curves"].values()))[0]
+    greedy = {label: [end["greedy"] for end in values] for label, values in ends.items()}
+    best = max(greedy, key=lambda label: mean(greedy[label]))
+    paired = {
+        label: values for label, values in greedy.items() if len(values) == len(greedy[best]) > 1 and label != best
+    }
+    p_values = holm({label: paired_p(greedy[best], values) for label, values in paired.items()})
+    print(
+        f"\n{name}, start {found['start']}, {found['problems']} problems, {found['budget']}, {found['seconds']:.0f} s"
+    )
+    rows = [["start", "", "", f"{100 * first['sampled']:.1f}", f"{100 * first['greedy']:.1f}", "", "", "", ""]]
+    for label in sorted(ends, key=lambda label: -mean(greedy[label])):
+        gains = [100 * (value - first["greedy"]) for value in greedy[label]]
+        runs = lines[label]["training"].values()
+        form = mean(mean(run["form"][-5:]) for run in runs if run["form"])
+        warned = sorted({warning for run in runs for warning in run["warnings"]})
+        rows.append([
+            label, lines[label]["line"].partition("optimizer.lr=")[2].partition("+")[0],
+            f"{mean(end['updates'] for end in ends[label]):.0f}",
+            *([percent([end[kind] for end in ends[label]]) for kind in ("sampled", "greedy")] if len(gains) > 1
+              else [f"{100 * ends[label][0][kind]:.1f}" for kind in ("sampled", "greedy")]),
+            f"{min(gains):+.1f}", f"{p_values[label]:.2g}" if label in p_values else "", f"{100 * form:.0f}",
+            ", ".join(warned),
+        ])  # fmt: skip
+    table(["line", "rate", "updates", "sampled", "greedy", "least gain, greedy", "Holm's p", "form", "warnings"], rows)
+
+
+def tables(study: Study) -> None:
+    found = study.read("starts")
+    for name, each in found.get("adaptations", {}).items():
+        speed = f"{each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second"
+        start = f"chosen {found['chosen'].get(name)}, sha256 {found['hashes'].get(name)}"
+        print(f"\n{name}: {speed}, {start}, taught {each['behaviours']}")
+        head = ["update", "task", "sampled", "greedy", "samples differ", "careful", "careless", "other"]
+        table(head, start_rows(each))
+        table(head, start_rows({"checkpoints": each.get("others", {})}))
+    for name, world in study.by_world("rates").items():
+        heads = list(next(iter(world.values()))["solved"])
+        rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
+                 each["chosen"]] for line, each in world.items())  # fmt: skip
+        table([f"{name}, sampled / greedy", *heads, "chosen"], rows)
+    for name, world in study.by_world("rl").items():
+        print_rl(name, world)
+    for name, models in study.by_world("after").items():
+        asked = [key for key, each in next(iter(models["start"].values())).items() if "sampled" in each]
+        rows = ([key, *(over_seeds(seeds, key) for seeds in models.values())] for key in asked)
+        table([f"{name}, sampled / greedy", *models], rows)
+
+
+def over_seeds(seeds: dict[str, Any], key: str) -> str:
+    found = [each[key] for each in seeds.values() if key in each]
+    flat = [{kind: each[kind][0] for kind in ("sampled", "greedy")} for each in found]
+    return both(flat) if flat else ""
+
+
+def draw(study: Study) -> None:
+    """language_NAME.png for every world, language_starts.png and language_values.png."""
+    folder = study.given.figures
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, world in study.by_world("rl").items():
+        figure = new_figure(8.5, 3.6)
+        assert figure is not None
+        left, right = figure.subplots(1, 2)
+        for number, (label, line) in enumerate(world["lines"].items()):
+            for seed, run in line["training"].items():
+                solved = [100 * mean(run["solved"][max(0, at - 4) : at + 1]) for at in range(len(run["solved"]))]
+                left.plot(run["forwards"], solved, color=f"C{number}", alpha=0.7, label=None if int(seed) else label)
+                gain = [100 * curve["greedy"] for curve in (line["curves"][seed][0], line["curves"][seed][-1])]
+                right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
+        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of five updates")
+        right.set(ylabel="greedy, held out, %: before and after")
+        right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+        left.legend(fontsize=7, frameon=False)
+        figure.savefig(folder / f"language_{name.replace(' ', '_')}.png", dpi=110)
+    draw_starts(study.read("starts"), folder / "language_starts.png")
+    draw_values(study.by_world("after"), folder / "language_values.png")
+
+
+def draw_starts(found: dict[str, Any], path: Path) -> None:
+    if not found or (figure := new_figure(8.5, 3.6)) is None:
+        return
+    for axes, (name, each) in zip(figure.subplots(1, len(found["adaptations"]), squeeze=False)[0],
+                                  found["adaptations"].items(), strict=True):  # fmt: skip
+        updates = sorted(map(int, each["checkpoints"]))
+        asked = [next(iter(each["checkpoints"][str(update)].values())) for update in updates]
+        for kind in ("sampled", "greedy", "mixed"):
+            axes.plot(
+                updates, [100 * one[kind][0] for one in asked], ".-", label={"mixed": "samples differ"}.get(kind, kind)
+            )
+        axes.axvline(found["chosen"][name], color="0.7", zorder=0)
+        axes.set(title=f"{name}: {100 * each['share']:.0f} % careless", xlabel="updates", ylabel="%")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def draw_values(found: dict[str, Any], path: Path) -> None:
+    """The value along rollouts, and the share of states whose completions all end alike."""
+    models = next(iter(found.values()), {})
+    if not models or (figure := new_figure(8.5, 3.6)) is None:
+        return
+    for axes, kind in zip(figure.subplots(1, 2), ("value", "decided"), strict=True):
+        for number, (label, seeds) in enumerate(models.items()):
+            curves = [each["values"][kind] for each in seeds.values() if "values" in each]
+            if curves:
+                average = [100 * mean(values) for values in zip(*curves, strict=True)]
+                axes.plot(average, ".-", color="0.3" if label == "start" else f"C{number - 1}", label=label)
+        axes.set(xlabel="step", ylabel={"value": "V, %", "decided": "states that are decided, %"}[kind])
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)
+    figure.savefig(path, dpi=110)
