@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     arguments = parser.parse_args()
     bench = SpeedBench(arguments.toy)
+    if find_spec("unmask.rollout.graphs"):  # kept, or every rollout would capture its steps again
+        bench.graphs = import_module("unmask.rollout.graphs").Graphs()
     if not arguments.eager:
         bench.policy.compile_layers()
     for line in sys.stdin:

@@ -37,6 +37,8 @@ class SpeedBench:
         self.peak = 0.0
         self.baseline: Path | None = None
         """A checkout of an earlier commit to compare with."""
+        self.rows: int | None = None
+        """The only number of rows to time."""
         self.peers: Path | None = None
         """A folder with checkouts of other projects."""
         self.graphs: Any = None
@@ -45,6 +47,10 @@ class SpeedBench:
     @property
     def width(self) -> int:
         return self.prompt + self.shape["length"]
+
+    @property
+    def blocks(self) -> int:
+        return self.shape["length"] // self.shape["block"]
 
     def prompts(self, rows: int, copies: int = 1, width: int | None = None) -> list[list[int]]:
         rng = torch.Generator().manual_seed(0)

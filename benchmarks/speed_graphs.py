@@ -1,5 +1,6 @@
 """The section of speed.py about captured steps: beside the same steps uncaptured, and beside an earlier commit."""
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -18,19 +19,28 @@ def graphs(bench: SpeedBench) -> None:
     """Dual-cache rollouts of 1, 8 and 32 rows, exact ones of 8: captured, not captured, and the baseline in turns.
 
     Of an exact rollout one block is timed, the last of the canvas, and of one with the dual cache two: every block
-    costs the same.
+    costs the same. With `--rows`: only dual-cache rollouts of so many rows, all blocks, captured and the baseline.
     """
     baseline = None if bench.baseline is None else Baseline(bench.baseline, bench)
-    blocks = bench.shape["length"] // bench.shape["block"]
-    for rows in (1, 3) if bench.toy else (1, 8, 32):
-        _cell(bench, baseline, "dual cache", {"rows": rows, "cached": True, "blocks": 2}, blocks // 2)
-    _cell(bench, baseline, "exact", {"rows": 3 if bench.toy else 8, "cached": False, "blocks": 1}, blocks)
+    if bench.rows is not None:
+        _cell(bench, baseline, "dual cache", {"rows": bench.rows, "cached": True, "blocks": bench.blocks}, ["captured"])
+    else:
+        for rows in (1, 3) if bench.toy else (1, 8, 32):
+            _cell(bench, baseline, "dual cache", {"rows": rows, "cached": True, "blocks": 2})
+        _cell(bench, baseline, "exact", {"rows": 3 if bench.toy else 8, "cached": False, "blocks": 1})
     if baseline is not None:
         baseline.end()
 
 
-def _cell(bench: SpeedBench, baseline: Baseline | None, kind: str, cell: dict[str, Any], times: int) -> None:
-    """Time a cell in all ways, in turns; the first rounds warm up. `times`: such rollouts make a whole one."""
+def _cell(
+    bench: SpeedBench,
+    baseline: Baseline | None,
+    kind: str,
+    cell: dict[str, Any],
+    named: Sequence[str] = ("captured", "not captured"),
+) -> None:
+    """Time a cell in the ways that are named, in turns with the baseline; the first rounds warm up."""
+    times = bench.blocks // cell["blocks"]  # such rollouts make a whole one
     ways = {"captured": Graphs(True), "not captured": Graphs(False), "static": Graphs(True, captures=False)}
     traces: dict[str, Trace] = {}
 
@@ -41,24 +51,24 @@ def _cell(bench: SpeedBench, baseline: Baseline | None, kind: str, cell: dict[st
         with bench.changed(graphs=ways[name]):
             return bench.seconds(lambda: traces.update({name: roll(bench, cell).trace}), warm=False)
 
-    timed = ["captured", "not captured", *(["baseline"] if baseline else [])]
-    rounds = [{name: taken(name) for name in timed} for _ in range(WARM + REPETITIONS)]
+    timed = [*named, *(["baseline"] if baseline else [])]
+    warm = 1 if times == 1 else WARM  # a whole rollout has every shape twice, so the first captures
+    rounds = [{name: taken(name) for name in timed} for _ in range(warm + REPETITIONS)]
     taken("static")
     captured, tokens = ways["captured"], cell["rows"] * bench.shape["length"]
     gib = {name: size / 2**30 for name, size in captured.bytes().items()}
     note: dict[str, Any] = {"kind": kind, "rows": cell["rows"], "graphs": len(captured.steps), "gib": gib}
-    fastest = median(each["captured"] for each in rounds[WARM:])
+    fastest = median(each["captured"] for each in rounds[warm:])
     for name in timed:
-        seconds = [times * each[name] for each in rounds[WARM:]]
+        seconds = [times * each[name] for each in rounds[warm:]]
         middle, spread = median(seconds), {"fastest": min(seconds), "slowest": max(seconds)}
         rate = {"tokens_per_second": tokens / middle, "captured_is_faster": middle / times / fastest}
         note[name] = {**rate, "seconds": middle, **spread, "first_round": rounds[0][name]}
+    others = {"static": "from the same step uncaptured", "not captured": "from the step of changing shapes"}
     note["tokens that differ"] = {
-        "from the same step uncaptured": gap(traces["captured"], traces["static"]),
-        "from the step of changing shapes": gap(traces["captured"], traces["not captured"]),
+        words: gap(traces["captured"], traces[name]) for name, words in others.items() if name in traces
     }
-    blocks = bench.shape["length"] // bench.shape["block"]
-    bench.note("graphs", **note, repetitions=REPETITIONS, reckoned=f"{cell['blocks']} of {blocks} blocks timed")
+    bench.note("graphs", **note, repetitions=REPETITIONS, reckoned=f"{cell['blocks']} of {bench.blocks} blocks timed")
     captured.release()
 
 

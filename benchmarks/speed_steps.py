@@ -25,8 +25,9 @@ def steps(bench: SpeedBench) -> None:
         hidden_QD = torch.randn(count, width, device=bench.device).to(kind)
         uniform_SQ = torch.rand(2, count, device=bench.device)
         places = Places(*uniform_SQ, torch.arange(count, device=bench.device))
-        logits_QV = bench.policy.head(hidden_QD)
-        ms = {"head": 1e3 * bench.seconds(lambda h=hidden_QD: bench.policy.head(h), repeats=20)}
+        with bench.policy.rollout():
+            logits_QV = bench.policy.head(hidden_QD)
+            ms = {"head": 1e3 * bench.seconds(lambda h=hidden_QD: bench.policy.head(h), repeats=20)}
         for name, way in ways.items():
             ms[name] = 1e3 * bench.seconds(lambda w=way, x=logits_QV, p=places: w(x, p, settings), repeats=20)
         bench.note("steps", positions=count, milliseconds=ms)

@@ -10,6 +10,7 @@ from naive import assert_same, decoder
 from unmask.core.order import low_confidence, random, surest_position
 from unmask.core.specs import Branch, Record, RolloutRequest
 from unmask.core.token_sampling import TokenSampling
+from unmask.models.decoder import Decoder, TransformersPolicy
 from unmask.models.tiny import TinyShape, tiny_policy
 from unmask.rollout.cache import Cache
 from unmask.rollout.decoding import Decoding
@@ -161,6 +162,40 @@ def test_in_fp32_on_the_embedded_network_too(order, cache):
     settings = {"length": 24, "steps": 12, "block": 8, "order": order, "cache": cache}
     plain, static = (rolled(policy, PADDED, graphs, **settings) for graphs in (Graphs(False), Graphs(True)))
     assert_same(static, plain, 1e-4)
+
+
+class CastsLogits(Decoder):
+    """Its head returns fp32 in rollouts too."""
+
+    head = TransformersPolicy.head
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_logits_in_the_dtype_of_the_model_draw_bit_for_bit_what_they_draw_in_fp32(monkeypatch, name, dtype):
+    """Tokens, steps, log-probabilities, records and branches."""
+    settings, dtypes = dict(SETTINGS[name]), set()
+    settings["record"] = Record(3, True, True, choice=settings.get("order", low_confidence) is low_confidence)
+    settings["branch"] = None if settings.get("append") else Branch(2, 1.0)
+    monkeypatch.setattr(Denoiser, "_draw", noting_dtype(dtypes))
+    for graphs in (False, True):
+        found, wanted = (
+            rolled(decoder(dtype=dtype, made=made), PADDED, Graphs(graphs), **settings)
+            for made in (Decoder, CastsLogits)
+        )
+        assert_same(found, wanted, 0)
+    assert dtypes == {dtype, torch.float32}
+
+
+def noting_dtype(dtypes: set[torch.dtype]):
+    """`Denoiser._draw` that notes the dtype of the head's logits."""
+    plain = Denoiser._draw
+
+    def noting(denoiser, hidden, *more):
+        dtypes.add(denoiser.engine.policy.head(hidden[0][:1]).dtype)
+        return plain(denoiser, hidden, *more)
+
+    return noting
 
 
 def test_branches_and_micro_batches_too():

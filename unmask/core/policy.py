@@ -41,7 +41,8 @@ class Policy(Protocol):
     at_Q        (Q,) long: positions of the flattened canvases, row * L + position
     hidden      (Q, D): what the head needs to predict the token at position at_Q[q] itself, also for models whose own
                 convention is shifted by one
-    head        (Q, V) logits, fp32 or better
+    head        (Q, V) logits, fp32 or better; inside `CachingPolicy.rollout` maybe in the dtype of the model, for
+                `token_logprobs` to cast
     call        head(hidden(...)), if there is memory for all logits at once
     """
 

@@ -50,11 +50,15 @@ class TokenSampling:
         return self.top_k if self.top_p == 1 else 0
 
 
+def wide_logits(logits_QV: Tensor) -> Tensor:
+    """The same logits in at least fp32."""
+    return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+
+
 def token_logprobs(logits_QV: Tensor, mask_id: int) -> Tensor:
     """Log-probabilities at temperature 1, in at least fp32. MASK is not a word: it has probability zero."""
-    logits_QV = logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
     banned_V = torch.arange(logits_QV.shape[-1], device=logits_QV.device) == mask_id
-    return torch.where(banned_V, -torch.inf, logits_QV).log_softmax(-1)
+    return torch.where(banned_V, -torch.inf, wide_logits(logits_QV)).log_softmax(-1)
 
 
 def tempered_logprobs(plain_QV: Tensor, temperature: float) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
+from unmask.core.token_sampling import wide_logits
 from unmask.models.experts import Mixture, product_waits
 from unmask.util.metering import PassCounterMixin
 
@@ -86,8 +87,7 @@ class TransformersPolicy(PassCounterMixin, nn.Module):
         raise NotImplementedError
 
     def head(self, hidden_QD: Tensor) -> Tensor:
-        logits_QV = self.lm.get_output_embeddings()(hidden_QD)
-        return logits_QV if logits_QV.dtype == torch.float64 else logits_QV.float()
+        return wide_logits(self.lm.get_output_embeddings()(hidden_QD))
 
 
 class Decoder(TransformersPolicy):
@@ -118,6 +118,10 @@ class Decoder(TransformersPolicy):
             yield
         finally:
             self.rolling, self.even = before
+
+    def head(self, hidden_QD: Tensor) -> Tensor:
+        """In rollouts in the dtype of the model: `token_logprobs` casts, compiled draws while they read the logits."""
+        return self.lm.get_output_embeddings()(hidden_QD) if self.rolling else super().head(hidden_QD)
 
     def compile_layers(self) -> None:
         """Compile the layers: faster on a large GPU, after some seconds of compilation."""

@@ -22,7 +22,7 @@ from unmask.core.order import Order
 from unmask.core.schedule import CommitCounts
 from unmask.core.token_sampling import pad_ids, token_logprobs, uniforms
 from unmask.core.trace import Trace
-from unmask.rollout.draws import DrawSettings, Places, compiled_draws, draws
+from unmask.rollout.draws import DrawSettings, Places, compiled_draws, compiled_uniforms, draws
 from unmask.rollout.engine import Engine, StaticPass
 from unmask.rollout.graphs import positions_of, rows_of
 from unmask.rollout.recorder import RolloutRecorder, StepPositions, write
@@ -90,6 +90,7 @@ class Denoiser:
             engine.trace.mask_id, engine.trace.sampling, order, recorder.record, sure_score is not None
         )
         self.draws = compiled_draws() if engine.compiles_draws else draws
+        self.uniforms = compiled_uniforms() if engine.compiles_draws else uniforms
         self.seed_B = self._held("seeds", seed_B)
         self.starts = starts
         """The rows that begin at a step, by step; a row in none of them stays as it is."""
@@ -277,7 +278,7 @@ class Denoiser:
         # Columns are counted from the end of the canvas, so padding does not move a row's noise.
         seed_R1, away_RM = self.seed_B[self.live_R, None], width - column_RM
         stream_S11 = torch.arange(2, device=column_RM.device)[:, None, None]  # of tokens, and of places
-        uniform_Q, noise_Q = uniforms(seed_R1, stream_S11, step, away_RM).flatten(1)
+        uniform_Q, noise_Q = self.uniforms(seed_R1, stream_S11, step, away_RM).flatten(1)
         places, pieces = Places(uniform_Q, noise_Q, column_RM.flatten()), list[dict[str, Tensor]]()
         for piece in self.engine.pieces(column_RM.numel()):
             logits_QV = self.engine.logits([stream[piece] for stream in hidden])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unmask.core.policy import PIECE, CachingPolicy, Memory, Policy, StaticPolicy
 from unmask.core.shapes import GIVEN
+from unmask.core.token_sampling import wide_logits
 from unmask.core.trace import Trace
 from unmask.rollout.cache import Cache
 from unmask.rollout.graphs import Graphs, reach_of
@@ -201,10 +202,11 @@ class Engine:
         return (False, True) if self.trace.sampling.guidance else (False,)
 
     def logits(self, hidden: list[Tensor]) -> Tensor:
-        """(Q, V), with two streams guided: uncond + (w + 1) (cond - uncond)."""
+        """(Q, V) as the head returns them; with two streams guided, uncond + (w + 1) (cond - uncond), in at least
+        fp32."""
         if len(hidden) == 1:
             return self.policy.head(hidden[0])
-        prompted_QV, unprompted_QV = (self.policy.head(stream) for stream in hidden)
+        prompted_QV, unprompted_QV = (wide_logits(self.policy.head(stream)) for stream in hidden)
         return unprompted_QV + (self.trace.sampling.guidance + 1) * (prompted_QV - unprompted_QV)
 
     def pieces(self, count: int) -> list[slice]:
