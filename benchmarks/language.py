@@ -8,7 +8,7 @@
     python benchmarks/language.py tables --out results
     python benchmarks/language.py draw   --out results --figures docs/figures
 
-`--world` names another task or start (`--world long`: completions of 256 positions); `starts --only two` adapts one
+`--world` names another task or start (`--world long`: completions of 256 positions); `starts --only planted` makes one
 start. Models and runs are in --work, where the parts of one day find each other's. Results, JSON, are in --out and are
 written after every run. `--toy` tries a part on a CPU with a tiny model. Start the CUDA MPS daemon first.
 
@@ -33,6 +33,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from choosing import with_options
 from language_study import Study, result_name, weights_hash
@@ -40,12 +41,12 @@ from language_tables import draw, print_rl, tables
 from language_worlds import (
     ADAPTATIONS,
     COUNTDOWN,
-    DIFFER,
     FORM_LINES,
     HIGH,
     LINES,
     LORA_RATE,
     LOW,
+    PARTS,
     RATES,
     STARTS,
     SUDOKU,
@@ -67,6 +68,7 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
     from unmask.sft.adapt import adapt
     from unmask.sft.config import CONFIG, read_sft_config
     from unmask.sft.finetune import finetune
+    from unmask.sft.sft_run import SftEvaluation, SftRun
     from unmask.training.run.base_run import Hooks
     from unmask.training.run.folder import RunFolder, read_metrics
 
@@ -74,7 +76,7 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
     shutil.rmtree(folder, ignore_errors=True)
     adapt(source, folder / "start")
     small = ["updates=4", "save_every=2", "batch_tokens=1024", "max_examples=32", "compile=false", "dtype=float32"]
-    overrides = [f"behaviours.careless={plan.share}", "eval.prompts=2", "eval.every=0", "full=true"]
+    overrides = [f"behaviours.careless={plan.share}", "eval.prompts=2", "full=true"]
     overrides += [f"device={device}", *([*small, "optimizer.warmup=0"] if toy else [])]
     config = read_sft_config(STARTS / plan.file, overrides, model=str(folder / "start"))
 
@@ -87,7 +89,8 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
         if step % 64 == 0:
             print(name, step, f"loss {metrics['train/loss']:.4f}", f"{time.perf_counter() - begun:.0f} s", flush=True)
 
-    result = finetune(config, lambda: RunFolder(run, config.dump(), CONFIG), Hooks(on_metrics=keep))
+    with patch.object(SftRun, "_measure", lambda self, step: SftEvaluation({})):  # checkpoints are evaluated later
+        result = finetune(config, lambda: RunFolder(run, config.dump(), CONFIG), Hooks(on_metrics=keep))
     shutil.copytree(run / "checkpoint", folder / str(config.updates))
     rows = [row for row in read_metrics(run) if "train/loss" in row]
     shutil.rmtree(run)
@@ -160,9 +163,10 @@ def pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def starts(study: Study) -> None:
-    """Adapt, evaluate every checkpoint, choose: planted by `choice`, unplanted where samples differ most."""
+    """Adapt, evaluate every checkpoint, choose as `choice` says."""
     given, found = study.given, study.read("starts") if study.given.only else {}
-    names = given.only or [name for name in ADAPTATIONS if name != "long"]
+    wanted = given.only or [name for name in PARTS if name != "long"]
+    names = [name for part in wanted for name in PARTS[part]]
     if given.model is None:
         raise SystemExit("starts: give the folder of the model, which `unmask fetch smollm2 --out FOLDER` writes")
     begun = time.perf_counter()
@@ -183,13 +187,14 @@ def starts(study: Study) -> None:
                 found["adaptations"][name]["checkpoints"][update] = future.result()
                 print(name, update, shown(future.result()), f"{time.perf_counter() - begun:.0f} s", flush=True)
             study.write("starts", found)
-        found["chosen"] = found.get("chosen", {}) | {name: choice(name, found["adaptations"][name]) for name in names}
+        found["chosen"] = found.get("chosen", {}) | {part: choice(PARTS[part], found["adaptations"]) for part in wanted}
         study.write("starts", found)  # where `start` reads it
-        found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
+        found["hashes"] = found.get("hashes", {}) | {part: weights_hash(study.start(part)) for part in wanted}
         study.write("starts", found)
-        for name in names:
-            for folder in {study.start(name), checkpoints(study.work / "starts" / name)[-1]}:
-                waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
+        last = [checkpoints(study.work / "starts" / name)[-1] for name in names if not ADAPTATIONS[name].share]
+        for folder in {*map(study.start, wanted), *last}:
+            name = folder.parent.name
+            waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
         for future in as_completed(waiting):
             name, update = waiting[future]
             found["adaptations"][name].setdefault("others", {})[update] = future.result()
@@ -202,27 +207,30 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
-def choice(name: str, adaptation: dict[str, Any]) -> int:
-    """The update of the checkpoint to start from."""
-    solved = {int(update): next(iter(asked.values())) for update, asked in adaptation["checkpoints"].items()}
-    if not ADAPTATIONS[name].share:
-        return max(solved, key=lambda update: (solved[update]["mixed"][0], update))
-    fits = [
-        update for update, found in solved.items() if LOW <= found["greedy"][0] <= HIGH and found["mixed"][0] >= DIFFER
-    ]
-    if fits:
-        return max(fits, key=lambda update: (solved[update]["sampled"][0], update))
-    return min(solved, key=lambda update: abs(solved[update]["greedy"][0] - (LOW + HIGH) / 2))
+def choice(names: Sequence[str], adaptations: dict[str, Any]) -> str:
+    """The checkpoint to start from, as ADAPTATION/UPDATE: the one with most samples that differ.
+
+    A planted one is chosen among those whose greedy solve rate is in the bounds, or else nearest to their middle.
+    """
+    solved = {
+        f"{name}/{update}": next(iter(asked.values()))
+        for name in names
+        for update, asked in sorted(adaptations[name]["checkpoints"].items(), key=lambda each: int(each[0]))
+    }
+    if not ADAPTATIONS[names[0]].share:
+        return max(solved, key=lambda start: solved[start]["mixed"][0])
+    inside = [start for start, found in solved.items() if LOW <= found["greedy"][0] <= HIGH]
+    if inside:
+        return max(inside, key=lambda start: solved[start]["mixed"][0])
+    return min(solved, key=lambda start: abs(solved[start]["greedy"][0] - (LOW + HIGH) / 2))
 
 
 def other_asks(study: Study, name: str) -> list[Ask]:
-    """The first task of a start in other steps and blocks, and the other tasks."""
+    """The other tasks, and the first in twice the steps."""
     first, *others = map(study.sized, ADAPTATIONS[name].asks)
     first = replace(first, samples=min(4, first.samples))
-    asks = [replace(first, name="one block", block=first.length)]
-    if not study.toy:
-        asks += [replace(each, name=f"{each.name}, twice the steps", steps=2 * each.steps) for each in (first, *asks)]
-    return [*asks, *others]
+    twice = replace(first, name=f"{first.name}, twice the steps", steps=2 * first.steps)
+    return [*others, *([] if study.toy else [twice])]
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -385,7 +393,7 @@ def training(run: Path) -> dict[str, Any]:
 def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
     ask = study.sized(world.ask)
     ask = replace(ask, name="as in training", samples=ask.samples if study.toy else 2, problems=2 if study.toy else 128)
-    asks = [ask, replace(ask, name="one block", block=ask.length)]
+    asks = [ask]
     if not study.toy:
         asks += [replace(ask, name="twice the steps", steps=2 * ask.steps)]
         asks += [replace(ask, name=f"1/{share} of the steps", steps=ask.steps // share) for share in (2, 4)]
@@ -414,7 +422,7 @@ def after(study: Study) -> None:
     folder, seeds = runs_of(study, "rl"), study.given.seeds or 2
     models = {("start", ""): study.start(world.start)}
     careful = checkpoints(study.work / "starts" / "careful") if (study.work / "starts" / "careful").is_dir() else []
-    if careful and world.start == "two":
+    if careful and world.start == "planted":
         models["ceiling", ""] = careful[-1]
     for label, line in trained.items():
         if study.given.lines and label not in study.given.lines:
@@ -447,7 +455,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results, JSON")
     parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
-    parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), help="starts: these")
     parser.add_argument("--lines", nargs="+", choices=list(LINES | FORM_LINES), help="rates, rl, after: these")
     parser.add_argument("--start", help="another start than the one that was chosen")
     parser.add_argument("--steps", type=int, help="denoising steps of Sudoku")

@@ -54,7 +54,7 @@ class Study:
         if self.given.start is not None:
             return Path(self.given.start)
         chosen = self.read("starts").get("chosen", {})
-        if name not in chosen or not (folder := self.work / "starts" / name / str(chosen[name])).is_dir():
+        if name not in chosen or not (folder := self.work / "starts" / chosen[name]).is_dir():
             raise SystemExit(
                 f"there is no start {name} in {self.work}: run the part starts first, or give --start FOLDER"
             )

@@ -63,11 +63,12 @@ def tables(study: Study) -> None:
     found = study.read("starts")
     for name, each in found.get("adaptations", {}).items():
         speed = f"{each['minutes']:.1f} minutes, {each['tokens_per_s']:,.0f} tokens a second"
-        start = f"chosen {found['chosen'].get(name)}, sha256 {found['hashes'].get(name)}"
-        print(f"\n{name}: {speed}, {start}, taught {each['behaviours']}")
+        print(f"\n{name}: {speed}, taught {each['behaviours']}")
         head = ["update", "task", "sampled", "greedy", "samples differ", "careful", "careless", "other"]
         table(head, start_rows(each))
         table(head, start_rows({"checkpoints": each.get("others", {})}))
+    for name, start in found.get("chosen", {}).items():
+        print(f"\nstart {name}: {start}, sha256 {found['hashes'][name]}")
     for name, world in study.by_world("rates").items():
         heads = list(next(iter(world.values()))["solved"])
         rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
@@ -123,7 +124,9 @@ def draw_starts(found: dict[str, Any], path: Path) -> None:
             axes.plot(
                 updates, [100 * one[kind][0] for one in asked], ".-", label={"mixed": "samples differ"}.get(kind, kind)
             )
-        axes.axvline(found["chosen"][name], color="0.7", zorder=0)
+        for folder, _, update in (start.partition("/") for start in found["chosen"].values()):
+            if folder == name:
+                axes.axvline(int(update), color="0.7", zorder=0)
         axes.set(title=f"{name}: {100 * each['share']:.0f} % careless", xlabel="updates", ylabel="%")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, frameon=False)

@@ -16,8 +16,8 @@ LINES: dict[str, str] = {
 }
 FORM_LINES: dict[str, str] = {"agrpo, KL": "agrpo:kl=0.01", "agrpo+keep_correct": "agrpo+keep_correct"}
 """Remedies for a lost form of the answer, beside agrpo's line of the first world."""
-LOW, HIGH, DIFFER = 0.15, 0.45, 0.5
-"""A planted start: the bounds of greedy decoding, and the share of problems on which eight samples differ, at least."""
+LOW, HIGH = 0.15, 0.45
+"""A planted start: the bounds of greedy decoding."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,11 @@ class Ask:
 
 SHORT = {"protocol": "short"}
 CELLS = {"protocol": "short", "reasoning": "cells", "holes": [7, 9]}
-SUDOKU = Ask("sudoku_text", "sudoku_text", SHORT, 80, 20, 16, 64, 8)
-COUNTDOWN = Ask("countdown_text", "countdown_text", SHORT, 48, 24, 16, 64, 8)
-WORDS = Ask("word_problems", "word_problems", {}, 64, 32, 32, 64, 8)
-LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 32, 64, 8)
+SUDOKU = Ask("sudoku_text", "sudoku_text", SHORT, 80, 20, 80, 64, 8)
+"""One block: in blocks of 16 the careful adaptation solved 22 % of the Sudokus instead of 55."""
+COUNTDOWN = Ask("countdown_text", "countdown_text", SHORT, 48, 24, 48, 64, 8)
+WORDS = Ask("word_problems", "word_problems", {}, 64, 32, 64, 64, 8)
+LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 256, 64, 8)
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,12 @@ class Adaptation:
 
 ADAPTATIONS = {
     "two": Adaptation("smollm2_two.yaml", 0.5, (SUDOKU, COUNTDOWN, WORDS)),
+    "two_40": Adaptation("smollm2_two.yaml", 0.4, (SUDOKU, COUNTDOWN, WORDS)),
     "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
     "long": Adaptation("smollm2_long.yaml", 0.5, (LONG,)),
 }
+PARTS = {"planted": ("two", "two_40"), "careful": ("careful",), "long": ("long",)}
+"""The adaptations from whose checkpoints each start is chosen."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class World:
     """A task from a start."""
 
     start: str
+    """A key of PARTS."""
     ask: Ask
     """The task and its decoding."""
     lines: dict[str, str] = field(default_factory=lambda: LINES)
@@ -82,12 +87,12 @@ class World:
 FORM_REWARD = "sudoku_text.weights={correctness: 0.8, format: 0.2}"
 BEST = {name: LINES[name] for name in ("raft, uniform", "agrpo")}
 WORLDS = {
-    "sudoku": World("two", SUDOKU),
-    "countdown": World("two", COUNTDOWN, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
+    "sudoku": World("planted", SUDOKU),
+    "countdown": World("planted", COUNTDOWN, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
     "unplanted": World("careful", SUDOKU, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
-    "lora": World("two", SUDOKU, {"raft, uniform": LINES["raft, uniform"]}, 3, more=("full=false", "lora.rank=32")),
-    "form": World("two", SUDOKU, FORM_LINES, 3),
-    "form reward": World("two", SUDOKU, {"agrpo": LINES["agrpo"]}, 3, more=(FORM_REWARD,)),
+    "lora": World("planted", SUDOKU, {"raft, uniform": LINES["raft, uniform"]}, 3, more=("full=false", "lora.rank=32")),
+    "form": World("planted", SUDOKU, FORM_LINES, 3),
+    "form reward": World("planted", SUDOKU, {"agrpo": LINES["agrpo"]}, 3, more=(FORM_REWARD,)),
     "long": World("long", LONG, BEST, 3, 1.2e5),
 }
 LORA_RATE = 3e-4

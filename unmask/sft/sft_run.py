@@ -17,6 +17,7 @@ from unmask.evaluation.evaluate import Evaluator
 from unmask.models import Model
 from unmask.models.lora import has_adapter
 from unmask.rollout.decoding import Decoding
+from unmask.rollout.graphs import Graphs
 from unmask.rollout.sample import completions, row_seeds, sample_in_turn
 from unmask.sft.adapt import ADAPTED
 from unmask.sft.config import CONFIG, SftConfig
@@ -191,4 +192,5 @@ def _two_a_step(length: int, policy: Model) -> Decoding:
     """Two positions a step; one in the blocks of a block-causal model that such steps do not fill."""
     block = getattr(policy, "causal_block", None)
     whole = block is None or (length % 2 == 0 and block % 2 == 0)
-    return Decoding(length, max(1, length // 2) if whole else length)
+    # Not captured: an evaluation has few rollouts, and capturing takes longer than they do.
+    return Decoding(length, max(1, length // 2) if whole else length, graphs=Graphs(False))
