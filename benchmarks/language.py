@@ -12,12 +12,9 @@
 start. Models and runs are in --work, where the parts of one day find each other's. Results, JSON, are in --out and are
 written after every run. `--toy` tries a part on a CPU with a tiny model. Start the CUDA MPS daemon first.
 
-Time on an H200. A Sudoku is 55 tokens of prompt and 80 positions, so a forward is 135 x 2 x 106 M = 29 GFLOP, and with
-head and sampling about 33. An update of 8 x 8 rollouts in 20 steps is 1,280 forwards of rollouts and 256 to 1,000 of
-the update, about 55 TFLOP. Earlier runs, eight side by side, reached 250 to 300 TFLOP/s. Six lines x five seeds x
-60,000 forwards, and two evaluations of 192 problems in each run, are 2.3 M forwards or 76 PFLOP: 250 to 300 s. Rates
-(18 runs of 25,000) take 80 s, an adaptation (768 x 32,768 tokens at 255,000 to 385,000 tokens a second) 65 to 100 s.
-Processes start, load and compile in about 40 s.
+Time on an H200 (measured). `starts` takes 344 s: three adaptations side by side 255 s, 80 of them until the first
+updates are done (imports, data, compilation), and 90 s of evaluations. RL makes 6,400 forwards a second with four
+processes and 6,800 with fourteen: `rl` with 30 runs of 60,000 forwards takes 364 s, 18 runs of `rates` about 180 s.
 """
 
 import argparse
@@ -108,6 +105,7 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
     """The answers of a model; runs in a process of the pool."""
     import torch
 
+    from unmask.core.token_sampling import TokenSampling
     from unmask.evaluation.evaluate import Evaluator
     from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
     from unmask.models import load_model
@@ -127,7 +125,8 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
         if ask.template:
             task = task_in_variant(task, PromptVariant("", ask.template, ""))
         shape, cache = (ask.length, ask.steps, ask.block), cache_of(ask.cache)
-        how = Decoding(*shape, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
+        law = TokenSampling(ask.temperature)
+        how = Decoding(*shape, sampling=law, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
         rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
         layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
         with torch.no_grad(), count_passes(meter, policy), layers:
@@ -208,10 +207,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def choice(names: Sequence[str], adaptations: dict[str, Any]) -> str:
-    """The checkpoint to start from, as ADAPTATION/UPDATE: the one with most samples that differ.
-
-    A planted one is chosen among those whose greedy solve rate is in the bounds, or else nearest to their middle.
-    """
+    """The checkpoint to start from, as ADAPTATION/UPDATE. Of a planted start the last whose greedy solve rate is in the
+    bounds, or else the one nearest to their middle; of another the one with most samples that differ."""
     solved = {
         f"{name}/{update}": next(iter(asked.values()))
         for name in names
@@ -220,17 +217,15 @@ def choice(names: Sequence[str], adaptations: dict[str, Any]) -> str:
     if not ADAPTATIONS[names[0]].share:
         return max(solved, key=lambda start: solved[start]["mixed"][0])
     inside = [start for start, found in solved.items() if LOW <= found["greedy"][0] <= HIGH]
-    if inside:
-        return max(inside, key=lambda start: solved[start]["mixed"][0])
-    return min(solved, key=lambda start: abs(solved[start]["greedy"][0] - (LOW + HIGH) / 2))
+    return inside[-1] if inside else min(solved, key=lambda at: abs(solved[at]["greedy"][0] - (LOW + HIGH) / 2))
 
 
 def other_asks(study: Study, name: str) -> list[Ask]:
-    """The other tasks, and the first in twice the steps."""
+    """The other tasks, and the first in twice the steps and at higher temperatures."""
     first, *others = map(study.sized, ADAPTATIONS[name].asks)
-    first = replace(first, samples=min(4, first.samples))
     twice = replace(first, name=f"{first.name}, twice the steps", steps=2 * first.steps)
-    return [*others, *([] if study.toy else [twice])]
+    hot = [replace(first, name=f"{first.name}, temperature {value:g}", temperature=value) for value in (1.5, 2.0)]
+    return [*others, *([] if study.toy else [twice, *hot])]
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -462,7 +457,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, help="positions of a block of Sudoku")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 % of it")
-    parser.add_argument("--jobs", type=int, default=10, help="processes on the GPU")
+    parser.add_argument("--jobs", type=int, default=6, help="processes on the GPU; four nearly fill an H200")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
     parser.add_argument("--graphs", action="store_true", help="rates, rl: capture rollout steps as CUDA graphs")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 STARTS = Path(__file__).parent / "starts"
-RATES = (2e-5, 6e-5, 1.8e-4)
+RATES = (3e-5, 6e-5, 1.2e-4)
 LINES: dict[str, str] = {
     "diffu_grpo": "diffu_grpo",
     "diffu_grpo+daca": "diffu_grpo+daca",
@@ -35,6 +35,7 @@ class Ask:
     cache: str = "none"
     fp8: bool = False
     threshold: float | None = None
+    temperature: float = 1.0
     template: str = ""
     """Other words around the prompt."""
     values: int = 0
@@ -61,12 +62,11 @@ class Adaptation:
 
 
 ADAPTATIONS = {
-    "two": Adaptation("smollm2_two.yaml", 0.5, (SUDOKU, COUNTDOWN, WORDS)),
     "two_40": Adaptation("smollm2_two.yaml", 0.4, (SUDOKU, COUNTDOWN, WORDS)),
     "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
-    "long": Adaptation("smollm2_long.yaml", 0.5, (LONG,)),
+    "long": Adaptation("smollm2_long.yaml", 0.4, (LONG,)),
 }
-PARTS = {"planted": ("two", "two_40"), "careful": ("careful",), "long": ("long",)}
+PARTS = {"planted": ("two_40",), "careful": ("careful",), "long": ("long",)}
 """The adaptations from whose checkpoints each start is chosen."""
 
 

@@ -329,7 +329,7 @@ def test_planted_starts_can_be_read() -> None:
     read = [read_pretrain_config(path) for path in starts.glob("*.yaml") if "smollm2" not in path.name]
     assert len(read) >= 9
     config = read_sft_config(starts / "smollm2_two.yaml", ["compile=false"], model="tiny", device="cpu")
-    assert config.behaviours == {"careless": 0.5} and [source.task for source in config.data] == [*WORKED]
+    assert config.behaviours == {"careless": 0.4} and [source.task for source in config.data] == [*WORKED]
 
 
 def test_a_wrong_behaviour_is_shown_once_it_has_a_tenth_and_rare_ones_are_other_answers() -> None:

@@ -102,6 +102,31 @@ def test_a_sharp_policy_is_a_collapse_only_if_most_answers_are_wrong() -> None:
         assert [warning.name for warning in warnings] == found
 
 
+def test_rollouts_that_become_uncertain_are_a_warning_if_most_are_wrong() -> None:
+    flat = [{"train/nll": 1.0, "train/solved": 0.3}] * WINDOW
+    for nll, solved, found in ((2.2, 0.3, ["entropy_growth"]), (1.9, 0.3, []), (2.2, 0.6, [])):
+        history = [*flat, *[{"train/nll": nll, "train/solved": solved}] * WINDOW]
+        assert [warning.name for warning in health_warnings(history)[1]] == found
+        assert not health_warnings(history[:-1])[1]  # WINDOW updates are needed beside the first ones
+
+
+def test_the_runs_of_a_language_model_that_became_uncertain_were_those_of_the_line_that_lost() -> None:
+    """raft at SML's states lost 7.3 points in one seed; no other line lost 5 (docs/studies/language.md)."""
+    stored = Path(__file__).parents[1] / "benchmarks" / "results" / "language_rl_sudoku.json"
+    warned, lost = set(), set()
+    for label, line in json.loads(stored.read_text())["lines"].items():
+        for seed, curves in line["training"].items():
+            rows = [
+                {"train/nll": nll, "train/solved": solved}
+                for nll, solved in zip(curves["nll"], curves["solved"], strict=True)
+            ]
+            alarms = [CHECKS["entropy_growth"].alarm(rows[:at]) for at in range(1, len(rows))]
+            warned |= {(label, seed)} if any(alarms) else set()
+            first, *_, last = line["curves"][seed]
+            lost |= {(label, seed)} if last["greedy"] < first["greedy"] - 0.05 else set()
+    assert lost == {("raft, SML", "0")} and lost < warned and {label for label, _ in warned} == {"raft, SML"}
+
+
 def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:
     solved = toy_task()
     TASKS["toy"] = lambda: task_of(**{**vars(solved), "reward": lambda row, text: solved.reward(row, text) / 2})

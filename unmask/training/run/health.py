@@ -17,7 +17,7 @@ MetricsHistory = Sequence[StepMetrics]
 WINDOW = 8
 """Updates over which a share is averaged; also the updates without a warning after which it may start again."""
 NORMS = 32
-"""Updates whose median a gradient norm is compared with."""
+"""Updates whose median a gradient norm is compared with, and over which the growth of the NLL is taken."""
 REACH = 1 + NORMS + WINDOW
 """Updates that a check can look at."""
 RENAMED = {
@@ -102,6 +102,12 @@ def completion_nll(history: MetricsHistory) -> float | None:
     return None if nll is None or solved is None or solved > 0.5 else nll
 
 
+def nll_growth(history: MetricsHistory) -> float | None:
+    """The mean NLL divided by that of the first WINDOW of the last NORMS updates; None if most are solved."""
+    first, last = _mean(history[-NORMS:][:WINDOW], "train/nll"), completion_nll(history)
+    return last / first if first and last and len(history) >= 2 * WINDOW else None
+
+
 def norm_over_median(history: MetricsHistory) -> float | None:
     """The gradient norm divided by the median of the norms before it; None with fewer than WINDOW of them."""
     norms = [row["train/grad_norm"] for row in history[-NORMS - 1 : -1] if row.get("train/grad_norm")]
@@ -182,6 +188,12 @@ CHECKS: dict[str, HealthCheck] = {
         "the rollouts of a prompt are nearly all the same text, and most are wrong: raise the method's kl or "
         "rollout.temperature, or lower optimizer.lr",
         below=True,
+    ),
+    "entropy_growth": HealthCheck(
+        nll_growth,
+        2,
+        "the rollouts have become twice as uncertain, and most are wrong: the solve rate may fall; lower optimizer.lr, "
+        "or choose a method that is asked at all mask ratios, for example --method raft raft.states=uniform",
     ),
     "gradient_spike": HealthCheck(
         norm_over_median,
