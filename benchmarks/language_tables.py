@@ -97,12 +97,14 @@ def draw(study: Study) -> None:
         assert figure is not None
         left, right = figure.subplots(1, 2)
         for number, (label, line) in enumerate(world["lines"].items()):
-            for seed, run in line["training"].items():
-                solved = [100 * mean(run["solved"][max(0, at - 4) : at + 1]) for at in range(len(run["solved"]))]
-                left.plot(run["forwards"], solved, color=f"C{number}", alpha=0.7, label=None if int(seed) else label)
-                gain = [100 * curve["greedy"] for curve in (line["curves"][seed][0], line["curves"][seed][-1])]
+            runs = list(line["training"].values())
+            solved = [mean(run["solved"][at] for run in runs) for at in range(min(len(run["solved"]) for run in runs))]
+            smooth = [100 * mean(solved[max(0, at - 7) : at + 1]) for at in range(7, len(solved))]
+            left.plot(runs[0]["forwards"][7 : len(solved)], smooth, color=f"C{number}", label=label)
+            for curve in line["curves"].values():
+                gain = [100 * point["greedy"] for point in (curve[0], curve[-1])]
                 right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
-        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of five updates")
+        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of 8 updates")
         right.set(ylabel="greedy, held out, %: before and after")
         right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
         for axes in (left, right):
