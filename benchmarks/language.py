@@ -12,9 +12,9 @@
 start. Models and runs are in --work, where the parts of one day find each other's. Results, JSON, are in --out and are
 written after every run. `--toy` tries a part on a CPU with a tiny model. Start the CUDA MPS daemon first.
 
-Time on an H200 (measured). `starts` takes 344 s: three adaptations side by side 255 s, 80 of them until the first
-updates are done (imports, data, compilation), and 90 s of evaluations. RL makes 6,400 forwards a second with four
-processes and 6,800 with fourteen: `rl` with 30 runs of 60,000 forwards takes 364 s, 18 runs of `rates` about 180 s.
+Time on an H200: `starts` took 344 s with three adaptations side by side, 80 of them before the first updates were done
+(imports, data, compilation) and 90 for evaluations. 14 of 18 runs of `rates` took 150 s, `rl` with 30 runs of 60,000
+forwards 364 s, both with 14 processes. Four processes do nearly as much in a second as 14.
 """
 
 import argparse
@@ -38,12 +38,10 @@ from language_tables import draw, print_rl, tables
 from language_worlds import (
     ADAPTATIONS,
     COUNTDOWN,
-    FORM_LINES,
     HIGH,
     LINES,
     LORA_RATE,
     LOW,
-    PARTS,
     RATES,
     STARTS,
     SUDOKU,
@@ -164,8 +162,7 @@ def pool(jobs: int) -> ProcessPoolExecutor:
 def starts(study: Study) -> None:
     """Adapt, evaluate every checkpoint, choose as `choice` says."""
     given, found = study.given, study.read("starts") if study.given.only else {}
-    wanted = given.only or [name for name in PARTS if name != "long"]
-    names = [name for part in wanted for name in PARTS[part]]
+    names = given.only or [name for name in ADAPTATIONS if name != "long"]
     if given.model is None:
         raise SystemExit("starts: give the folder of the model, which `unmask fetch smollm2 --out FOLDER` writes")
     begun = time.perf_counter()
@@ -186,12 +183,12 @@ def starts(study: Study) -> None:
                 found["adaptations"][name]["checkpoints"][update] = future.result()
                 print(name, update, shown(future.result()), f"{time.perf_counter() - begun:.0f} s", flush=True)
             study.write("starts", found)
-        found["chosen"] = found.get("chosen", {}) | {part: choice(PARTS[part], found["adaptations"]) for part in wanted}
+        found["chosen"] = found.get("chosen", {}) | {name: choice(name, found["adaptations"][name]) for name in names}
         study.write("starts", found)  # where `start` reads it
-        found["hashes"] = found.get("hashes", {}) | {part: weights_hash(study.start(part)) for part in wanted}
+        found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
         study.write("starts", found)
         last = [checkpoints(study.work / "starts" / name)[-1] for name in names if not ADAPTATIONS[name].share]
-        for folder in {*map(study.start, wanted), *last}:
+        for folder in {*map(study.start, names), *last}:
             name = folder.parent.name
             waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
         for future in as_completed(waiting):
@@ -206,18 +203,18 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
-def choice(names: Sequence[str], adaptations: dict[str, Any]) -> str:
-    """The checkpoint to start from, as ADAPTATION/UPDATE. Of a planted start the last whose greedy solve rate is in the
+def choice(name: str, adaptation: dict[str, Any]) -> str:
+    """The checkpoint to start from, as NAME/UPDATE. Of a planted start the last whose greedy solve rate is in the
     bounds, or else the one nearest to their middle; of another the one with most samples that differ."""
-    solved = {
-        f"{name}/{update}": next(iter(asked.values()))
-        for name in names
-        for update, asked in sorted(adaptations[name]["checkpoints"].items(), key=lambda each: int(each[0]))
-    }
-    if not ADAPTATIONS[names[0]].share:
-        return max(solved, key=lambda start: solved[start]["mixed"][0])
-    inside = [start for start, found in solved.items() if LOW <= found["greedy"][0] <= HIGH]
-    return inside[-1] if inside else min(solved, key=lambda at: abs(solved[at]["greedy"][0] - (LOW + HIGH) / 2))
+    solved = {int(update): next(iter(asked.values())) for update, asked in adaptation["checkpoints"].items()}
+    inside = [update for update, found in solved.items() if LOW <= found["greedy"][0] <= HIGH]
+    if not ADAPTATIONS[name].share:
+        update = max(solved, key=lambda update: (solved[update]["mixed"][0], update))
+    elif inside:
+        update = max(inside)
+    else:
+        update = min(solved, key=lambda update: abs(solved[update]["greedy"][0] - (LOW + HIGH) / 2))
+    return f"{name}/{update}"
 
 
 def other_asks(study: Study, name: str) -> list[Ask]:
@@ -259,8 +256,7 @@ def settings_of(study: Study, world: World, *more: str) -> SharedSettings:
 
 
 def lines_of(study: Study, world: World) -> dict[str, str]:
-    names = study.given.lines or list(world.lines)
-    return {name: {**LINES, **world.lines}[name] for name in names}
+    return {name: LINES[name] for name in study.given.lines or world.lines}
 
 
 def forwards_of(study: Study, world: World, share: float = 1.0) -> str:
@@ -272,7 +268,9 @@ def forwards_of(study: Study, world: World, share: float = 1.0) -> str:
 def rates(study: Study) -> None:
     """One run a rate on validation problems; the best is that with most solved, sampled and greedy."""
     name, folder = study.given.world, runs_of(study, "rates")
-    world, entries = WORLDS[name], study.read(result_name("rates", name))
+    world, start = WORLDS[name], weights_hash(study.start(WORLDS[name].start))
+    before = study.read(result_name("rates", name))
+    entries = before["lines"] if before.get("start") == start else {}
     lines = lines_of(study, world)
     tried = [(label, rate) for rate in RATES for label in lines]
 
@@ -286,7 +284,7 @@ def rates(study: Study) -> None:
                 )
                 # the smallest among equals
                 entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
-        study.write(result_name("rates", name), entries)
+        study.write(result_name("rates", name), {"start": start, "lines": entries})
 
     texts = [with_options(lines[label], f"optimizer.lr={rate:g}") for label, rate in tried]
     settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
@@ -297,15 +295,13 @@ def rates(study: Study) -> None:
 
 
 def chosen_rate(study: Study, name: str) -> float:
-    """Of the line in this world, else in the first; a remedy has that of its base; without any the middle one."""
+    """Of the line in this world, else in the first; without any the middle one."""
     if "full=false" in WORLDS[study.given.world].more:
         return LORA_RATE
-    base = name.partition("+")[0].partition(", KL")[0]
     found = study.by_world("rates")
     for world in (study.given.world, next(iter(WORLDS))):
-        for line in (name, base):
-            if line in found.get(world, {}):
-                return float(found[world][line]["chosen"])
+        if name in (lines := found.get(world, {}).get("lines", {})):
+            return float(lines[name]["chosen"])
     return RATES[1]
 
 
@@ -331,8 +327,8 @@ def rl(study: Study) -> None:
     """Train the lines from one start, at equal forwards spent. The runs are kept for the part `after`."""
     name, begun = study.given.world, time.perf_counter()
     world, found = WORLDS[name], study.read(result_name("rl", name))
-    before = found.get("lines", {}) if study.given.lines else {}
     start, folder = study.start(world.start), runs_of(study, "rl")
+    before = found.get("lines", {}) if study.given.lines and found.get("start") == weights_hash(start) else {}
     lines = {
         label: with_options(line, f"optimizer.lr={chosen_rate(study, label):g}")
         for label, line in lines_of(study, world).items()
@@ -450,8 +446,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results, JSON")
     parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), help="starts: these")
-    parser.add_argument("--lines", nargs="+", choices=list(LINES | FORM_LINES), help="rates, rl, after: these")
+    parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
+    parser.add_argument("--lines", nargs="+", choices=list(LINES), help="rates, rl, after: these")
     parser.add_argument("--start", help="another start than the one that was chosen")
     parser.add_argument("--steps", type=int, help="denoising steps of Sudoku")
     parser.add_argument("--block", type=int, help="positions of a block of Sudoku")

@@ -21,14 +21,15 @@ def result_name(part: str, world: str) -> str:
 class Study:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.out, self.work, self.toy = given, given.out, given.work, given.toy
+        self.places = [(self.out, "")] + [(RESULTS, "language_")] * (given.part in ("tables", "draw"))
         self.device = "cpu" if given.toy else given.device
         self.out.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str) -> dict[str, Any]:
-        """A result file of --out, else of benchmarks/results; empty if there is none."""
-        for path in (self.out / f"{name}.json", RESULTS / f"language_{name}.json"):
-            if path.is_file():
+        """A result file of --out; for tables and figures else of benchmarks/results. Empty if there is none."""
+        for folder, prefix in self.places:
+            if (path := folder / f"{prefix}{name}.json").is_file():
                 found: dict[str, Any] = json.loads(path.read_text())
                 return found
         return {}
@@ -47,7 +48,7 @@ class Study:
         ask = replace(ask, steps=steps, block=block) if ask.task == "sudoku_text" else ask
         if not self.toy:
             return ask
-        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // ask.block)
+        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // 16)
 
     def start(self, name: str) -> Path:
         """The folder of a start: --start, or the one that `starts` has chosen."""

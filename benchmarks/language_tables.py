@@ -31,13 +31,13 @@ def start_rows(adaptation: dict[str, Any]) -> Iterator[list[str]]:
 def print_rl(name: str, found: dict[str, Any]) -> None:
     """Student's intervals over seeds; Holm's p-values against the line with the highest greedy solve rate."""
     lines = {label: line for label, line in found["lines"].items() if line["curves"]}
-    ends = {label: [curve[-1] for curve in line["curves"].values()] for label, line in lines.items()}
+    ends = {label: [curve[-1] for _, curve in sorted(line["curves"].items())] for label, line in lines.items()}
     first = next(iter(next(iter(lines.values()))["curves"].values()))[0]
     greedy = {label: [end["greedy"] for end in values] for label, values in ends.items()}
     best = max(greedy, key=lambda label: mean(greedy[label]))
-    paired = {
-        label: values for label, values in greedy.items() if len(values) == len(greedy[best]) > 1 and label != best
-    }
+    seeds = {label: set(line["curves"]) for label, line in lines.items()}
+    paired = {label: values for label, values in greedy.items()
+              if seeds[label] == seeds[best] and len(values) > 1 and label != best}  # fmt: skip
     p_values = holm({label: paired_p(greedy[best], values) for label, values in paired.items()})
     print(
         f"\n{name}, start {found['start']}, {found['problems']} problems, {found['budget']}, {found['seconds']:.0f} s"
@@ -68,11 +68,12 @@ def tables(study: Study) -> None:
         table(head, start_rows(each))
         table(head, start_rows({"checkpoints": each.get("others", {})}))
     for name, start in found.get("chosen", {}).items():
-        print(f"\nstart {name}: {start}, sha256 {found['hashes'][name]}")
+        print(f"\nstart {name}: {start}, sha256 {found.get('hashes', {}).get(name)}")
     for name, world in study.by_world("rates").items():
-        heads = list(next(iter(world.values()))["solved"])
+        lines = world["lines"]
+        heads = sorted({rate for each in lines.values() for rate in each["solved"]}, key=float)
         rows = ([line, *(" / ".join(f"{100 * x:.1f}" for x in each["solved"].get(rate, ())) for rate in heads),
-                 each["chosen"]] for line, each in world.items())  # fmt: skip
+                 each["chosen"]] for line, each in lines.items())  # fmt: skip
         table([f"{name}, sampled / greedy", *heads, "chosen"], rows)
     for name, world in study.by_world("rl").items():
         print_rl(name, world)
@@ -98,13 +99,15 @@ def draw(study: Study) -> None:
         left, right = figure.subplots(1, 2)
         for number, (label, line) in enumerate(world["lines"].items()):
             runs = list(line["training"].values())
-            solved = [mean(run["solved"][at] for run in runs) for at in range(min(len(run["solved"]) for run in runs))]
-            smooth = [100 * mean(solved[max(0, at - 7) : at + 1]) for at in range(7, len(solved))]
-            left.plot(runs[0]["forwards"][7 : len(solved)], smooth, color=f"C{number}", label=label)
+            updates = min((len(run["solved"]) for run in runs), default=0)
+            solved, forwards = ([mean(run[key][at] for run in runs) for at in range(updates)]
+                                for key in ("solved", "forwards"))  # fmt: skip
+            smooth = [100 * mean(solved[at - 7 : at + 1]) for at in range(7, updates)]
+            left.plot(forwards[7:], smooth, color=f"C{number}", label=label)
             for curve in line["curves"].values():
                 gain = [100 * point["greedy"] for point in (curve[0], curve[-1])]
                 right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
-        left.set(xlabel="forwards spent", ylabel="solved in training, %, mean of 8 updates")
+        left.set(xlabel="forwards spent", ylabel="solved in training, %, seeds and 8 updates")
         right.set(ylabel="greedy, held out, %: before and after")
         right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
         for axes in (left, right):
@@ -118,7 +121,7 @@ def draw(study: Study) -> None:
 def draw_starts(found: dict[str, Any], path: Path) -> None:
     if not found or (figure := new_figure(8.5, 3.6)) is None:
         return
-    for axes, (name, each) in zip(figure.subplots(1, len(found["adaptations"]), squeeze=False)[0],
+    for axes, (name, each) in zip(figure.subplots(1, len(found["adaptations"]), squeeze=False, sharey=True)[0],
                                   found["adaptations"].items(), strict=True):  # fmt: skip
         updates = sorted(map(int, each["checkpoints"]))
         asked = [next(iter(each["checkpoints"][str(update)].values())) for update in updates]

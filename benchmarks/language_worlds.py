@@ -1,6 +1,6 @@
 """The starts, tasks and lines of the study of a real language model: see language.py."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ LINES: dict[str, str] = {
     "raft, SML": "raft",
     "raft, uniform": "raft:states=uniform",
 }
-FORM_LINES: dict[str, str] = {"agrpo, KL": "agrpo:kl=0.01", "agrpo+keep_correct": "agrpo+keep_correct"}
-"""Remedies for a lost form of the answer, beside agrpo's line of the first world."""
 LOW, HIGH = 0.15, 0.45
-"""A planted start: the bounds of greedy decoding."""
+"""The greedy solve rate of a planted start is to be between these."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,10 @@ class Adaptation:
 
 
 ADAPTATIONS = {
-    "two_40": Adaptation("smollm2_two.yaml", 0.4, (SUDOKU, COUNTDOWN, WORDS)),
+    "planted": Adaptation("smollm2_two.yaml", 0.4, (SUDOKU, COUNTDOWN, WORDS)),
     "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
     "long": Adaptation("smollm2_long.yaml", 0.4, (LONG,)),
 }
-PARTS = {"planted": ("two_40",), "careful": ("careful",), "long": ("long",)}
-"""The adaptations from whose checkpoints each start is chosen."""
 
 
 @dataclass(frozen=True)
@@ -75,24 +71,21 @@ class World:
     """A task from a start."""
 
     start: str
-    """A key of PARTS."""
+    """A key of ADAPTATIONS."""
     ask: Ask
     """The task and its decoding."""
-    lines: dict[str, str] = field(default_factory=lambda: LINES)
+    lines: tuple[str, ...] = tuple(LINES)
     seeds: int = 5
     forwards: float = 6e4
     more: tuple[str, ...] = ()
 
 
-FORM_REWARD = "sudoku_text.weights={correctness: 0.8, format: 0.2}"
-BEST = {name: LINES[name] for name in ("raft, uniform", "agrpo")}
+BEST = ("raft, uniform", "agrpo")
 WORLDS = {
     "sudoku": World("planted", SUDOKU),
-    "countdown": World("planted", COUNTDOWN, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
-    "unplanted": World("careful", SUDOKU, BEST | {"diffu_grpo": "diffu_grpo"}, 3),
-    "lora": World("planted", SUDOKU, {"raft, uniform": LINES["raft, uniform"]}, 3, more=("full=false", "lora.rank=32")),
-    "form": World("planted", SUDOKU, FORM_LINES, 3),
-    "form reward": World("planted", SUDOKU, {"agrpo": LINES["agrpo"]}, 3, more=(FORM_REWARD,)),
+    "countdown": World("planted", COUNTDOWN, (*BEST, "diffu_grpo"), 3),
+    "unplanted": World("careful", SUDOKU, (*BEST, "diffu_grpo"), 3),
+    "lora": World("planted", SUDOKU, ("raft, uniform",), 3, more=("full=false", "lora.rank=32")),
     "long": World("long", LONG, BEST, 3, 1.2e5),
 }
 LORA_RATE = 3e-4

@@ -22,7 +22,7 @@ from unmask.tasks.task import RewardPart
 from unmask.training.batch import rollout_stats
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.health import CHECKS, NORMS, REACH, WINDOW, health_warnings, recent_updates, warning_messages
+from unmask.training.run.health import CHECKS, EARLIER, REACH, WINDOW, health_warnings, recent_updates, warning_messages
 from unmask.training.run.state import newest_state
 from unmask.view.index import RunReader
 
@@ -103,15 +103,23 @@ def test_a_sharp_policy_is_a_collapse_only_if_most_answers_are_wrong() -> None:
 
 
 def test_rollouts_that_become_uncertain_are_a_warning_if_most_are_wrong() -> None:
-    flat = [{"train/nll": 1.0, "train/solved": 0.3}] * WINDOW
-    for nll, solved, found in ((2.2, 0.3, ["entropy_growth"]), (1.9, 0.3, []), (2.2, 0.6, [])):
-        history = [*flat, *[{"train/nll": nll, "train/solved": solved}] * WINDOW]
-        assert [warning.name for warning in health_warnings(history)[1]] == found
-        assert not health_warnings(history[:-1])[1]  # WINDOW updates are needed beside the first ones
+    def rows(nll: float, solved: float = 0.3, count: int = WINDOW) -> list[dict[str, float]]:
+        return [{"train/nll": nll, "train/solved": solved}] * count
+
+    def found(*history: list[dict[str, float]]) -> list[str]:
+        return [warning.name for warning in health_warnings([row for part in history for row in part])[1]]
+
+    assert found(rows(1.0), rows(2.1)) == ["entropy_growth"]
+    assert not found(rows(1.0), rows(1.9)) and not found(rows(1.0), rows(2.1, solved=0.6))
+    assert not found(rows(1.0), rows(2.1, count=WINDOW - 1))  # two whole windows are needed
+    assert not found(rows(0.3), rows(0.9))  # sharp, whatever it was before
+    check, middle = CHECKS["entropy_growth"], EARLIER - 2 * WINDOW
+    assert check.alarm([*rows(1.0), *rows(1.5, count=middle), *rows(2.1)]) == pytest.approx(2.1)
+    assert check.alarm([*rows(1.0), *rows(1.5, count=middle + WINDOW), *rows(2.1)]) is None  # too long ago
 
 
-def test_the_runs_of_a_language_model_that_became_uncertain_were_those_of_the_line_that_lost() -> None:
-    """raft at SML's states lost 7.3 points in one seed; no other line lost 5 (docs/studies/language.md)."""
+def test_growing_entropy_would_have_warned_of_the_run_of_a_language_model_that_lost() -> None:
+    """One run of thirty lost more than 5 points (docs/studies/language.md). The bound was chosen on these curves."""
     stored = Path(__file__).parents[1] / "benchmarks" / "results" / "language_rl_sudoku.json"
     warned, lost = set(), set()
     for label, line in json.loads(stored.read_text())["lines"].items():
@@ -120,11 +128,12 @@ def test_the_runs_of_a_language_model_that_became_uncertain_were_those_of_the_li
                 {"train/nll": nll, "train/solved": solved}
                 for nll, solved in zip(curves["nll"], curves["solved"], strict=True)
             ]
-            alarms = [CHECKS["entropy_growth"].alarm(rows[:at]) for at in range(1, len(rows))]
-            warned |= {(label, seed)} if any(alarms) else set()
+            if any(CHECKS["entropy_growth"].alarm(rows[: at + 1]) for at in range(len(rows))):
+                warned.add((label, seed))
             first, *_, last = line["curves"][seed]
-            lost |= {(label, seed)} if last["greedy"] < first["greedy"] - 0.05 else set()
-    assert lost == {("raft, SML", "0")} and lost < warned and {label for label, _ in warned} == {"raft, SML"}
+            if last["greedy"] < first["greedy"] - 0.05:
+                lost.add((label, seed))
+    assert lost == {("raft, SML", "0")} and warned == {("raft, SML", seed) for seed in "034"}
 
 
 def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:
@@ -317,7 +326,7 @@ def test_a_gradient_is_compared_with_the_median_of_those_before_it() -> None:
     assert begun([small] * WINDOW + [large]) == [(WINDOW + 1, "gradient_spike")]
     assert begun([small] * WINDOW + [{}, zero, large]) == [(WINDOW + 3, "gradient_spike")]  # no norm, or nothing learnt
     # Once most of the reach is large, large is usual.
-    assert begun([small] * NORMS + [large] * 2 * NORMS) == [(NORMS + 1, "gradient_spike")]
+    assert begun([small] * EARLIER + [large] * 2 * EARLIER) == [(EARLIER + 1, "gradient_spike")]
     assert begun([small] * WINDOW + [{"train/grad_norm": 10.0}]) == []
 
 

@@ -22,7 +22,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def given(tmp_path: Path, **more: Any) -> Namespace:
-    blank = dict.fromkeys(("steps", "block", "seeds", "forwards", "lines", "only"))
+    blank = {"part": "rl"} | dict.fromkeys(("steps", "block", "seeds", "forwards", "lines", "only"))
     return Namespace(
         out=tmp_path, work=tmp_path, toy=False, graphs=False, device="cpu", start="tiny", jobs=1, **{**blank, **more}
     )
@@ -54,20 +54,13 @@ def test_starts_teach_what_they_say(study) -> None:
         assert config.behaviours == {"careless": plan.share} and config.updates % config.save_every == 0
 
 
-def test_a_planted_start_is_within_bounds_and_an_unplanted_one_is_where_samples_differ_most(study) -> None:
-    def adaptation(*found: tuple[int, float, float, float]) -> dict[str, Any]:
-        rows = {str(at): {"x": {"greedy": [g], "mixed": [m], "sampled": [s]}} for at, g, m, s in found}
-        return {"checkpoints": rows}
+def test_a_planted_start_is_the_last_within_bounds_and_another_is_where_samples_differ_most(study) -> None:
+    def adaptation(*found: tuple[int, float, float]) -> dict[str, Any]:
+        return {"checkpoints": {str(at): {"x": {"greedy": [greedy], "mixed": [mixed]}} for at, greedy, mixed in found}}
 
     choice = study["choice"]
-    early, low, good, better, late = (
-        (1, 0.0, 0.1, 0),
-        (2, 0.2, 0.4, 0.3),
-        (3, 0.2, 0.8, 0.1),
-        (4, 0.4, 0.6, 0.2),
-        (5, 0.9, 0.9, 0.9),
-    )
-    assert choice("two", adaptation(early, low, good, better, late)) == 4
-    assert choice("two", adaptation(early, low, good, late)) == 3
-    assert choice("two", adaptation(early, low, late)) == 2  # none fits: the nearest to the middle
-    assert choice("careful", adaptation(early, low, good, better)) == 3
+    early, low, middle, late = (800, 0.0, 0.1), (1200, 0.2, 0.8), (1600, 0.4, 0.6), (10000, 0.9, 0.7)
+    assert choice("planted", adaptation(late, middle, low, early)) == "planted/1600"
+    assert choice("planted", adaptation(early, low, late)) == "planted/1200"
+    assert choice("planted", adaptation(early, late)) == "planted/800"  # none fits: the nearest to the middle
+    assert choice("careful", adaptation(early, low, middle, late)) == "careful/1200"

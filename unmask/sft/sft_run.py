@@ -192,5 +192,5 @@ def _two_a_step(length: int, policy: Model) -> Decoding:
     """Two positions a step; one in the blocks of a block-causal model that such steps do not fill."""
     block = getattr(policy, "causal_block", None)
     whole = block is None or (length % 2 == 0 and block % 2 == 0)
-    # Not captured: an evaluation has few rollouts, and capturing takes longer than they do.
+    # Not captured: every evaluation would capture anew.
     return Decoding(length, max(1, length // 2) if whole else length, graphs=Graphs(False))

@@ -16,9 +16,9 @@ MetricsHistory = Sequence[StepMetrics]
 
 WINDOW = 8
 """Updates over which a share is averaged; also the updates without a warning after which it may start again."""
-NORMS = 32
-"""Updates whose median a gradient norm is compared with, and over which the growth of the NLL is taken."""
-REACH = 1 + NORMS + WINDOW
+EARLIER = 32
+"""Updates that a gradient norm or an NLL is compared with."""
+REACH = 1 + EARLIER + WINDOW
 """Updates that a check can look at."""
 RENAMED = {
     "train/nats": "train/nll",
@@ -103,14 +103,15 @@ def completion_nll(history: MetricsHistory) -> float | None:
 
 
 def nll_growth(history: MetricsHistory) -> float | None:
-    """The mean NLL divided by that of the first WINDOW of the last NORMS updates; None if most are solved."""
-    first, last = _mean(history[-NORMS:][:WINDOW], "train/nll"), completion_nll(history)
-    return last / first if first and last and len(history) >= 2 * WINDOW else None
+    """The mean NLL divided by that of the first WINDOW of the last EARLIER updates. None if most are solved, or if it
+    is below one nat a completion, where a policy is sharp whatever it was before."""
+    first, last = _mean(history[-EARLIER:][:WINDOW], "train/nll"), completion_nll(history)
+    return last / first if first and last and last > 1 and len(history) >= 2 * WINDOW else None
 
 
 def norm_over_median(history: MetricsHistory) -> float | None:
     """The gradient norm divided by the median of the norms before it; None with fewer than WINDOW of them."""
-    norms = [row["train/grad_norm"] for row in history[-NORMS - 1 : -1] if row.get("train/grad_norm")]
+    norms = [row["train/grad_norm"] for row in history[-EARLIER - 1 : -1] if row.get("train/grad_norm")]
     if len(norms) < WINDOW or "train/grad_norm" not in history[-1]:
         return None
     return history[-1]["train/grad_norm"] / median(norms)
@@ -192,8 +193,8 @@ CHECKS: dict[str, HealthCheck] = {
     "entropy_growth": HealthCheck(
         nll_growth,
         2,
-        "the rollouts have become twice as uncertain, and most are wrong: the solve rate may fall; lower optimizer.lr, "
-        "or choose a method that is asked at all mask ratios, for example --method raft raft.states=uniform",
+        "the rollouts have become twice as uncertain, and most are wrong, so the solve rate may fall: lower "
+        "optimizer.lr; with raft and its default states set raft.states=uniform",
     ),
     "gradient_spike": HealthCheck(
         norm_over_median,
