@@ -22,14 +22,14 @@ from speed_graphs import graphs
 from speed_peers import check_peers, peers
 from speed_rollout import early, peak, rollout, trunk, waiting
 from speed_scale import scale, scale_full, updates
-from speed_steps import steps
+from speed_steps import attention, steps
 from speed_threshold import threshold
 from speed_training import adapter, agreement, growth, memory, methods, step
 
 from unmask.rollout.graphs import Graphs
 
 # The first without an adapter, the others with one, which `adapter` adds; the last replaces the model.
-BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs, steps, peers)
+BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs, steps, attention, peers)
 ADAPTED = (adapter, agreement, memory, step, methods, growth, updates, scale, scale_full)
 SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
 

@@ -1,7 +1,12 @@
-"""The section of speed.py about what a captured step does: head, draws, and the kernels of a block."""
+"""The sections of speed.py about what a captured step does: head, draws, the kernels of a block, and attention."""
+
+import warnings
 
 import torch
+import torch.nn.functional as F
 from speed_bench import SpeedBench
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from unmask.core.order import low_confidence
@@ -36,6 +41,32 @@ def steps(bench: SpeedBench) -> None:
             for _ in range(3):  # the second captures
                 bench.roll_blocks(rows, 1, cache=Cache())
             _profiled(bench, rows)
+
+
+@torch.no_grad()
+def attention(bench: SpeedBench) -> None:
+    """Microseconds of attention by each of torch's kernels: the queries of a block, and of all columns, against the
+    keys and values of all columns; and of reading keys and values once at the data sheet's 4.8 TB/s."""
+    config, dtype = bench.policy.lm.config, bench.policy.lm.lm_head.weight.dtype
+    kernels = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+    for rows in (2,) if bench.toy else (32, 8, 1):
+        shape = (rows, config.num_attention_heads, bench.width, config.hidden_size // config.num_attention_heads)
+        key, value = (torch.randn(shape, device=bench.device, dtype=dtype) for _ in range(2))
+        for queries in (bench.shape["block"], bench.width):
+            query = torch.randn(rows, queries, *shape[1::2], device=bench.device, dtype=dtype).transpose(1, 2)
+            found = {kernel.name: _microseconds(bench, kernel, query, key, value) for kernel in kernels}
+            floor = 1e6 * (key.nbytes + value.nbytes) / 4.8e12
+            bench.note("attention", rows=rows, queries=queries, microseconds=found, reading=floor)
+
+
+def _microseconds(bench: SpeedBench, kernel: SDPBackend, *inputs: Tensor) -> float | None:
+    """None if the kernel does not take these tensors."""
+    with sdpa_kernel(kernel), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why it does not
+        try:
+            return 1e6 * bench.seconds(lambda: F.scaled_dot_product_attention(*inputs), repeats=2 if bench.toy else 50)
+        except RuntimeError:
+            return None
 
 
 def _profiled(bench: SpeedBench, rows: int) -> None:
