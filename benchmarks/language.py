@@ -123,8 +123,8 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
         if ask.template:
             task = task_in_variant(task, PromptVariant("", ask.template, ""))
         shape, cache = (ask.length, ask.steps, ask.block), cache_of(ask.cache)
-        law = TokenSampling(ask.temperature)
-        how = Decoding(*shape, sampling=law, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
+        sampling = TokenSampling(ask.temperature)
+        how = Decoding(*shape, sampling=sampling, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
         rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
         layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
         with torch.no_grad(), count_passes(meter, policy), layers:
