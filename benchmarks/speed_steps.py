@@ -1,6 +1,7 @@
 """The sections of speed.py about what a captured step does: head, draws, the kernels of a block, and attention."""
 
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,8 @@ def steps(bench: SpeedBench) -> None:
 @torch.no_grad()
 def attention(bench: SpeedBench) -> None:
     """Microseconds of attention by each of torch's kernels: the queries of a block, and of all columns, against the
-    keys and values of all columns; and of reading keys and values once at the data sheet's 4.8 TB/s."""
+    keys and values of all columns; and of reading keys and values once at the data sheet's 4.8 TB/s. Then dual-cache
+    rollouts, captured, with the kernel that torch chooses and without cuDNN's."""
     config, dtype = bench.policy.lm.config, bench.policy.lm.lm_head.weight.dtype
     kernels = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     for rows in (2,) if bench.toy else (32, 8, 1):
@@ -57,6 +59,25 @@ def attention(bench: SpeedBench) -> None:
             found = {kernel.name: _microseconds(bench, kernel, query, key, value) for kernel in kernels}
             floor = 1e6 * (key.nbytes + value.nbytes) / 4.8e12
             bench.note("attention", rows=rows, queries=queries, microseconds=found, reading=floor)
+    for rows in (2,) if bench.toy else (32, 8):
+        for kernels_of, cudnn in (("torch's choice", True), ("without cuDNN", False)):
+            bench.note("attention", rows=rows, kernels=kernels_of, **_rollouts(bench, rows, cudnn))
+
+
+def _rollouts(bench: SpeedBench, rows: int, cudnn: bool) -> dict[str, Any]:
+    """Two of the blocks of a completion, the layers compiled anew."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    torch.compiler.reset()
+    if bench.policy.compiled:
+        bench.policy.compile_layers()
+    try:
+        with bench.changed(graphs=Graphs()):
+            times = bench.repeated(lambda: bench.roll_blocks(rows, 2, cache=Cache()), warm=2)  # the second captures
+            bench.graphs.release()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    return {**times, "tokens_per_second": rows * 2 * bench.shape["block"] / times["seconds"]}
 
 
 def _microseconds(bench: SpeedBench, kernel: SDPBackend, *inputs: Tensor) -> float | None:
