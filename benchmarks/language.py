@@ -30,7 +30,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 from choosing import with_options
 from language_study import Study, result_name, weights_hash
@@ -63,7 +62,6 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
     from unmask.sft.adapt import adapt
     from unmask.sft.config import CONFIG, read_sft_config
     from unmask.sft.finetune import finetune
-    from unmask.sft.sft_run import SftEvaluation, SftRun
     from unmask.training.run.base_run import Hooks
     from unmask.training.run.folder import RunFolder, read_metrics
 
@@ -71,7 +69,7 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
     shutil.rmtree(folder, ignore_errors=True)
     adapt(source, folder / "start")
     small = ["updates=4", "save_every=2", "batch_tokens=1024", "max_examples=32", "compile=false", "dtype=float32"]
-    overrides = [f"behaviours.careless={plan.share}", "eval.prompts=2", "full=true"]
+    overrides = [f"behaviours.careless={plan.share}", "eval.prompts=0", "full=true"]
     overrides += [f"device={device}", *([*small, "optimizer.warmup=0"] if toy else [])]
     config = read_sft_config(STARTS / plan.file, overrides, model=str(folder / "start"))
 
@@ -84,8 +82,7 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
         if step % 64 == 0:
             print(name, step, f"loss {metrics['train/loss']:.4f}", f"{time.perf_counter() - begun:.0f} s", flush=True)
 
-    with patch.object(SftRun, "_measure", lambda self, step: SftEvaluation({})):  # checkpoints are evaluated later
-        result = finetune(config, lambda: RunFolder(run, config.dump(), CONFIG), Hooks(on_metrics=keep))
+    result = finetune(config, lambda: RunFolder(run, config.dump(), CONFIG), Hooks(on_metrics=keep))
     shutil.copytree(run / "checkpoint", folder / str(config.updates))
     rows = [row for row in read_metrics(run) if "train/loss" in row]
     shutil.rmtree(run)

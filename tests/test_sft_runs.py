@@ -97,6 +97,22 @@ def test_a_paused_run_ends_as_one_that_was_not(model: str, last: int, tmp_path: 
     assert ends[0] == ends[1]
 
 
+def test_without_held_out_examples_nothing_is_evaluated_and_the_same_is_learned(model: str, tmp_path: Path) -> None:
+    for prompts in (0, 2):
+        config = config_for(model, eval={"prompts": prompts, "every": 2})
+        result = finetune(config, lambda c=config, n=prompts: RunFolder(tmp_path / str(n), c.dump(), CONFIG))
+        assert bool(result.after) == bool(result.before) == bool(prompts)
+    losses = [[row["train/loss"] for row in lines(tmp_path / name) if "train/loss" in row] for name in "02"]
+    assert losses[0] == losses[1] and len(losses[0]) == config.updates
+    assert not any(key.startswith("eval/") for row in lines(tmp_path / "0") for key in row)
+    config, seen = config_for(model, eval={"prompts": 0, "every": 2}), list[int]()
+    hooks = Hooks(on_metrics=lambda step, metrics: seen.append(step), should_stop=lambda: seen[-1] == 3)
+    with pytest.raises(Paused):
+        finetune(config, lambda: RunFolder(tmp_path / "paused", config.dump(), CONFIG), hooks)
+    resume(tmp_path / "paused")
+    assert lines(tmp_path / "paused") == lines(tmp_path / "0")
+
+
 # --- updates that are not finite ----------------------------------------------------------------------------
 
 Fault = Callable[[str, set[int]], None]

@@ -31,8 +31,8 @@ RENAMED = {
 
 
 class SftEval(EvalSchedule):
-    prompts: int = Field(128, ge=1, lt=2**20)
-    """Held-out examples of each source."""
+    prompts: int = Field(128, ge=0, lt=2**20)
+    """Held-out examples of each source; 0: nothing is evaluated."""
     samples: int = Field(1, ge=1, lt=2**10)
     """Sampled completions of each problem of a task, in addition to the greedy one."""
 
