@@ -360,12 +360,14 @@ def line_result(folder: Path, line: str, cell: dict[str, Any]) -> dict[str, Any]
 
 
 def training(run: Path) -> dict[str, Any]:
-    """By update: forwards, solved, form and idle groups of the training rollouts; and the first of each warning."""
+    """By update: forwards, solved, form, idle groups and behaviours of the training rollouts; and the first of each
+    warning."""
     from unmask.training.run.folder import read_metrics
 
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     names = {"forwards": "cost/forwards", "solved": "train/solved", "form": "train/reward/format",
-             "idle": "train/idle_groups", "nll": "train/nll"}  # fmt: skip
+             "idle": "train/idle_groups", "nll": "train/nll", "careful": "train/behaviour/careful",
+             "careless": "train/behaviour/careless"}  # fmt: skip
     warned: dict[str, int] = {}
     if (path := run / "warnings.jsonl").is_file():
         for line in path.read_text().splitlines():

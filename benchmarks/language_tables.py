@@ -42,21 +42,23 @@ def print_rl(name: str, found: dict[str, Any]) -> None:
     print(
         f"\n{name}, start {found['start']}, {found['problems']} problems, {found['budget']}, {found['seconds']:.0f} s"
     )
-    rows = [["start", "", "", f"{100 * first['sampled']:.1f}", f"{100 * first['greedy']:.1f}", "", "", "", ""]]
+    last = ("form", "careful", "careless")
+    rows = [["start", "", "", f"{100 * first['sampled']:.1f}", f"{100 * first['greedy']:.1f}", *[""] * (3 + len(last))]]
     for label in sorted(ends, key=lambda label: -mean(greedy[label])):
         gains = [100 * (value - first["greedy"]) for value in greedy[label]]
         runs = lines[label]["training"].values()
-        form = mean(mean(run["form"][-5:]) for run in runs if run["form"])
+        shares = [[mean(run[kind][-8:]) for run in runs if run.get(kind)] for kind in last]
         warned = sorted({warning for run in runs for warning in run["warnings"]})
         rows.append([
             label, lines[label]["line"].partition("optimizer.lr=")[2].partition("+")[0],
             f"{mean(end['updates'] for end in ends[label]):.0f}",
             *([percent([end[kind] for end in ends[label]]) for kind in ("sampled", "greedy")] if len(gains) > 1
               else [f"{100 * ends[label][0][kind]:.1f}" for kind in ("sampled", "greedy")]),
-            f"{min(gains):+.1f}", f"{p_values[label]:.2g}" if label in p_values else "", f"{100 * form:.0f}",
-            ", ".join(warned),
+            f"{min(gains):+.1f}", f"{p_values[label]:.2g}" if label in p_values else "",
+            *(f"{100 * mean(share):.0f}" if share else "" for share in shares), ", ".join(warned),
         ])  # fmt: skip
-    table(["line", "rate", "updates", "sampled", "greedy", "least gain, greedy", "Holm's p", "form", "warnings"], rows)
+    head = ["line", "rate", "updates", "sampled", "greedy", "least gain, greedy", "Holm's p"]
+    table([*head, *(f"{kind}, last rollouts" for kind in last), "warnings"], rows)
 
 
 def tables(study: Study) -> None:
