@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import inspect
 import json
 import os
 import re
@@ -8,8 +9,10 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from typer.models import OptionInfo
 
 from unmask.cli import doctor as doctor_module
 from unmask.cli.doctor import EXTRAS, _extra
@@ -316,3 +319,15 @@ def test_a_process_of_torchrun_exits_with_its_code_after_its_threads_and_output(
         text=True,
     )
     assert (ended.returncode, ended.stdout) == (code, "began worked ") and ("why" in ended.stderr) == (code == 1)
+
+
+def test_an_option_whose_metavar_is_its_name_is_named_explicitly() -> None:
+    """typer 0.27 takes the metavar for the option's name otherwise: --TASK instead of --task."""
+    given = {
+        (command.__name__, name): str(option.default)  # in Annotated the first argument is a name
+        for command in COMMANDS
+        for name, parameter in inspect.signature(command).parameters.items()
+        for option in get_args(parameter.annotation)
+        if isinstance(option, OptionInfo) and (option.metavar or "").lower() == name
+    }
+    assert given[("eval", "task")] == "--task" and all(name.startswith("--") for name in given.values()), given

@@ -39,7 +39,9 @@ DataOption = Annotated[
 ]
 TaskOption = Annotated[
     str | None,
-    typer.Option(metavar="TASK", autocompletion=names_of("task"), help="Default: the run's own task, or sudoku."),
+    typer.Option(
+        "--task", metavar="TASK", autocompletion=names_of("task"), help="Default: the run's own task, or sudoku."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FiguresFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for the figures as JSON and PNG.")]

@@ -39,7 +39,9 @@ def audit(
     methods: Annotated[
         str | None,
         typer.Option(
-            metavar="METHODS", help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators."
+            "--methods",
+            metavar="METHODS",
+            help="e.g. diffu_grpo,sml:strata=8:anchor=0,my.py:NAME. Default: all estimators.",
         ),
     ] = None,
     problems: Annotated[

@@ -27,10 +27,14 @@ def compare(
         list[str] | None,
         typer.Argument(metavar="[CONFIG.yaml] [key=value ...]", help="What all runs share; the demo's if not given."),
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="TASK", help="What to learn (unmask tasks).")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="TASK", help="What to learn (unmask tasks).")] = None,
     methods: Annotated[
         str,
-        typer.Option(metavar="METHODS", help="Base methods, e.g. diffu_grpo,agrpo:draws=2,diffu_grpo+daca,my.py:NAME."),
+        typer.Option(
+            "--methods",
+            metavar="METHODS",
+            help="Base methods, e.g. diffu_grpo,agrpo:draws=2,diffu_grpo+daca,my.py:NAME.",
+        ),
     ] = "",
     plugins: Annotated[
         str,
@@ -50,7 +54,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs in parallel. Default: one per core; one on a GPU.")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = None,
     data: DataOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run folder with its trained model.")] = False,
     redraw: Annotated[

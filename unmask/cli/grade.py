@@ -17,7 +17,8 @@ def grade(
         ),
     ],
     task: Annotated[
-        str, typer.Option(metavar="TASK", help="What was asked (unmask tasks), or the Python file of your own.")
+        str,
+        typer.Option("--task", metavar="TASK", help="What was asked (unmask tasks), or the Python file of your own."),
     ],
     overrides: Overrides = None,
     protocol: Annotated[

@@ -14,7 +14,7 @@ def pretrain(
     config: Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="A file, or recipe:pretrain_tiny.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the model.")],
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="cpu or cuda; another device rounds differently.")
+        str, typer.Option("--device", metavar="DEVICE", help="cpu or cuda; another device rounds differently.")
     ] = "cpu",
 ) -> None:
     """Pre-train the embedded model from scratch, on partly wrong solutions."""

@@ -28,15 +28,19 @@ def train(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="TASK", autocompletion=names_of("task"), help="What to learn (unmask tasks)."),
+        typer.Option("--task", metavar="TASK", autocompletion=names_of("task"), help="What to learn (unmask tasks)."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="tiny-two, tiny, a folder with a checkpoint, or a hub id.")
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="tiny-two, tiny, a folder with a checkpoint, or a hub id."),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="METHOD", autocompletion=names_of("method"), help="The base method (unmask methods). Default: raft."
+            "--method",
+            metavar="METHOD",
+            autocompletion=names_of("method"),
+            help="The base method (unmask methods). Default: raft.",
         ),
     ] = None,
     plugins: Annotated[
