@@ -124,6 +124,7 @@ def all_ways(given: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     steps = given.steps or given.length // 2
     shape = {"length": given.length, "steps": steps, "block": given.block, "rows": given.rows}
+    shape |= {"problems": given.problems, "samples": given.samples, "repetitions": given.repetitions}
     found = {"task": given.task, "options": given.options, **shape, "ways": results}
     layers = Fp8Layers(policy) if has_fp8(torch.device(given.device)) else None
     for name, how in ways(given.length, steps, given.block):

@@ -22,9 +22,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +31,8 @@ from statistics import median
 from typing import Any
 
 from choosing import with_options
-from language_study import Study, result_name, weights_hash
+from language_measure import measure, shown
+from language_study import Study, weights_hash
 from language_tables import draw, print_rl, tables
 from language_worlds import (
     ADAPTATIONS,
@@ -93,62 +93,6 @@ def adapt_start(name: str, source: Path, folder: Path, toy: bool, device: str) -
         "tokens_per_s": median(row["time/tokens_per_s"] for row in rows),
         "loss": {int(row["step"]): row["train/loss"] for row in rows[:: max(1, len(rows) // 48)]},
         "behaviours": result.behaviours,
-    }
-
-
-def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
-    """The answers of a model; runs in a process of the pool."""
-    import torch
-
-    from unmask.core.token_sampling import TokenSampling
-    from unmask.evaluation.evaluate import Evaluator
-    from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
-    from unmask.models import load_model
-    from unmask.models.fp8 import Fp8Layers
-    from unmask.rollout.cache import cache_of
-    from unmask.rollout.decoding import Decoding
-    from unmask.rollout.graphs import Graphs
-    from unmask.tasks import TASKS
-    from unmask.util.metering import Meter, count_passes
-    from unmask.util.micro_batch import MicroBatch
-
-    torch.set_num_threads(1)
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    policy, found, batch = load_model(model, dtype=dtype, device=device), {}, MicroBatch(288)
-    for ask in asks:
-        task = TASKS[ask.task](**ask.options)
-        if ask.template:
-            task = task_in_variant(task, PromptVariant("", ask.template, ""))
-        shape, cache = (ask.length, ask.steps, ask.block), cache_of(ask.cache)
-        sampling = TokenSampling(ask.temperature)
-        how = Decoding(*shape, sampling=sampling, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
-        rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
-        layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
-        with torch.no_grad(), count_passes(meter, policy), layers:
-            if ask.values:
-                found[ask.name] = state_curve(policy, task, rows, how, ask.values, batch)
-            else:
-                found[ask.name] = Evaluator(policy, task, how, ask.samples, -1, device, batch).evaluate(rows).data()
-        found[ask.name] |= {"seconds": time.perf_counter() - begun, "forwards": meter.forwards}
-    return found
-
-
-def state_curve(policy: Any, task: Any, rows: Sequence[Any], how: Any, draws: int, batch: Any) -> dict[str, Any]:
-    """The mean value of the state before every step of a rollout of each row, and the behaviours of its completions."""
-    from unmask.rollout.sample import row_seeds, sample
-    from unmask.studies.credit.study import task_score
-    from unmask.studies.credit.values import ValueSettings, state_values
-
-    device = next(policy.parameters()).device
-    prompts = [task.prompt_ids(policy.tokenizer, row) for row in rows]
-    trace = sample(policy, prompts, row_seeds(0, len(rows)).to(device), how, micro_batch=batch).trace
-    settings = ValueSettings(how, batch, draws)
-    values = state_values(policy, trace, task_score(policy, task, rows, how.length), settings)
-    shown = dict(zip(values.behaviours, values.shown_BTN.mean(0).T.tolist(), strict=True))
-    return {
-        "value": values.value_HBT.mean((0, 1)).tolist(),
-        "decided": ((values.value_HBT == 0).all(0) | (values.value_HBT == 1).all(0)).double().mean(0).tolist(),
-        "shown": shown,
     }
 
 
@@ -222,17 +166,6 @@ def other_asks(study: Study, name: str) -> list[Ask]:
     return [*others, *([] if study.toy else [twice, *hot])]
 
 
-def shown(found: dict[str, Any]) -> str:
-    """Sampled, greedy, samples that differ and careful answers, in percent."""
-    return "; ".join(
-        f"{name} {100 * each['sampled'][0]:.0f} / {100 * each['greedy'][0]:.0f}"
-        + (f", differ {100 * each['mixed'][0]:.0f}" if each.get("mixed") else "")
-        + "".join(f", {kind} {100 * share:.0f}" for kind, share in each["behaviours"].items())
-        for name, each in found.items()
-        if "sampled" in each
-    )
-
-
 # --- rates and RL -------------------------------------------------------------------------------------------
 
 
@@ -246,7 +179,7 @@ def settings_of(study: Study, world: World, *more: str) -> SharedSettings:
         f"model={study.start(world.start)}",
         *("micro_batch_size=64", "rollout.micro_batch_size=128", "save_every=0", "trace_every=0"),
         *("eval.every=0", "eval.prompts=192", "eval.samples=1", *options, *shape),
-        f"rollout.graphs={str(study.given.graphs).lower()}",  # many processes fill the GPU without graphs
+        "rollout.graphs=false",  # many processes fill the GPU without
     ]
     overrides += [*world.more, *more, *(small if study.toy else [])]
     return SharedSettings(config_path("recipe:smollm2_rl"), tuple(overrides), ask.task, study.device)
@@ -266,7 +199,7 @@ def rates(study: Study) -> None:
     """One run a rate on validation problems; the best is that with most solved, sampled and greedy."""
     name, folder = study.given.world, runs_of(study, "rates")
     world, start = WORLDS[name], weights_hash(study.start(WORLDS[name].start))
-    before = study.read(result_name("rates", name))
+    before = study.read(f"rates_{name}")
     entries = before["lines"] if before.get("start") == start else {}
     lines = lines_of(study, world)
     tried = [(label, rate) for rate in RATES for label in lines]
@@ -281,7 +214,7 @@ def rates(study: Study) -> None:
                 )
                 # the smallest among equals
                 entry["chosen"] = max(entry["solved"], key=lambda rate: (sum(entry["solved"][rate]), -float(rate)))
-        study.write(result_name("rates", name), {"start": start, "lines": entries})
+        study.write(f"rates_{name}", {"start": start, "lines": entries})
 
     texts = [with_options(lines[label], f"optimizer.lr={rate:g}") for label, rate in tried]
     settings = settings_of(study, world, "eval.split=validation", "eval.prompts=128")
@@ -317,13 +250,13 @@ def progress(then: Callable[[], None] = lambda: None) -> Callable[[Any], None]:
 def runs_of(study: Study, part: str) -> Path:
     """The folder of a comparison. Its name has the hash of the start: runs from other bytes are not continued."""
     name = study.given.world
-    return study.work / part / f"{name.replace(' ', '_')}-{weights_hash(study.start(WORLDS[name].start))}"
+    return study.work / part / f"{name}-{weights_hash(study.start(WORLDS[name].start))}"
 
 
 def rl(study: Study) -> None:
     """Train the lines from one start, at equal forwards spent. The runs are kept for the part `after`."""
     name, begun = study.given.world, time.perf_counter()
-    world, found = WORLDS[name], study.read(result_name("rl", name))
+    world, found = WORLDS[name], study.read(f"rl_{name}")
     start, folder = study.start(world.start), runs_of(study, "rl")
     before = found.get("lines", {}) if study.given.lines and found.get("start") == weights_hash(start) else {}
     lines = {
@@ -338,7 +271,7 @@ def rl(study: Study) -> None:
                 for (label, line), cell in zip(lines.items(), results["cells"], strict=True)}  # fmt: skip
         facts = {key: results[key] for key in ("budget", "problems")} | {"seconds": time.perf_counter() - begun}
         found.update({"start": weights_hash(start), **facts, "lines": before | runs})
-        study.write(result_name("rl", name), found)
+        study.write(f"rl_{name}", found)
 
     print(f"{name}: all runs start from {start}, sha256 {weights_hash(start)}", flush=True)
     seeds = 2 if study.toy else study.given.seeds or world.seeds
@@ -388,8 +321,7 @@ def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
         asks += [replace(ask, name="twice the steps", steps=2 * ask.steps)]
         asks += [replace(ask, name=f"1/{share} of the steps", steps=ask.steps // share) for share in (2, 4)]
     asks += [replace(ask, name=f"threshold {bound}", threshold=bound) for bound in (0.9, 0.6)]
-    asks += [replace(ask, name=f"{cache} cache", cache=cache) for cache in ("prefix", "dual")]
-    asks += [replace(ask, name="fp8", fp8=True)]
+    asks += [replace(ask, name="cache of the prompt", cache="dual"), replace(ask, name="fp8", fp8=True)]
     wordings = {
         "polite": "Please solve this for me. Thank you!\n\n{own_prompt}",
         "repeated": "{own_prompt}\n{own_prompt}",
@@ -408,7 +340,7 @@ def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
 def after(study: Study) -> None:
     """The start, its ceiling, and the first seeds of every line, each in a process of its own."""
     name = study.given.world
-    world, trained = WORLDS[name], study.read(result_name("rl", name)).get("lines", {})
+    world, trained = WORLDS[name], study.read(f"rl_{name}").get("lines", {})
     folder, seeds = runs_of(study, "rl"), study.given.seeds or 2
     models = {("start", ""): study.start(world.start)}
     careful = checkpoints(study.work / "starts" / "careful") if (study.work / "starts" / "careful").is_dir() else []
@@ -433,7 +365,7 @@ def after(study: Study) -> None:
         for future in as_completed(waiting):
             label, seed = waiting[future]
             found.setdefault(label, {})[seed] = future.result()
-            study.write(result_name("after", name), found)
+            study.write(f"after_{name}", found)
             print(label, seed, shown({"": future.result()["as in training"]}), flush=True)
 
 
@@ -448,14 +380,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
     parser.add_argument("--lines", nargs="+", choices=list(LINES), help="rates, rl, after: these")
     parser.add_argument("--start", help="another start than the one that was chosen")
-    parser.add_argument("--steps", type=int, help="denoising steps of Sudoku")
-    parser.add_argument("--block", type=int, help="positions of a block of Sudoku")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 % of it")
     parser.add_argument("--jobs", type=int, default=6, help="processes on the GPU; four nearly fill an H200")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
-    parser.add_argument("--graphs", action="store_true", help="rates, rl: capture rollout steps as CUDA graphs")
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
     parts[given.part](Study(given))

@@ -13,11 +13,6 @@ from unmask.studies.compare.cells import write_json
 from unmask.util.files import digest
 
 
-def result_name(part: str, world: str) -> str:
-    """Each world has a file of its own, so that several worlds can be trained side by side."""
-    return f"{part}_{world.replace(' ', '_')}"
-
-
 class Study:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.out, self.work, self.toy = given, given.out, given.work, given.toy
@@ -35,20 +30,16 @@ class Study:
         return {}
 
     def by_world(self, part: str) -> dict[str, Any]:
-        """The results of a part, by world."""
-        found = {name: self.read(result_name(part, name)) for name in WORLDS}
+        """The results of a part, by world: each has a file of its own, so several can be trained side by side."""
+        found = {name: self.read(f"{part}_{name}") for name in WORLDS}
         return {name: results for name, results in found.items() if results}
 
     def write(self, name: str, found: dict[str, Any]) -> None:
         write_json(self.out / f"{name}.json", found)
 
     def sized(self, ask: Ask) -> Ask:
-        """As given on the command line, or at toy size."""
-        steps, block = self.given.steps or ask.steps, self.given.block or ask.block
-        ask = replace(ask, steps=steps, block=block) if ask.task == "sudoku_text" else ask
-        if not self.toy:
-            return ask
-        return replace(ask, problems=2, samples=2, values=min(1, ask.values), steps=ask.length // 16)
+        """As it is, or at toy size."""
+        return replace(ask, problems=2, samples=2, steps=ask.length // 16) if self.toy else ask
 
     def start(self, name: str) -> Path:
         """The folder of a start: --start, or the one that `starts` has chosen."""

@@ -115,7 +115,7 @@ def draw(study: Study) -> None:
         for axes in (left, right):
             axes.grid(alpha=0.3)
         left.legend(fontsize=7, frameon=False)
-        figure.savefig(folder / f"language_{name.replace(' ', '_')}.png", dpi=110)
+        figure.savefig(folder / f"language_{name}.png", dpi=110)
     draw_starts(study.read("starts"), folder / "language_starts.png")
     draw_values(study.by_world("after"), folder / "language_values.png")
 

@@ -22,10 +22,8 @@ def study(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def given(tmp_path: Path, **more: Any) -> Namespace:
-    blank = {"part": "rl"} | dict.fromkeys(("steps", "block", "seeds", "forwards", "lines", "only"))
-    return Namespace(
-        out=tmp_path, work=tmp_path, toy=False, graphs=False, device="cpu", start="tiny", jobs=1, **{**blank, **more}
-    )
+    blank = {"part": "rl"} | dict.fromkeys(("seeds", "forwards", "lines", "only"))
+    return Namespace(out=tmp_path, work=tmp_path, toy=False, device="cpu", start="tiny", jobs=1, **{**blank, **more})
 
 
 def test_every_world_has_a_configuration_for_each_line_and_decodings_that_fit(study, tmp_path: Path) -> None:
