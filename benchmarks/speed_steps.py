@@ -2,7 +2,6 @@
 
 import warnings
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 from unmask.core.order import low_confidence
 from unmask.core.specs import Record
 from unmask.core.token_sampling import TokenSampling
-from unmask.models import decoder
 from unmask.rollout.cache import Cache
 from unmask.rollout.draws import DrawSettings, Places, compiled_draws, draws
 from unmask.rollout.graphs import Graphs
@@ -50,7 +48,7 @@ def steps(bench: SpeedBench) -> None:
 def attention(bench: SpeedBench) -> None:
     """Microseconds of attention by each of torch's kernels: the queries of a block, and of all columns, against the
     keys and values of all columns; and of reading keys and values once at the data sheet's 4.8 TB/s. Then dual-cache
-    rollouts, captured, with the kernel that torch chooses for windows and with the decoder's choice."""
+    rollouts, captured, with the kernel that torch chooses and without cuDNN's."""
     config, dtype = bench.policy.lm.config, bench.policy.lm.lm_head.weight.dtype
     kernels = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     for rows in (2,) if bench.toy else (32, 8, 1):
@@ -61,21 +59,25 @@ def attention(bench: SpeedBench) -> None:
             found = {kernel.name: _microseconds(bench, kernel, query, key, value) for kernel in kernels}
             floor = 1e6 * (key.nbytes + value.nbytes) / 4.8e12
             bench.note("attention", rows=rows, queries=queries, microseconds=found, reading=floor)
-    for name, allowed in (("torch chooses", list(kernels)), ("the decoder chooses", decoder.WINDOW_KERNELS)):
-        with patch.object(decoder, "WINDOW_KERNELS", allowed):
-            torch.compiler.reset()  # compiling chooses the kernel
-            if bench.policy.compiled:
-                bench.policy.compile_layers()
-            for rows, blocks in ((2, 2),) if bench.toy else ((32, bench.blocks), (8, 2), (1, 2)):
-                bench.note("attention", windows=name, rows=rows, **_rollouts(bench, rows, blocks))
+    for rows in (2,) if bench.toy else (32, 8):
+        for allowed, cudnn in (("all kernels", True), ("all but cuDNN's", False)):
+            bench.note("attention", rows=rows, allowed=allowed, **_rollouts(bench, rows, cudnn))
 
 
-def _rollouts(bench: SpeedBench, rows: int, blocks: int) -> dict[str, Any]:
-    """Rollouts of some blocks of a completion."""
-    with bench.changed(graphs=Graphs()):
-        times = bench.repeated(lambda: bench.roll_blocks(rows, blocks, cache=Cache()), warm=2)  # the second captures
-        bench.graphs.release()
-    return {**times, "blocks": blocks, "tokens_per_second": rows * blocks * bench.shape["block"] / times["seconds"]}
+def _rollouts(bench: SpeedBench, rows: int, cudnn: bool) -> dict[str, Any]:
+    """Rollouts of two blocks of a completion; the layers are compiled again, since compiling chooses the kernel."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    torch.compiler.reset()
+    if bench.policy.compiled:
+        bench.policy.compile_layers()
+    try:
+        with bench.changed(graphs=Graphs()):
+            times = bench.repeated(lambda: bench.roll_blocks(rows, 2, cache=Cache()), warm=2)  # the second captures
+            bench.graphs.release()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    return {**times, "tokens_per_second": rows * 2 * bench.shape["block"] / times["seconds"]}
 
 
 def _microseconds(bench: SpeedBench, kernel: SDPBackend, *inputs: Tensor) -> float | None:

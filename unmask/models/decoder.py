@@ -7,7 +7,7 @@ states only at the positions that are needed.
 """
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from unmask.core.policy import Memory, Tokenizer
@@ -25,9 +24,6 @@ from unmask.util.metering import PassCounterMixin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-WINDOW_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""For fewer queries than keys. cuDNN's kernel, which torch prefers on an H200, is slower there in compiled layers."""
 
 
 @dataclass(frozen=True)
@@ -376,5 +372,4 @@ def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, group
     if groups > 1 and mask is not None:  # with a mask the grouped kernel is slow
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
-    with sdpa_kernel(WINDOW_KERNELS) if mask is None and q.shape[2] < k.shape[2] else nullcontext():
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups > 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups > 1)
