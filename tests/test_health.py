@@ -26,7 +26,6 @@ from unmask.training.run.health import CHECKS, EARLIER, REACH, WINDOW, health_wa
 from unmask.training.run.state import newest_state
 from unmask.view.index import RunReader
 
-
 SML = ("raft, SML", "diffu_grpo+daca")
 
 
