@@ -15,7 +15,7 @@ written after every run. `--toy` tries a part on a CPU with a tiny model. Start 
 Time on an H200: `starts` took 344 s with three adaptations of 80 positions side by side, 80 of them before the first
 updates were done (imports, data, compilation) and 90 for evaluations; 470 s with `long` as one of three. 14 of 18 runs
 of `rates` took 150 s, `rl` with 30 runs of 60,000 forwards 350 s, both with 14 processes. Four processes do nearly as
-much in a second as 14. The same commands give the same models, bit for bit, on another H200.
+much in a second as 14. The same commands gave the same models, bit for bit, in another session.
 """
 
 import argparse

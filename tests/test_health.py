@@ -123,15 +123,19 @@ def test_rollouts_that_become_uncertain_are_a_warning_if_most_are_wrong() -> Non
 @pytest.mark.parametrize(
     "name, lost, warned",
     [
-        ("1200", {("raft, SML", "0")}, {("raft, SML", seed) for seed in "034"}),  # the bound was chosen on these
-        ("", {(line, "4") for line in SML}, {(line, seed) for line in SML for seed in "01234"}),  # and tested on these
+        ("sudoku_1200", {("raft, SML", "0")}, {("raft, SML", seed) for seed in "034"}),  # the bound was chosen on these
+        (
+            "sudoku",
+            {(line, "4") for line in SML},
+            {(line, seed) for line in SML for seed in "01234"},
+        ),  # and tested on these
     ],
 )
 def test_growing_entropy_warns_of_runs_of_a_language_model_that_lost(
     name: str, lost: set[tuple[str, str]], warned: set[tuple[str, str]]
 ) -> None:
     """Runs that lost more than 5 points, and those with a warning, of thirty (docs/studies/language.md)."""
-    stored = Path(__file__).parents[1] / "benchmarks" / "results" / f"language_rl_sudoku{'_' * bool(name)}{name}.json"
+    stored = Path(__file__).parents[1] / "benchmarks" / "results" / f"language_rl_{name}.json"
     found_lost, found_warned = set(), set()
     for label, line in json.loads(stored.read_text())["lines"].items():
         for seed, curves in line["training"].items():
