@@ -46,7 +46,7 @@ SUDOKU = Ask("sudoku_text", "sudoku_text", SHORT, 80, 20, 80, 64, 8)
 """One block: in blocks of 16 the careful adaptation solved 22 % of the Sudokus instead of 55."""
 COUNTDOWN = Ask("countdown_text", "countdown_text", SHORT, 48, 24, 48, 64, 8)
 WORDS = Ask("word_problems", "word_problems", {}, 64, 32, 64, 64, 8)
-LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 256, 64, 8)
+LONG = Ask("sudoku_text", "sudoku_text", CELLS, 256, 64, 256, 64, 4)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Adaptation:
 ADAPTATIONS = {
     "planted": Adaptation("smollm2_two.yaml", 0.4, (SUDOKU, COUNTDOWN, WORDS)),
     "careful": Adaptation("smollm2_two.yaml", 0.0, (SUDOKU, COUNTDOWN, WORDS)),
-    "long": Adaptation("smollm2_long.yaml", 0.4, (LONG,)),
+    "long": Adaptation("smollm2_long.yaml", 0.2, (LONG,)),
 }
 
 
