@@ -11,7 +11,7 @@ LINES: dict[str, str] = {
     "diffu_grpo+daca": "diffu_grpo+daca",
     "diffu_grpo+dispo": "diffu_grpo+dispo",
     "agrpo": "agrpo",
-    "raft, SML": "raft",
+    "raft, SML": "raft:states=sml",
     "raft, uniform": "raft:states=uniform",
 }
 LOW, HIGH = 0.15, 0.45

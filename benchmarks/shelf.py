@@ -21,13 +21,13 @@ from unmask.util.plots import new_figure
 from unmask.util.statistics import t_interval
 
 SHELF: dict[str, str] = {
-    "raft, SML": "raft",
+    "raft, SML": "raft:states=sml",
     "raft, mask pairs": "raft:states=pairs",
     "raft, uniform": "raft:states=uniform",
     "raft, semi-autoregressive": "raft:states=semi_autoregressive",
     "raft, visited": "raft:states=visited",
     "raft, fully masked": "raft:states=fully_masked",
-    "raft, best of the group": "raft:advantage=best_of_group",
+    "raft, best of the group": "raft:states=sml:advantage=best_of_group",
     "dtm": "dtm",
     "diffu_grpo+daca": "diffu_grpo+daca",
     "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",

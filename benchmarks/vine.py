@@ -26,7 +26,7 @@ LINES = {
     "vine, `value_steps=1`": "vine:value_steps=1",
     "agrpo": "agrpo",
     "agrpo, groups of 16": "agrpo:group=16",
-    "raft, SML": "raft",
+    "raft, SML": "raft:states=sml",
     "raft, uniform": "raft:states=uniform",
 }
 LARGE = ("sudoku_large.size=6", "sudoku_large.holes=[6,9]", "rollout.steps=12")

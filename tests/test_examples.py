@@ -46,7 +46,7 @@ def test_credit_in_a_loop_of_ones_own_takes_sixty_lines_and_no_trainer(monkeypat
 
 
 def test_your_own_task_is_learnt(monkeypatch, tmp_path, capsys):
-    run(EXAMPLES / "own_task.py", monkeypatch, tmp_path, UPDATES=12, PROMPTS=4, GROUP=8, PROBLEMS=16)
+    run(EXAMPLES / "own_task.py", monkeypatch, tmp_path, UPDATES=12, PROMPTS=12, GROUP=8, PROBLEMS=16)
     before, after = map(float, re.findall(r"reward (\S+) -> (\S+)", capsys.readouterr().out)[0])
     assert after > before
 

@@ -154,9 +154,11 @@ def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        (["--with", "daca"], "daca adds only its weights of tokens, DPS"),
-        (["--with", "sml"], "sml changes nothing"),
-        (["--with", "sml", "sml.anchor=0.5"], ""),
+        (["--with", "daca", "raft.states=sml"], "daca adds only its weights of tokens, DPS"),
+        (["--with", "sml", "raft.states=sml"], "sml changes nothing"),
+        (["--with", "sml", "raft.states=sml", "sml.anchor=0.5"], ""),
+        (["--with", "daca"], ""),
+        (["--with", "sml"], ""),
         (["--with", "daca", "raft.states=pairs"], ""),
         (["--with", "dps"], ""),
         (["--method", "diffu_grpo", "--with", "daca"], ""),

@@ -11,7 +11,7 @@ from unmask.config import parse_config
 from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.states import STATES
+from unmask.core.states import STATES, uniform_sizes
 from unmask.core.strata import stratified, strided_strata
 from unmask.core.trace import all_tokens
 from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
@@ -28,8 +28,9 @@ def test_it_is_diffu_grpo_with_sml_and_correct_answers_only_bit_for_bit():
     rollouts = rolled(policy)
     clipped = sml(diffu_grpo(advantage=correct_only))
     batch, none = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace)), torch.zeros(())
-    (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (raft(), clipped))
-    assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
+    for mine in (raft(stratified), sml(raft())):  # the plug-in replaces the default states
+        (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (mine, clipped))
+        assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
 
 
 @pytest.mark.parametrize(
@@ -49,28 +50,38 @@ def test_with_other_states_it_is_their_method_on_correct_answers_bit_for_bit(sta
     assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
 
 
-def test_with_masks_of_uniform_size_it_is_espo_on_correct_answers():
+def test_by_default_it_is_espo_on_correct_answers():
     policy = Net(1, ends=1.0)
     rollouts = rolled(policy, counted=all_tokens)
     batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
-    mine, other = raft(STATES["uniform"], normaliser=sequence_mean), espo(1, kl=0.0, advantage=correct_only)
+    mine, other = raft(normaliser=sequence_mean), espo(1, kl=0.0, advantage=correct_only)
     (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (mine, other))
     assert_close(slopes(policy, terms)[1], slopes(policy, others)[1], 1e-12)
 
 
 def test_options_of_strata_are_refused_with_other_states():
     for options in ({"strata": 4}, {"layout": strided_strata}):
-        assert raft(**options).probe is not None
-        with pytest.raises(ValueError, match="strata and layout have no effect on states other than sml"):
-            raft(STATES["pairs"], **options)
-    config = {"method": "raft", "raft": {"states": "uniform"}}
-    with pytest.raises(ValueError, match=r"raft: strata and layout .* leave them out"):
-        parse_config({**config, "raft": {"states": "uniform", "strata": 4}})
-    with pytest.raises(ValueError, match="raft is defined by the states it asks at, which SML would replace"):
-        parse_config({**config, "with": ["sml"]})
+        assert raft(stratified, **options).probe is not None
+        for states in ("uniform", "pairs"):
+            with pytest.raises(ValueError, match="strata and layout belong to states=sml"):
+                raft(STATES[states], **options)
+    config = {"method": "raft"}
+    with pytest.raises(ValueError, match=r"raft: strata and layout .* set raft.states=sml, or leave them out"):
+        parse_config({**config, "raft": {"strata": 4}})
     with pytest.raises(ValueError, match=r"raft.states: there is no 'elbo'"):
         parse_config({**config, "raft": {"states": "elbo"}})
-    assert raft(STATES["sml"]).trajectory is False and daca(raft(STATES["uniform"])).name == "raft+daca"
+
+
+def test_sml_replaces_the_default_states_and_no_others():
+    trace, base = rolled(Net(1)).trace, {name: raft(states) for name, states in STATES.items()}
+    pairs = [(sml(raft()), base["sml"]), (daca(raft()), base["sml"]), (sml(base["sml"]), base["sml"])]
+    for name in ("pairs", "visited", "fully_masked", "semi_autoregressive"):
+        with pytest.raises(ValueError, match="raft is defined by the states it asks at, which SML would replace"):
+            parse_config({"method": "raft", "raft": {"states": name}, "with": ["sml"]})
+        pairs.append((daca(base[name]), base[name]))  # DPS alone
+    for method, asks_as in pairs:
+        (mine,), (other,) = (each.probe(trace, generator(), 1) for each in (method, asks_as))
+        assert torch.equal(mine.states_SL, other.states_SL) and torch.equal(mine.asked_NL, other.asked_NL)
 
 
 def test_the_loss_is_its_loop_over_correct_rollouts():
@@ -79,7 +90,7 @@ def test_the_loss_is_its_loop_over_correct_rollouts():
     trace = rollouts.trace
     batch = ScoredRollouts(rollouts, right_or_wrong(trace))
     ((term,),) = loss_terms(raft(), batch, Scorer(policy), generator(2))
-    probes = stratified(trace, generator(2), 3)
+    probes = uniform_sizes(trace, generator(2))
     likelihood_BL = unit_likelihood(ask(policy, probes), probes).detach()
     reward_B, total = right_or_wrong(trace), 0.0
     for b in range(len(trace)):
@@ -95,9 +106,10 @@ def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
     policy = Net(1)
     rollouts = rolled(policy)
     batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
+    correct = raft(stratified)
     for base in (agrpo(), diffu_grpo()):
         rng = generator(4)
-        (alone,), (kept,) = (loss_terms(method, batch, Scorer(policy, policy), rng) for method in (base, raft()))
+        (alone,), (kept,) = (loss_terms(method, batch, Scorer(policy, policy), rng) for method in (base, correct))
         ((first, second),) = loss_terms(keep_correct(base, 0.3), batch, Scorer(policy, policy), generator(4))
         assert_identical(slopes(policy, [first]), slopes(policy, alone))
         assert_identical(slopes(policy, [second]), slopes(policy, [replace(kept[0], weight=0.3)]))

@@ -9,7 +9,7 @@ from unmask.cli.arguments import AsJson
 
 ADVICE = """
 What to use when (the measurements: docs/choosing.md)
-  the reward is right or wrong     --method raft raft.states=uniform, and the default beside it: raft with SML
+  the reward is right or wrong     --method raft
   the reward is graded             --method diffu_grpo --with daca; daca.anchor=0.5 if it gains little
   raft gains little                --method agrpo
   the base asks at few states      --with dispo

@@ -104,14 +104,14 @@ def unlimited_push(config: Config) -> str | None:
 def sml_on_raft(config: Config) -> str | None:
     """A note if `sml` or `daca` gives raft the likelihood that it has already; else None."""
     name = next((word for word in config.plugins if word in ("sml", "daca")), None)
-    if config.method != "raft" or name is None or config.build_method().trajectory:
-        return None
     options = resolved_options(config)
+    if config.method != "raft" or name is None or options["raft"]["states"] != "sml":
+        return None
     if any(options[name][key] != options["raft"].get(key, 0) for key in ("strata", "layout", "anchor", "kl")):
         return None
     does = "daca adds only its weights of tokens, DPS" if name == "daca" else "sml changes nothing"
     return (
-        f"raft scores with SML already, so {does}; the published form has a group baseline: --method diffu_grpo "
+        f"raft.states=sml is SML already, so {does}; the published form has a group baseline: --method diffu_grpo "
         f"--with {name}"
     )
 

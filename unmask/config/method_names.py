@@ -85,7 +85,7 @@ def method_specs(text: str) -> list[MethodSpec]:
 
 def every_estimator(length: int, steps: int, choice: bool) -> list[MethodSpec]:
     """The bases with their defaults; AGRPO's ways to draw steps, and all steps; strata; DACA with its defaults. RAFT's
-    estimator is SML's, vine's is AGRPO's; fork needs rollouts of its own.
+    estimator is espo's with one draw, vine's is AGRPO's; fork needs rollouts of its own.
 
     `choice`: the choice of positions can be scored, so the exact trajectory is one more.
     """

@@ -1,6 +1,6 @@
 """A likelihood term on the policy's own correct rollouts, for any base.
 
-    loss = L_base + weight * L_raft,     L_raft as in methods/raft.py: SML, correct rollouts only, no ratio
+    loss = L_base + weight * L_raft,     L_raft as in methods/raft.py with states = stratified (SML)
 
 Stable recipes have a term of this kind in common, e.g. LightningRL (arXiv 2603.13319): 0.1 times the mean negative
 log-likelihood of correct rollouts. It pulls towards answers that are known to be right with a well-conditioned
@@ -15,14 +15,14 @@ from dataclasses import replace
 from math import inf
 
 from unmask.core.method import Method, Term, check_range
-from unmask.core.strata import STRATA, Layout, random_strata
+from unmask.core.strata import STRATA, Layout, random_strata, stratified
 from unmask.methods.raft import raft
 
 
 def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
     """Add RAFT's loss, a likelihood term on the policy's own correct rollouts."""
     check_range(0, inf, weight=weight)
-    kept = raft(strata=strata, layout=layout)
+    kept = raft(stratified, strata, layout)
     term = Term(
         probe=kept.probe,
         advantage=kept.advantage,
