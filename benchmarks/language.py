@@ -118,6 +118,10 @@ def starts(study: Study) -> None:
             name, update = waiting.pop(future)
             if not update:
                 found.setdefault("adaptations", {})[name] = {**future.result(), "checkpoints": {}}
+                if evaluated := study.evaluated_before(name):
+                    found["adaptations"][name] |= evaluated
+                    print(name, "has the bytes of benchmarks/results/language_starts.json: not evaluated again")
+                    continue
                 ask = study.sized(ADAPTATIONS[name].asks[0])
                 for folder in checkpoints(study.work / "starts" / name):
                     waiting[workers.submit(measure, str(folder), [ask], study.device)] = name, folder.name
@@ -132,7 +136,8 @@ def starts(study: Study) -> None:
         last = [checkpoints(study.work / "starts" / name)[-1] for name in names if not ADAPTATIONS[name].share]
         for folder in {*map(study.start, names), *last}:
             name = folder.parent.name
-            waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
+            if "others" not in found["adaptations"][name]:
+                waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
         for future in as_completed(waiting):
             name, update = waiting[future]
             found["adaptations"][name].setdefault("others", {})[update] = future.result()
@@ -300,8 +305,8 @@ def training(run: Path) -> dict[str, Any]:
 
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     names = {"forwards": "cost/forwards", "solved": "train/solved", "form": "train/reward/format",
-             "idle": "train/idle_groups", "nll": "train/nll", "careful": "train/behaviour/careful",
-             "careless": "train/behaviour/careless"}  # fmt: skip
+             "idle": "train/idle_groups", "nll": "train/nll", "loss": "train/loss", "norm": "train/grad_norm",
+             "careful": "train/behaviour/careful", "careless": "train/behaviour/careless"}  # fmt: skip
     warned: dict[str, int] = {}
     if (path := run / "warnings.jsonl").is_file():
         for line in path.read_text().splitlines():

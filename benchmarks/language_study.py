@@ -29,6 +29,14 @@ class Study:
                 return found
         return {}
 
+    def evaluated_before(self, name: str) -> dict[str, Any]:
+        """The stored evaluations of an adaptation, if the start that was chosen from it then has the same bytes now."""
+        stored = json.loads((RESULTS / "language_starts.json").read_text())
+        model = self.work / "starts" / stored["chosen"].get(name, "")
+        if not (model / "model.safetensors").is_file() or weights_hash(model) != stored["hashes"][name]:
+            return {}
+        return {kind: stored["adaptations"][name][kind] for kind in ("checkpoints", "others")}
+
     def by_world(self, part: str) -> dict[str, Any]:
         """The results of a part, by world: each has a file of its own, so several can be trained side by side."""
         found = {name: self.read(f"{part}_{name}") for name in WORLDS}

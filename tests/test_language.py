@@ -1,6 +1,8 @@
 """benchmarks/language.py: every world can be configured, and starts are chosen as the study says."""
 
+import json
 import runpy
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -62,3 +64,20 @@ def test_a_planted_start_is_the_last_within_bounds_and_another_is_where_samples_
     assert choice("planted", adaptation(early, low, late)) == "planted/1200"
     assert choice("planted", adaptation(early, late)) == "planted/800"  # none fits: the nearest to the middle
     assert choice("careful", adaptation(early, low, middle, late)) == "careful/1200"
+
+
+def test_evaluations_are_reused_only_for_the_same_bytes(study, tmp_path: Path, monkeypatch) -> None:
+    results, here = tmp_path / "results", study["Study"](given(tmp_path))
+    stored = {"chosen": {"careful": "careful/2"}, "hashes": {}, "adaptations": {"careful": {"share": 0.0}}}
+    stored["adaptations"]["careful"] |= {"checkpoints": {"2": "solved"}, "others": {"2": "more"}}
+    model = tmp_path / "starts" / "careful" / "2"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"weights")
+    stored["hashes"]["careful"] = study["weights_hash"](model)
+    results.mkdir()
+    (results / "language_starts.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(sys.modules["language_study"], "RESULTS", results)
+    assert here.evaluated_before("careful") == {"checkpoints": {"2": "solved"}, "others": {"2": "more"}}
+    assert here.evaluated_before("planted") == {}
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert here.evaluated_before("careful") == {}
