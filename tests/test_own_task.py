@@ -278,8 +278,9 @@ def test_training_and_evaluating_a_file(
 
 def test_what_to_try_next_can_be_copied(folder: Path):
     task = made("def reward(completion): return 1\ndef prompt(row): return row['prompt'] + \"it's $1\"\n")
-    evaluated, sampled, *_ = next_commands(task, "runs/a")
+    evaluated, sampled, _, trained, _ = next_commands(task, "runs/a")
     assert evaluated == "unmask eval runs/a"
+    assert trained == "unmask train runs/a/config.yaml --method agrpo --with dispo"
     assert shlex.split(sampled) == ["unmask", "sample", "runs/a", task.prompt(task.rows("test", 1, 0)[0]), "--steps"]
     task = made("def reward(completion): return 1\ndef prompt(row): return row['prompt'] + '\\nin two lines'\n")
     assert not any("sample" in command for command in next_commands(task, "runs/a"))

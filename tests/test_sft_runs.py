@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import unmask.sft.sft_run
 import unmask.training.run.base_run
 import unmask.training.setup
 from helpers import Net
-from unmask.config import parse_config
+from unmask.cli.sft import next_command
+from unmask.config import parse_config, read_config
 from unmask.models import load_model
 from unmask.sft.config import CONFIG, RENAMED, SftConfig, read_sft_config
 from unmask.sft.diffusion_loss import NoisedBatch, token_losses
@@ -253,6 +255,19 @@ def test_the_embedded_model_learns_and_what_it_becomes_is_a_model_like_others(un
     assert code == 0 and json.loads(out)
     assert load_model(Path("run/checkpoint")).mask_id == 1
     assert parse_config({"model": "run", "task": "countdown"}).model == "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("smollm2_two", {"protocol": "short"}), ("smollm2_long", {"protocol": "short", "holes": [7, 9]})],
+)
+def test_the_next_command_trains_the_first_task_as_it_was_taught(name: str, options: dict[str, object]) -> None:
+    config = read_sft_config(Path(__file__).parents[1] / "benchmarks" / "starts" / f"{name}.yaml", model="tiny")
+    command = shlex.split(next_command(config, Path("my runs")))
+    assert command[:7] == ["unmask", "train", "--model", "my runs", "--task", "sudoku_text", "--full"]
+    trained = read_config(overrides=command[7:], task="sudoku_text", model="tiny")
+    assert trained.rollout.length == config.data[0].canvas
+    assert options.items() <= trained.options["sudoku_text"].items() == config.data[0].options.items()
 
 
 @pytest.mark.parametrize(

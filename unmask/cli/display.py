@@ -130,7 +130,7 @@ def next_commands(task: "Task", folder: str, file: str = "") -> list[str]:
     named = f" --task {shlex.quote(file)}" if file else ""
     prompt = task.prompt(task.rows("test", 1, 0)[0])
     sample = [f"unmask sample {folder} {shlex.quote(prompt)} --steps{named}"] if len(prompt.splitlines()) == 1 else []
-    next_run = "unmask train --method agrpo --with dispo"
+    next_run = f"unmask train {folder}/config.yaml --method agrpo --with dispo{named}"
     return [f"unmask eval {folder}{named}", *sample, f"unmask view {folder}", next_run, "unmask methods"]
 
 

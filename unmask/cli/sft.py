@@ -1,5 +1,7 @@
 """unmask sft; and what it shares with unmask adapt"""
 
+import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,5 +122,17 @@ def train_with_display(config: "SftConfig", folder: Path, training: "Callable[[H
         if key.removeprefix("eval/") in shown or key.endswith(("/loss", "solved_sampled", "solved_greedy")):
             typer.echo(f"{key.removeprefix('eval/')}: {result.before[key]:.3f} -> {value:.3f}")
     typer.echo(f"{result.seconds:.0f} s. Model: {folder / 'checkpoint'}")
-    tasks = [source.task for source in config.data if source.task is not None]
-    typer.echo(f"Try next: unmask train --model {folder} --task {tasks[0] if len(tasks) == 1 else 'TASK'} --full")
+    typer.echo(f"Try next: {next_command(config, folder)}")
+
+
+def next_command(config: "SftConfig", folder: Path) -> str:
+    """Reinforcement learning on the first task that was taught, as it was taught: its options and its canvas."""
+    source = next((source for source in config.data if source.task is not None), None)
+    if source is None:
+        return f"unmask train --model {folder} --task TASK --full"
+    options = dict(source.options)
+    task = options.pop("file") if source.task == "own" else source.task
+    changes = [f"{source.task}.{key}={value if isinstance(value, str) else json.dumps(value)}"
+               for key, value in options.items()]  # fmt: skip
+    changes += [f"rollout.length={source.canvas}"] if source.canvas else []
+    return shlex.join(["unmask", "train", "--model", str(folder), "--task", str(task), "--full", *changes])
