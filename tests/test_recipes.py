@@ -203,3 +203,19 @@ def test_worked_examples_are_shown_where_the_split_is_that_of_spg() -> None:
 def test_a_recipe_of_another_command_is_refused_with_that_command(name: str, command: str) -> None:
     with pytest.raises(ValueError, match=f"write unmask {command} recipe:{name}"):
         read_config(f"recipe:{name}")
+
+
+def test_the_forecasts_of_llada_best_are_those_of_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_module, "outline", once)
+    pages = {name: (ROOT / name).read_text() for name in ("docs/recipes.md", "docs/tutorial.md", "README.md")}
+    rows = re.findall(r"^\| (?:one|eight) H200.*?\| (.*) \|$", pages["docs/recipes.md"], re.M)
+    for row, change in zip(rows, ([], ["prompts=2", "eval.prompts=16"], ["rollout.cache=none"]), strict=True):
+        found = estimate(read_config(FOLDER / "llada_best.yaml", change), "h200")
+        (time,), peak = found.times, max(parts["peak"] for parts in found.memory_gib.values())
+        update, evaluation, hours, memory = map(float, row.split(" | "))
+        assert (update, evaluation) == (round(time.rollout_s + time.update_s, 1), round(time.evaluation_s))
+        assert (hours, memory) == (round(time.run_h, 1), round(peak))
+        if not change:
+            told = f"{memory:.0f} GiB and", f"{hours} hours"
+            assert all(words in pages["README.md"] for words in told)
+            assert f"about {told[0]}" in pages["docs/tutorial.md"] and told[1] in pages["docs/tutorial.md"]

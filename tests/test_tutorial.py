@@ -70,4 +70,4 @@ def test_every_step_runs_as_printed(
     }
     assert Path("runs/compared/results.json").is_file()
     out = capsys.readouterr().out
-    assert "41.0 of 140 GiB" in out  # the dry run's peak, as the page says
+    assert "1.89   37.8 of 140 GiB" in out  # hours and peak of the dry run, as the page says
