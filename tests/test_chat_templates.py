@@ -1,5 +1,6 @@
 """Chat templates run in a process with bounds: the text is that of transformers, and no conversation passes a bound."""
 
+import json
 import os
 import signal
 import sys
@@ -79,9 +80,69 @@ def test_a_template_may_refuse_a_conversation_with_a_sentence(tmp_path):
         tokenizer.prompt(TURNS)
 
 
+def conversations(*prompts: str) -> list[list[dict[str, str]]]:
+    return [[{"role": "user", "content": prompt}] for prompt in prompts]
+
+
+@pytest.fixture
+def requests(monkeypatch) -> list[int]:
+    """The number of conversations in every request to the worker."""
+    sizes, plain = list[int](), Process.ask
+
+    def counted(process, request, seconds):
+        sizes.append(len(request["conversations"]))
+        return plain(process, request, seconds)
+
+    monkeypatch.setattr(Process, "ask", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_many_conversations_are_rendered_in_few_requests_as_one_by_one(monkeypatch, requests, name):
+    many = [TURNS, TURNS[1:2], *conversations("", " ", "\u2028", "{{ messages }}", "a\nb"), TURNS[3:], TURNS]
+    values = {"bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>"}
+    alone = [trial.render(TEMPLATES[name], turns, values) for turns in many]
+    assert len(set(alone)) > 1 or name in ("names", "tools", "date")
+    requests.clear()
+    assert trial.render_all(TEMPLATES[name], many, values) == alone
+    monkeypatch.setattr(trial, "TOGETHER", 200)  # characters
+    assert trial.render_all(TEMPLATES[name], many, values) == alone
+    assert requests == [9, 1, 5, 2, 1] and len(json.dumps(TURNS)) > 200
+    assert trial.render_all(TEMPLATES[name], [], values) == []
+
+
+@pytest.mark.parametrize("name", [*BAD, "refused"])
+def test_among_many_conversations_the_error_is_that_of_the_one_that_fails(monkeypatch, name):
+    body, _ = BAD.get(name, ("{{ raise_exception('not ' ~ messages[0].content) }}", ""))
+    template = "{% if 'now' in messages[0].content %}" + body + "{% else %}{{ messages[0].content }}{% endif %}"
+    good, bad, worse = conversations("later", "do it now", "now at once")
+    monkeypatch.setattr(trial, "SECONDS", 0.2)
+    with pytest.raises(ValueError, match="chat template") as alone:
+        trial.render(template, bad, {})
+    with pytest.raises(ValueError, match="chat template") as among:
+        trial.render_all(template, [good, bad, good, worse], {})
+    assert (type(among.value), str(among.value)) == (type(alone.value), str(alone.value))
+    assert trial.render_all(template, [good, good], {}) == ["later", "later"]  # the process is there again
+
+
+def test_every_conversation_has_the_whole_time_if_many_have_too_little(monkeypatch, requests):
+    """A loop of some milliseconds, three hundred times in one request."""
+    slow = "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}"
+    prompts = [f"prompt {number}" for number in range(300)]
+    monkeypatch.setattr(trial, "SECONDS", 0.2)
+    assert trial.render_all(slow, conversations(*prompts), {}) == prompts
+    assert requests == [300] + [1] * 300
+
+
 def test_long_prompts_are_no_fault_of_the_template(tmp_path):
     tokenizer = tokenizer_with(tmp_path, QWEN_TEMPLATE)
     assert len(tokenizer.rendered([{"role": "user", "content": "a" * 500_000}])) > 500_000
+
+
+def test_many_long_prompts_are_no_fault_of_the_template():
+    """Together they would need more memory than the process has."""
+    text = "\u00e4" * 1_000_000
+    assert trial.render_all("{{ messages[0].content }}", conversations(*[text] * 40), {}) == [text] * 40
 
 
 def test_a_forked_process_has_a_worker_of_its_own():
@@ -139,8 +200,8 @@ def test_a_worker_finds_packages_that_only_the_environment_names():
     """As with PYTHONPATH, which Python's -I hides."""
     command = [sys.executable, "-I", "-S", str(trial.WORKER)]
     process = Process([*command, *trial._worker().command[3:]], 60.0, bare=True)
-    request = {"template": "{{ messages[0] }}", "messages": ["a"], "values": {}, "longest": 9, "seconds": 2.0}
-    assert process.ask(request, 60.0) == {"text": "a"}
+    request = {"template": "{{ messages[0] }}", "conversations": [["a"]], "values": {}, "longest": [9], "seconds": 2.0}
+    assert process.ask(request, 60.0) == {"texts": ["a"]}
     process.end()
     without = Process(command, 60.0, bare=True)
     assert "jinja2" in without.ask(request, 60.0)["missing"]

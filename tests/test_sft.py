@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from checkpoints import DREAM, QWEN_SPECIALS, QWEN_TEMPLATE, QWEN_TEXT, qwen, with_tokenizer
 from helpers import EOS, MASK, SMALL, Net
 from naive import decoder
 from unmask.config.sections import OptimizerConfig
-from unmask.models import tiny_policy
+from unmask.models import Model, load_model, tiny_policy
 from unmask.models.tiny import TinyShape
 from unmask.sft.data import load_sft_data
 from unmask.sft.diffusion_loss import (
@@ -34,6 +36,7 @@ from unmask.tasks import TASKS
 from unmask.tasks.puzzles.sudoku import fitting_grids
 from unmask.training.optim import make_optimizer
 from unmask.util.micro_batch import MicroBatch
+from wording import naming
 
 # --- the loss -----------------------------------------------------------------------------------------------
 
@@ -280,6 +283,57 @@ def test_what_is_held_out_of_a_file_is_not_taught(tmp_path: Path) -> None:
     narrow = tiny_policy(TinyShape(width=16, layers=1, heads=2, hidden=16, max_length=4))
     with pytest.raises(ValueError, match=r"no example .*4 tokens"):
         load_sft_data(SftSource(file=str(tmp_path / "data.jsonl")), narrow, 1, 99, held_out=0)
+
+
+SOURCES = {
+    "file": lambda path: SftSource(file=str(path)),
+    "prefill": lambda _: SftSource(task="word_problems"),
+    "system": lambda _: SftSource(task="sudoku_text", options={"protocol": "agrpo"}, canvas=300),
+}
+LINES = [
+    {"prompt": "", "completion": "nothing"},
+    {"prompt": "a", "completion": ""},
+    {"prompt": "2 + 2?", "system": "Be brief.", "completion": "4 \u00e4"},
+    {"messages": [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]},
+    {"prompt": "too long" * 500, "completion": "a"},
+]
+
+
+def with_template(folder: Path, template: str = QWEN_TEMPLATE) -> Model:
+    made, _, _ = qwen(folder, DREAM, **QWEN_TEXT, max_position_embeddings=2000)
+    tokens = {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>", "chat_template": template}
+    return load_model(with_tokenizer(made, QWEN_SPECIALS, **tokens))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_an_example_has_the_tokens_of_its_prompt_and_completion_alone(tmp_path: Path, kind: str) -> None:
+    policy, rows = with_template(tmp_path / "model"), [sft_row(line) for line in LINES]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    source, prompt, encode = SOURCES[kind](tmp_path / "data.jsonl"), policy.tokenizer.prompt, policy.tokenizer.encode
+    with pytest.warns(UserWarning, match="1 of 5 examples") if kind == "file" else nullcontext():
+        data = load_sft_data(source, policy, 3, 20, 4)
+    if data.task is None:
+        random.Random("unmask lesson data 3").shuffle(rows)
+        alone = [(prompt(row["prompt"], row["system"]), encode(row["completion"])) for row in rows]
+        assert not data.held_out and min(len(ids) for ids, _ in alone) == len(prompt("")) > 0
+    else:
+        task, rows = data.task, data.task.rows("train", 20, 3) + data.task.rows("test", 4, 0)
+        prefill = encode(task.prefill)
+        alone = [(prompt(task.turns(row), task.system) + prefill, encode(task.solution(row))) for row in rows]
+        assert bool(task.prefill) == (kind == "prefill") and bool(task.system) == (kind == "system")
+        assert [task.prompt_ids(policy.tokenizer, row) for row in rows] == [ids for ids, _ in alone]
+    found = [(example.prompt, example.completion) for example in (*data.examples, *data.held_out)]
+    assert found == [pair for pair in alone if sum(map(len, pair)) < 2000] and len(found) >= 4
+
+
+def test_the_template_refuses_one_line_of_a_file_among_many(tmp_path: Path) -> None:
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no ' ~ messages[0].content) }}{% endif %}"
+    policy = with_template(tmp_path / "model", refusal + QWEN_TEMPLATE)
+    lines = [{"prompt": str(number), "completion": "a"} for number in range(40)]
+    lines[33]["system"] = "turn 33"
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=naming("chat template", "fails", "no turn 33")):
+        load_sft_data(SftSource(file=str(tmp_path / "data.jsonl")), policy, 0, 99, held_out=4)
 
 
 @pytest.mark.parametrize("name", ["sudoku_text", "countdown_text", "word_problems"])

@@ -1,5 +1,7 @@
 """The tokenizers of released checkpoints."""
 
+from pathlib import Path
+
 import pytest
 
 from checkpoints import (
@@ -12,6 +14,7 @@ from checkpoints import (
     QWEN_TEMPLATE,
     QWEN_TEXT,
     SDAR,
+    bert,
     llada,
     modernbert,
     qwen,
@@ -19,7 +22,8 @@ from checkpoints import (
     with_tokenizer,
     write,
 )
-from unmask.models import load_model, save
+from unmask.models import load_model, save, tiny_policy, tokenizer
+from unmask.models.tokenizer import encode_all, prompt_all
 from unmask.tasks import own
 from wording import mentions, naming
 
@@ -83,6 +87,45 @@ def test_bert_chat_is_a_template_and_a_closing_word(tmp_path):
     tokenizer = load_model(folder).tokenizer
     assert tokenizer.prompt(" two ") == tokenizer.encode("[Question]\ntwo\n[/Question]\n\n[Answer]\n")
     assert tokenizer.decode(tokenizer.encode("four\n[/Answer]\n[Question]")) == "four\n"
+
+
+TEXTS = ["", " ", "a", "4 \u00e4\n", "<|endoftext|> [SEP]", "two and four " * 60, "\u2028 a", "two"]
+
+
+def with_bytes(folder: Path, fast: bool, template: str | None = None) -> Path:
+    tokens = {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>", "model_max_length": 100}
+    settings = tokens if template is None else {**tokens, "chat_template": template}
+    return with_tokenizer(qwen(folder, DREAM, **QWEN_TEXT)[0], QWEN_SPECIALS, fast=fast, **settings)
+
+
+KINDS = {
+    "tokenizer.json": lambda folder: with_bytes(folder, fast=True),
+    "with a template": lambda folder: with_bytes(folder, fast=True, template=QWEN_TEMPLATE),
+    "vocab.json": lambda folder: with_bytes(folder, fast=False),
+    "vocab.txt": bert,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_texts_and_prompts_have_the_tokens_of_each_alone(tmp_path, monkeypatch, kind):
+    hub, tiny = load_model(KINDS[kind](tmp_path)).tokenizer, tiny_policy().tokenizer
+    calls, plain = list[int](), type(hub.fast)._encode_plus
+
+    def counted(fast, text, *args, **settings):
+        calls.append(len(text))
+        return plain(fast, text, *args, **settings)
+
+    turns = [{"role": "user", "content": "2"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "4"}]
+    prompts = [("two", "a"), (turns, "and"), (turns, ""), *((text, "") for text in TEXTS[::-1])]
+    alone = [hub.encode(text) for text in TEXTS], [hub.prompt(*prompt) for prompt in prompts]
+    monkeypatch.setattr(type(hub.fast), "_encode_plus", counted)
+    assert (encode_all(hub, TEXTS), prompt_all(hub, prompts)) == alone
+    monkeypatch.setattr(tokenizer, "TOGETHER", 100)  # characters
+    assert (encode_all(hub, TEXTS), prompt_all(hub, prompts)) == alone
+    assert calls[:5] == [8, 11, 5, 1, 2] and encode_all(hub, []) == prompt_all(hub, []) == []
+    words, asked = ["12", "3"], [("12", ""), ("3", "4")]
+    assert encode_all(tiny, words) == [tiny.encode(text) for text in words]
+    assert prompt_all(tiny, asked) == [tiny.prompt(*prompt) for prompt in asked]
 
 
 def test_tokenizers_have_to_be_there_and_fit(tmp_path):

@@ -1,19 +1,24 @@
 """Tokenizers of released checkpoints, read from their files. Tokenizers that are Python code are not run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.models.trial import check_template, render
+from unmask.models.trial import check_template, render, render_all
+from unmask.util.portions import portions
 from unmask.util.turns import Turns, plain_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from unmask.core.policy import Tokenizer
+
 UNKNOWN = "\ufffd"
 SHOWN_MASK, SHOWN_END, SHOWN_LINE = "\u00b7", "\u00b6", "\u21b5"
 ANSWERED = "[/Answer]"  # BERT-Chat ends an answer with this plain text
+TOGETHER = 2**18
+"""Characters of the texts in a call of the tokenizer. Before it returns, a token needs more than 100 bytes."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -42,6 +47,26 @@ def read_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     )
 
 
+def encode_all(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
+    """`tokenizer.encode` of every text. The tokenizer of a released checkpoint works on many texts on all cores."""
+    if isinstance(tokenizer, HubTokenizer):
+        return tokenizer.encode_all(texts)
+    return [tokenizer.encode(text) for text in texts]
+
+
+def prompt_all(tokenizer: "Tokenizer", prompts: Sequence[tuple[str | Turns, str]]) -> list[list[int]]:
+    """`tokenizer.prompt` of every prompt with its system turn."""
+    if isinstance(tokenizer, HubTokenizer):
+        return tokenizer.prompt_all(prompts)
+    return [tokenizer.prompt(prompt, system) for prompt, system in prompts]
+
+
+def _turns(prompt: str | Turns, system: str) -> list[dict[str, str]]:
+    """A prompt as a conversation, after a system turn if there is one."""
+    turns = [{"role": "system", "content": system}] if system else []
+    return turns + ([{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt))
+
+
 class HubTokenizer:
     """Implements Tokenizer around a fast tokenizer of transformers."""
 
@@ -67,9 +92,19 @@ class HubTokenizer:
         """The turns in the chat template, up to the start of the answer; without a template, the plain text."""
         if not self.fast.chat_template:
             return self.encode(plain_text(prompt, system))
-        turns = [{"role": "system", "content": system}] if system else []
-        turns += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.encode(self.rendered(turns))  # the rendered text contains the special tokens
+        return self.encode(self.rendered(_turns(prompt, system)))  # the rendered text contains the special tokens
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text."""
+        settings = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+        return [ids for some in portions(texts, len, TOGETHER) for ids in self.fast(some, **settings)["input_ids"]]
+
+    def prompt_all(self, prompts: Sequence[tuple[str | Turns, str]]) -> list[list[int]]:
+        """`prompt` of every prompt with its system turn."""
+        if not self.fast.chat_template:
+            return self.encode_all([plain_text(prompt, system) for prompt, system in prompts])
+        conversations = [_turns(prompt, system) for prompt, system in prompts]
+        return self.encode_all(render_all(self.fast.get_chat_template(), conversations, self._values()))
 
     def rendered(self, turns: Turns, **settings: Any) -> str:
         """The text that the chat template makes of a conversation; `settings` are for the template."""

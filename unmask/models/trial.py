@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from unmask.util.json_process import Process, ProcessEnded, ProcessNotStarted
+from unmask.util.portions import portions
 from unmask.util.turns import Turns
 
 WORKER = Path(__file__).with_name("trial_worker.py")
 SECONDS = 2.0
-"""Of CPU time, for each conversation and for the patterns of an adapter."""
+"""Of CPU time, for a request: one or several conversations, or the patterns of an adapter."""
 WAIT = 120.0
 """Of wall time. A busy machine can take many times the CPU time."""
 LONGEST = 100_000
 """Characters that a chat template may add to a conversation, and that patterns may have together."""
 GROWTH = 4
 """How many times a chat template may write a conversation."""
+TOGETHER = 2**15
+"""Characters of the conversations in a request. A request costs as much time as a few short conversations."""
 TRIED = tuple(
     [{"role": ("user", "assistant")[number % 2], "content": "a" * letters} for number in range(turns)]
     for turns, letters in ((1, 1), (1, 1000), (9, 1000))
@@ -39,10 +42,7 @@ def render(template: str, turns: Turns, values: Mapping[str, Any]) -> str:
 
     values   the special tokens and settings that the template reads
     """
-    known = {"tools": None, "documents": None, "add_generation_prompt": True}
-    size = len(json.dumps(list(turns)))
-    request = {"template": template, "messages": list(turns), "values": {**known, **values}}
-    reply = _reply({**request, "longest": LONGEST + GROWTH * size})
+    size, reply = _size(turns), _reply(_request(template, [turns], values))
     what = "The chat template of this tokenizer"
     if reply is None:
         bound = f"{SECONDS:g} s or 512 MB"
@@ -54,7 +54,33 @@ def render(template: str, turns: Turns, values: Mapping[str, Any]) -> str:
         raise TemplateFailure(f"{what} fails: {message}; fix chat_template.")
     if "length" in reply:
         raise ValueError(f"{what} makes {reply['length']} characters of a conversation of {size}; fix chat_template.")
-    return reply["text"]
+    (text,) = reply["texts"]
+    return text
+
+
+def render_all(template: str, conversations: Sequence[Turns], values: Mapping[str, Any]) -> list[str]:
+    """`render` of every conversation, many in a request. If a request goes beyond a bound or fails, its conversations
+    are rendered one by one, each within its own bound, so the error is that of the first one that fails."""
+    texts = list[str]()
+    for some in portions(conversations, _size, TOGETHER):
+        reply = _reply(_request(template, some, values)) or {}
+        texts += reply["texts"] if "texts" in reply else [render(template, turns, values) for turns in some]
+    return texts
+
+
+def _request(template: str, conversations: Sequence[Turns], values: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"tools": None, "documents": None, "add_generation_prompt": True}
+    return {
+        "template": template,
+        "conversations": [list(turns) for turns in conversations],
+        "values": {**known, **values},
+        "longest": [LONGEST + GROWTH * _size(turns) for turns in conversations],
+    }
+
+
+def _size(turns: Turns) -> int:
+    """The characters of a conversation as JSON."""
+    return len(json.dumps(list(turns)))
 
 
 def check_template(template: str, values: Mapping[str, Any]) -> None:

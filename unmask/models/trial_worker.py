@@ -2,9 +2,10 @@
 
 It runs as a file, so it imports neither unmask nor torch. Its arguments are folders of packages. It bounds its memory,
 and its CPU time for each request. Its first line is `true`. Then it answers every line of JSON with one: {"seconds":
-..., "template": text, "messages": [...], "values": {...}, "longest": ...} or {"seconds": ..., "patterns": [...],
-"names": [...]}. The answer has `text`, or `length` if the text is longer than `longest`, or `error`, or `missing` if
-jinja2 is not there. If a request needs more memory or CPU time, the process ends without an answer.
+..., "template": text, "conversations": [[...], ...], "values": {...}, "longest": [...]} or {"seconds": ...,
+"patterns": [...], "names": [...]}. The answer has `texts`, one of each conversation; or, of the first conversation
+without a text, `length` if the text is longer than its `longest`, or `error`; or `missing` if jinja2 is not there. If
+a request needs more memory or CPU time, the process ends without an answer.
 """
 
 import json
@@ -80,8 +81,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if "template" not in request:
         match_all(request["patterns"], request["names"])
         return {}
-    text = compiled(request["template"]).render(messages=request["messages"], **request["values"])
-    return {"text": text} if len(text) <= request["longest"] else {"length": len(text)}
+    template, texts = compiled(request["template"]), list[str]()
+    for messages, longest in zip(request["conversations"], request["longest"], strict=True):
+        text = template.render(messages=messages, **request["values"])
+        if len(text) > longest:
+            return {"length": len(text)}
+        texts.append(text)
+    return {"texts": texts}
 
 
 def main() -> None:

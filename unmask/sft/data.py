@@ -3,10 +3,11 @@
 import random
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unmask.core.policy import Policy
+from unmask.core.policy import Policy, Tokenizer
+from unmask.models.tokenizer import encode_all, prompt_all
 from unmask.sft.behaviours import CAREFUL, answer_of, drawn_behaviour, mixture_rows
 from unmask.sft.packing import Example, next_multiple, width_of
 from unmask.sft.sources import SftSource, sft_row, task_of
@@ -48,8 +49,9 @@ def load_sft_data(
         rows, redrawn = mixture_rows(task, shares, count, seed)
         rng = random.Random(f"unmask behaviours {source.name} {seed}")
         shown = [drawn_behaviour(shares, rng) for _ in rows]
-        train = [_pair(policy, task, row, name) for row, name in zip(rows, shown, strict=True)]
-        test = [_pair(policy, task, row, CAREFUL) for row in task.rows("test", held_out, 0)]
+        train = _task_pairs(policy.tokenizer, task, rows, shown)
+        test_rows = task.rows("test", held_out, 0)
+        test = _task_pairs(policy.tokenizer, task, test_rows, [CAREFUL] * len(test_rows))
     else:
         train, test = _file_pairs(policy, source, seed, count, held_out)
     if any(policy.mask_id in ids for pair in (*train, *test) for ids in pair):
@@ -77,8 +79,9 @@ def load_sft_data(
 Pair = tuple[list[int], list[int]]
 
 
-def _pair(policy: Policy, task: Task, row: Row, behaviour: str) -> Pair:
-    return task.prompt_ids(policy.tokenizer, row), policy.tokenizer.encode(answer_of(task, row, behaviour))
+def _task_pairs(tokenizer: Tokenizer, task: Task, rows: Sequence[Row], behaviours: Sequence[str]) -> list[Pair]:
+    answers = [answer_of(task, row, behaviour) for row, behaviour in zip(rows, behaviours, strict=True)]
+    return list(zip(task.all_prompt_ids(tokenizer, rows), encode_all(tokenizer, answers), strict=True))
 
 
 def _fits(pair: Pair, room: int) -> bool:
@@ -92,9 +95,10 @@ def _file_pairs(
     rows = read_rows(str(source.file), {}, sft_row)
     random.Random(f"unmask lesson {source.name} {seed}").shuffle(rows)
     held_out = min(held_out, len(rows) // 10)
-    encode, prompt = policy.tokenizer.encode, policy.tokenizer.prompt
-    train, test = (
-        [(prompt(row["prompt"], row["system"]), encode(row["completion"])) for row in part]
-        for part in (rows[held_out : held_out + count], rows[:held_out])
-    )
-    return train, test
+    train, test = rows[held_out : held_out + count], rows[:held_out]
+    return _row_pairs(policy.tokenizer, train), _row_pairs(policy.tokenizer, test)
+
+
+def _row_pairs(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Pair]:
+    prompts = prompt_all(tokenizer, [(row["prompt"], row["system"]) for row in rows])
+    return list(zip(prompts, encode_all(tokenizer, [row["completion"] for row in rows]), strict=True))

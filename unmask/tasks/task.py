@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from unmask.models.tokenizer import prompt_all
 from unmask.util.turns import Turns
 
 if TYPE_CHECKING:  # imports torch, which a process that only calls rewards does not need
@@ -194,8 +195,13 @@ class Task:
 
     def prompt_ids(self, tokenizer: "Tokenizer", row: Row) -> list[int]:
         """The tokens of the system turn, the prompt, and the beginning of the answer."""
-        ids = tokenizer.prompt(self.turns(row), self.system)
-        return ids + tokenizer.encode(self.prefill) if self.prefill else ids
+        return self.all_prompt_ids(tokenizer, [row])[0]
+
+    def all_prompt_ids(self, tokenizer: "Tokenizer", rows: Sequence[Row]) -> list[list[int]]:
+        """`prompt_ids` of every row."""
+        prompts = prompt_all(tokenizer, [(self.turns(row), self.system) for row in rows])
+        prefill = tokenizer.encode(self.prefill) if self.prefill else []
+        return [ids + prefill for ids in prompts]
 
     def set_reward_parts(self, parts: Mapping[str, RewardPart], weights: Weights = None, where: str = "") -> None:
         """Make the reward the weighted sum of these parts. An error begins with `where` or the task's name."""
