@@ -9,6 +9,7 @@ import pytest
 
 from unmask.tasks import TASKS
 from unmask.tasks.puzzles import sudoku
+from unmask.tasks.support.split import split_rng
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "sudoku4"
 
@@ -91,6 +92,24 @@ def test_unique_puzzles_have_one_solution():
     assert [sudoku.solution_count(row["puzzle"]) for row in loose] == [count(row["puzzle"]) for row in loose]
     assert max(count(row["puzzle"]) for row in loose) > 1
     assert {count(row["puzzle"]) for row in strict} == {1}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_row_is_the_first_drawn_puzzle_that_only_grids_of_its_split_fit(split, unique):
+    task, own = sudoku.Sudoku(holes=(7, 12), unique=unique), set(sudoku.split_grids(split))
+    rng, rejected = split_rng("sudoku", split, 5), 0
+    for row in task.rows(split, 40, 5):
+        grid, count = rng.choice(sudoku.split_grids(split)), rng.randint(7, 12)
+        while True:
+            holes = rng.sample(range(16), count)
+            puzzle = "".join("." if cell in holes else digit for cell, digit in enumerate(grid))
+            fitting = plain_solutions(puzzle)
+            if own.issuperset(fitting) and (not unique or len(fitting) == 1):
+                break
+            rejected += 1
+        assert (row["puzzle"], row["solution"]) == (puzzle, grid)
+    assert rejected > 10
 
 
 def test_another_valid_grid_earns_the_reward_too():

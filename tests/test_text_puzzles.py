@@ -192,6 +192,14 @@ def test_countdown_with_so_many_numbers(numbers: int) -> None:
             assert task.reward(row, task.solution(row)) == 1.0 and 1 <= row["target"] <= 100
 
 
+def test_all_grids_that_fit_a_puzzle_are_found() -> None:
+    for clues in (0, 4, 7, 16):
+        puzzle = GRID[:clues].ljust(16, "0")
+        plain = {grid for grid in sudoku.grids() if grid.startswith(GRID[:clues])}
+        assert text_sudoku.fitting({"puzzle": puzzle}) == plain
+    assert len(plain) == 1
+
+
 def test_puzzles_and_cells_are_scored_side_by_side() -> None:
     near = OTHER[:-1] + "1"  # its last cell wrong
     own, d1 = text_sudoku.SudokuText(), text_sudoku.SudokuText(protocol="d1")

@@ -62,8 +62,12 @@ def grade(row: Row, completion: str) -> Grade:
 
 def fitting(row: Row) -> set[str]:
     """All grids that solve the puzzle."""
-    bits = fitting_grids(with_dots(row["puzzle"]))
-    return {grid for i, grid in enumerate(grids()) if bits >> i & 1}
+    bits, found = fitting_grids(with_dots(row["puzzle"])), set[str]()
+    while bits:
+        number = bits.bit_length() - 1
+        found.add(grids()[number])
+        bits ^= 1 << number
+    return found
 
 
 def _holes(row: Row) -> list[int]:

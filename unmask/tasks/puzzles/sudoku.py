@@ -8,8 +8,9 @@ and a hash of that grid decides the split.
 
 import random
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import islice
+from operator import and_
 from zlib import crc32
 
 from unmask.tasks.support.split import GeneratedTask, hashed_split
@@ -129,6 +130,12 @@ def _grid_bits(split: str) -> int:
     return sum(1 << grids().index(grid) for grid in split_grids(split))
 
 
+@cache
+def _grids_alike(grid: str) -> tuple[int, ...]:
+    """For each cell the grids with the same digit there, one bit per grid."""
+    return tuple(_grids_with()[cell, digit] for cell, digit in enumerate(grid))
+
+
 def fitting_grids(puzzle: str) -> int:
     """The grids that keep a puzzle's givens, one bit per grid."""
     fitting = (1 << len(grids())) - 1
@@ -219,12 +226,12 @@ class Sudoku(SudokuBoard):
     def draw(self, rng: random.Random, split: str) -> Row:
         """A puzzle that only grids of the split fit."""
         grid, other_split = rng.choice(split_grids(split)), _grid_bits("test" if split == "train" else "train")
-        count = rng.randint(self.fewest, self.most)
+        count, alike = rng.randint(self.fewest, self.most), _grids_alike(grid)
         while True:
-            puzzle = with_holes(grid, set(rng.sample(range(CELLS), count)))
-            fitting = fitting_grids(puzzle)
+            holes = set(rng.sample(range(CELLS), count))
+            fitting = reduce(and_, [alike[cell] for cell in range(CELLS) if cell not in holes])
             if not fitting & other_split and (not self.unique or fitting.bit_count() == 1):
-                return {"puzzle": puzzle, "solution": grid}
+                return {"puzzle": with_holes(grid, holes), "solution": grid}
 
 
 # --- 6 x 6 and 9 x 9 ----------------------------------------------------------------------------------------
