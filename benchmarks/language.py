@@ -118,9 +118,11 @@ def starts(study: Study) -> None:
             name, update = waiting.pop(future)
             if not update:
                 found.setdefault("adaptations", {})[name] = {**future.result(), "checkpoints": {}}
-                if evaluated := study.evaluated_before(name):
+                if evaluated := study.evaluated_before(name, found["adaptations"][name]["loss"]):
                     found["adaptations"][name] |= evaluated
-                    print(name, "has the bytes of benchmarks/results/language_starts.json: not evaluated again")
+                    print(
+                        name, "is that of benchmarks/results/language_starts.json, byte for byte: not evaluated again"
+                    )
                     continue
                 ask = study.sized(ADAPTATIONS[name].asks[0])
                 for folder in checkpoints(study.work / "starts" / name):

@@ -29,13 +29,15 @@ class Study:
                 return found
         return {}
 
-    def evaluated_before(self, name: str) -> dict[str, Any]:
-        """The stored evaluations of an adaptation, if the start that was chosen from it then has the same bytes now."""
+    def evaluated_before(self, name: str, losses: dict[int, float]) -> dict[str, Any]:
+        """The stored evaluations of an adaptation, if its chosen checkpoint has the same bytes now, and the losses of
+        its whole course are equal. Empty otherwise."""
         stored = json.loads((RESULTS / "language_starts.json").read_text())
-        model = self.work / "starts" / stored["chosen"].get(name, "")
-        if not (model / "model.safetensors").is_file() or weights_hash(model) != stored["hashes"][name]:
+        before, model = stored["adaptations"].get(name, {}), self.work / "starts" / stored["chosen"].get(name, "")
+        if {str(update): loss for update, loss in losses.items()} != before.get("loss"):
             return {}
-        return {kind: stored["adaptations"][name][kind] for kind in ("checkpoints", "others")}
+        same = (model / "model.safetensors").is_file() and weights_hash(model) == stored["hashes"][name]
+        return {kind: before[kind] for kind in ("checkpoints", "others")} if same else {}
 
     def by_world(self, part: str) -> dict[str, Any]:
         """The results of a part, by world: each has a file of its own, so several can be trained side by side."""

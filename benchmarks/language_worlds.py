@@ -15,7 +15,7 @@ LINES: dict[str, str] = {
     "raft, uniform": "raft:states=uniform",
     "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",
 }
-"""The last is for `--lines` only, a remedy for DACA, which is unstable here without it."""
+"""The last line runs only with --lines: DACA with an anchor, a possible remedy."""
 LOW, HIGH = 0.15, 0.45
 """The greedy solve rate of a planted start is to be between these."""
 

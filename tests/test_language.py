@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from unmask.config import read_config
 from unmask.rollout.decoding import Decoding
 from unmask.sft.config import read_sft_config
 from unmask.studies.compare.cells import method_grid, own_sections
@@ -66,18 +67,31 @@ def test_a_planted_start_is_the_last_within_bounds_and_another_is_where_samples_
     assert choice("careful", adaptation(early, low, middle, late)) == "careful/1200"
 
 
-def test_evaluations_are_reused_only_for_the_same_bytes(study, tmp_path: Path, monkeypatch) -> None:
+def test_evaluations_are_reused_only_for_the_same_course_and_bytes(study, tmp_path: Path, monkeypatch) -> None:
     results, here = tmp_path / "results", study["Study"](given(tmp_path))
-    stored = {"chosen": {"careful": "careful/2"}, "hashes": {}, "adaptations": {"careful": {"share": 0.0}}}
-    stored["adaptations"]["careful"] |= {"checkpoints": {"2": "solved"}, "others": {"2": "more"}}
+    before = {"loss": {"1": 0.5}, "checkpoints": {"2": "solved"}, "others": {"2": "more"}}
     model = tmp_path / "starts" / "careful" / "2"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
-    stored["hashes"]["careful"] = study["weights_hash"](model)
+    hashes = {"careful": study["weights_hash"](model)}
     results.mkdir()
+    stored = {"chosen": {"careful": "careful/2"}, "hashes": hashes, "adaptations": {"careful": before}}
     (results / "language_starts.json").write_text(json.dumps(stored))
     monkeypatch.setattr(sys.modules["language_study"], "RESULTS", results)
-    assert here.evaluated_before("careful") == {"checkpoints": {"2": "solved"}, "others": {"2": "more"}}
-    assert here.evaluated_before("planted") == {}
+    evaluations = {"checkpoints": {"2": "solved"}, "others": {"2": "more"}}
+    assert here.evaluated_before("careful", {1: 0.5}) == evaluations
+    assert here.evaluated_before("planted", {1: 0.5}) == here.evaluated_before("careful", {1: 0.6}) == {}
     (model / "model.safetensors").write_bytes(b"other weights")
-    assert here.evaluated_before("careful") == {}
+    assert here.evaluated_before("careful", {1: 0.5}) == {}
+
+
+def test_labels_of_raft_have_the_states_that_they_name(study, monkeypatch) -> None:
+    """raft's default states have changed once: a label that says SML must set them."""
+    shelf, vine = (runpy.run_path(str(FOLDER / f"{name}.py")) for name in ("shelf", "vine"))
+    states = {"raft, SML": "sml", "raft, uniform": "uniform", "raft, best of the group": "sml"}
+    for lines in (study["LINES"], shelf["SHELF"], vine["LINES"]):
+        for label in lines.keys() & states.keys():
+            (spec,) = method_grid([lines[label]], ["none"])
+            config = read_config(overrides=spec.overrides(options_only=True), method="raft")
+            assert config.options["raft"]["states"] == states[label], label
+    assert "diffu_grpo+daca, anchor" not in study["WORLDS"]["sudoku"].lines

@@ -11,7 +11,7 @@ from unmask.config import parse_config
 from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.states import STATES, uniform_sizes
+from unmask.core.states import STATES
 from unmask.core.strata import stratified, strided_strata
 from unmask.core.trace import all_tokens
 from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
@@ -74,8 +74,13 @@ def test_options_of_strata_are_refused_with_other_states():
 
 def test_sml_replaces_the_default_states_and_no_others():
     trace, base = rolled(Net(1)).trace, {name: raft(states) for name, states in STATES.items()}
-    pairs = [(sml(raft()), base["sml"]), (daca(raft()), base["sml"]), (sml(base["sml"]), base["sml"])]
-    for name in ("pairs", "visited", "fully_masked", "semi_autoregressive"):
+    pairs = [
+        (raft(), base["uniform"]),
+        (sml(raft()), base["sml"]),
+        (daca(raft()), base["sml"]),
+        (sml(base["sml"]), base["sml"]),
+    ]
+    for name in ("uniform", "pairs", "visited", "fully_masked", "semi_autoregressive"):
         with pytest.raises(ValueError, match="raft is defined by the states it asks at, which SML would replace"):
             parse_config({"method": "raft", "raft": {"states": name}, "with": ["sml"]})
         pairs.append((daca(base[name]), base[name]))  # DPS alone
@@ -85,20 +90,22 @@ def test_sml_replaces_the_default_states_and_no_others():
 
 
 def test_the_loss_is_its_loop_over_correct_rollouts():
+    """The weight of a token that is masked with x of the L positions is (L + 1) / 2x."""
     policy = Net(1)
     rollouts = rolled(policy)
     trace = rollouts.trace
-    batch = ScoredRollouts(rollouts, right_or_wrong(trace))
-    ((term,),) = loss_terms(raft(), batch, Scorer(policy), generator(2))
-    probes = uniform_sizes(trace, generator(2))
-    likelihood_BL = unit_likelihood(ask(policy, probes), probes).detach()
-    reward_B, total = right_or_wrong(trace), 0.0
-    for b in range(len(trace)):
+    ((term,),) = loss_terms(raft(), ScoredRollouts(rollouts, right_or_wrong(trace)), Scorer(policy), generator(2))
+    probes = term.probes
+    logp_NL, reward_B, total = ask(policy, probes).detach(), right_or_wrong(trace), 0.0
+    for n, b in enumerate(probes.trace_N.tolist()):
         mates = [c for c in range(len(trace)) if trace.group_B[c] == trace.group_B[b]]
-        correct = sum(float(reward_B[c]) for c in mates)
-        if reward_B[b]:
-            total += len(mates) / correct * float(likelihood_BL[b][trace.counted_BL[b]].sum())
-    loss, _ = term_loss(term, ask(policy, term.probes))
+        advantage = float(reward_B[b]) * len(mates) / sum(float(reward_B[c]) for c in mates)
+        masked = (probes.states_SL[probes.state_N[n]] == trace.mask_id) & trace.canvas_BL[b]
+        asked = probes.asked_NL[n]
+        assert not (asked & ~masked).any()  # an unwritten tail of a row that has ended is masked, and never asked
+        weight = (int(trace.canvas_BL[b].sum()) + 1) / 2 / int(asked.sum())
+        total += advantage * weight * float(logp_NL[n][asked & trace.counted_BL[b]].sum())
+    loss, _ = term_loss(term, ask(policy, probes))
     assert float(loss.detach()) == pytest.approx(-total / int(trace.counted_BL.sum()), abs=1e-12)
 
 
@@ -106,11 +113,13 @@ def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
     policy = Net(1)
     rollouts = rolled(policy)
     batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
-    correct = raft(stratified)
+    correct = raft(stratified, 4, strided_strata)
     for base in (agrpo(), diffu_grpo()):
         rng = generator(4)
         (alone,), (kept,) = (loss_terms(method, batch, Scorer(policy, policy), rng) for method in (base, correct))
-        ((first, second),) = loss_terms(keep_correct(base, 0.3), batch, Scorer(policy, policy), generator(4))
+        ((first, second),) = loss_terms(
+            keep_correct(base, 0.3, 4, strided_strata), batch, Scorer(policy, policy), generator(4)
+        )
         assert_identical(slopes(policy, [first]), slopes(policy, alone))
         assert_identical(slopes(policy, [second]), slopes(policy, [replace(kept[0], weight=0.3)]))
         assert keep_correct(base).uses_equal_rewards and second.label == "correct_"

@@ -99,6 +99,7 @@ def fully_masked_by_definition(weight, trace: Trace) -> None:
 DEFINITIONS = {
     "sml": sml_by_definition,
     "pairs": pairs_by_definition,
+    "auto": uniform_by_definition,
     "uniform": uniform_by_definition,
     "semi_autoregressive": blocks_by_definition,
     "visited": visited_by_definition,

@@ -86,7 +86,8 @@ def check_combination(config: Config) -> None:
 
 
 def unlimited_push(config: Config) -> str | None:
-    """A warning if SML lowers the likelihood of wrong answers and neither a KL nor an anchor limits that; else None."""
+    """A warning if SML or raft lowers the likelihood of wrong answers at states that are not visited, and neither a KL
+    nor an anchor limits that; else None."""
     name = next((word for word in (config.method, *config.plugins) if word in ("raft", "sml", "daca")), None)
     method = config.build_method()
     if name is None or method.trajectory or method.kl or method.reward_kl:

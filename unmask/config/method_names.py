@@ -84,12 +84,12 @@ def method_specs(text: str) -> list[MethodSpec]:
 
 
 def every_estimator(length: int, steps: int, choice: bool) -> list[MethodSpec]:
-    """The bases with their defaults; AGRPO's ways to draw steps, and all steps; strata; DACA with its defaults. RAFT's
-    estimator is espo's with one draw, vine's is AGRPO's; fork needs rollouts of its own.
+    """The bases with their defaults; AGRPO's ways to draw steps, and all steps; strata; DACA with its defaults. vine's
+    estimator is AGRPO's; fork needs rollouts of its own.
 
     `choice`: the choice of positions can be scored, so the exact trajectory is one more.
     """
-    words = [name for name in BASES if name not in ("agrpo", "raft", "vine", "fork")]
+    words = [name for name in BASES if name not in ("agrpo", "vine", "fork")]
     words += [f"sml:strata={k}:anchor=0" for k in (1, 2, 4, 8) if k <= length]
     words += ["daca"] if length >= 4 else []
     draws = [k for k in (1, 2, 4) if k < steps]

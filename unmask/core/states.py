@@ -65,6 +65,11 @@ def uniform_sizes(trace: Trace, rng: torch.Generator) -> Probes:
     return elbo(trace, rng, draws=1)
 
 
+def auto_states(trace: Trace, rng: torch.Generator) -> Probes:
+    """uniform_sizes, for a method whose states may be replaced: sml and daca put their strata in this place."""
+    return uniform_sizes(trace, rng)
+
+
 def semi_autoregressive(trace: Trace, rng: torch.Generator, draws: int = 1) -> Probes:
     """Blocks before a random one clean, blocks after it masked, and a random part of it masked and asked (DTM).
 
@@ -99,6 +104,7 @@ def block_elbo(trace: Trace, rng: torch.Generator) -> Probes:
 
 
 STATES: dict[str, Estimator] = {
+    "auto": auto_states,
     "sml": stratified,
     "pairs": coupled,
     "uniform": uniform_sizes,

@@ -21,9 +21,9 @@ On a sequence-level base the weight is in the exponent, on wd1 and SPG inside th
 defined by the states it asks at, which SML would replace: on it `daca` means DPS only and `sml` is an error.
 
 The defaults: with most of the sequence visible nearly every token is certain, so a negative advantage pushes on
-near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. The same likelihood is
-the best of all for pulling towards good answers (docs/methods/daca.md, docs/studies/rules.md). So negative advantages
-count nothing by default. `negative` scales them; `exact_negative` adds them at visited states, where the likelihood is
+near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. On Sudoku with tiny
+models the same likelihood pulls towards good answers as well as any (docs/methods/daca.md). So by default negative
+advantages count nothing. `negative` scales them; `exact_negative` adds them at visited states, where the likelihood is
 exact, as AGRPO's term on the tokens that the base counts:
 
     loss = base with SML and max(A, 0) + negative * min(A, 0)   +   exact_negative * AGRPO with min(A, 0)

@@ -34,7 +34,6 @@ MEANINGS = {
     "shuffled": "the control: shuffle progress among the steps of a rollout",
     "smallest": "smallest weight of a token",
     "spread": "draw one step from each of `draws` equal parts of the distribution",
-    "states": "masked states at which the tokens of a rollout are scored",
     "steps": "distribution from which steps are drawn",
     "strata": "sets of positions; each is masked once and scored with the others visible",
     "strength": "how much progress changes a token's weight; 0: not at all",
@@ -55,6 +54,9 @@ MEANINGS = {
     "keep_correct.weight": "weight of the term on correct rollouts in the loss",
     "dispo.advantage": "formula of a completion's advantage among those of its state",
     "dispo.kl": "weight of the KL of the branches to the reference; it is multiplied by `weight`",
+    "raft.layout": "with states=sml: how positions are assigned to strata",
+    "raft.states": "masked states at which tokens are scored; auto: uniform, or SML with the plug-ins sml and daca",
+    "raft.strata": "with states=sml: sets of positions; each is masked once and scored with the others visible",
     "reinforce_pp.kl": "price of the KL to the reference: in the reward, or with `baseline` in the loss",
 }
 """`option`, or `method.option` if the option means something else there -> phrase."""

@@ -8,7 +8,8 @@ No ratio, no old policy, no reference, no clip. Every group with a correct rollo
 all are correct counts too. For diffusion language models nobody published it as a baseline; in our comparisons it is
 the line that is hardest to beat (docs/studies/shelf.md), and it is the default of `unmask train`.
 
-    states = uniform_sizes    a mask of uniform size and its complement: the ELBO, as espo
+    states = auto_states      uniform_sizes; the plug-ins sml and daca replace them by SML
+             uniform_sizes    a mask of uniform size and its complement: the ELBO, as espo
              stratified       SML (methods/daca.py), with `strata` and `layout`
              coupled          the fully masked canvas, a mask and its complement, as coupled_grpo
              block_elbo       a partly masked block, clean blocks before it, masked blocks after it (DTM)
@@ -20,8 +21,7 @@ the line that is hardest to beat (docs/studies/shelf.md), and it is the default 
 Exact when the tokens are independent given the prompt: then A_g without its group's factor gives the policy gradient.
 Otherwise it adds b E[grad l] to it, a pull towards the policy's own samples, with b the mean reward. Reduces on-policy
 to the methods named above, with their normaliser, their tokens that count, no KL and advantage = correct_only, bit for
-bit (espo up to rounding); with SML to diffu_grpo with sml and advantage = correct_only. The plug-ins sml and daca
-replace the uniform states by SML.
+bit (espo up to rounding); with SML to diffu_grpo with sml and advantage = correct_only.
 """
 
 from functools import partial
@@ -30,12 +30,12 @@ from math import inf
 from unmask.core.advantage import Advantage, correct_only
 from unmask.core.method import Estimator, Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import Normaliser, policy_gradient, token_mean
-from unmask.core.states import uniform_sizes
+from unmask.core.states import auto_states
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
 
 
 def raft(
-    states: Estimator = uniform_sizes,
+    states: Estimator = auto_states,
     strata: int = STRATA,
     layout: Layout = random_strata,
     advantage: Advantage = correct_only,
@@ -55,5 +55,5 @@ def raft(
         objective=partial(policy_gradient, normaliser=normaliser),
         uses_old_logprobs=False,
         skip_zero_advantage=True,
-        trajectory=states not in (uniform_sizes, stratified),
+        trajectory=states not in (auto_states, stratified),
     )
