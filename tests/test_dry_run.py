@@ -40,7 +40,7 @@ def test_a_dry_run_prints_and_leaves_nothing(unmask, untouched: None, tmp_path: 
     found = json.loads(out)
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     assert found["network"]["adapter"] == 335_544_320
-    assert found["passes"]["update, gradient"]["states"] == 12 * 8 // 2 * 3
+    assert found["passes"]["update, gradient"]["states"] == 12 * 8 // 2 * 2
     assert [time["hardware"] for time in found["times"]] == ["NVIDIA GeForce RTX 4090"]
     assert any("there is no tokenizer" in note for note in found["notes"])
     code, out, _ = unmask("train", "--dry-run", *large, "--hardware", "4090")

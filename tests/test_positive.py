@@ -157,16 +157,22 @@ def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest
         (["--with", "daca", "raft.states=sml"], "daca adds only its weights of tokens, DPS"),
         (["--with", "sml", "raft.states=sml"], "sml changes nothing"),
         (["--with", "sml", "raft.states=sml", "sml.anchor=0.5"], ""),
+        (["--with", "sml", "raft.states=sml", "raft.strata=6"], "replace raft.strata"),
+        (["--with", "sml", "raft.states=sml", "raft.strata=6", "sml.strata=6"], "sml changes nothing"),
         (["--with", "daca"], ""),
         (["--with", "sml"], ""),
+        (["--with", "positive"], "positive changes nothing: raft has no negative advantages"),
+        (["--method", "diffu_grpo", "--with", "sml", "--with", "positive"], "diffu_grpo+sml has no negative"),
+        (["--method", "diffu_grpo", "--with", "positive"], ""),
+        (["raft.advantage=every_sample"], "the control without selection"),
         (["--with", "daca", "raft.states=pairs"], ""),
         (["--with", "dps"], ""),
         (["--method", "diffu_grpo", "--with", "daca"], ""),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_plug_in_that_repeats_the_likelihood_of_raft_is_noted(unmask, monkeypatch, changes, note) -> None:
+def test_choices_that_change_nothing_or_do_harm_are_noted(unmask, monkeypatch, changes, note) -> None:
     monkeypatch.setattr("unmask.cli.train._train_with_display", lambda *given: None)
     code, _, err = unmask("train", *changes)
     assert code == 0 and bool(err) == bool(note) and note in err
-    assert not note or err.endswith(f"--method diffu_grpo --with {changes[1]}\n")
+    assert "SML already" not in note or err.endswith(f"--method diffu_grpo --with {changes[1]}\n")

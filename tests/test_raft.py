@@ -11,7 +11,7 @@ from unmask.config import parse_config
 from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.states import STATES
+from unmask.core.states import STATES, block_elbo
 from unmask.core.strata import stratified, strided_strata
 from unmask.core.trace import all_tokens
 from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
@@ -72,6 +72,12 @@ def test_options_of_strata_are_refused_with_other_states():
         parse_config({**config, "raft": {"states": "elbo"}})
 
 
+def test_semi_autoregressive_states_refuse_a_normaliser_that_divides_by_their_number_again():
+    assert raft(block_elbo, normaliser=trace_sum).name == "raft"
+    with pytest.raises(ValueError, match="token_mean, canvas_mean or trace_sum"):
+        raft(block_elbo, normaliser=sequence_mean)
+
+
 def test_sml_replaces_the_default_states_and_no_others():
     trace, base = rolled(Net(1)).trace, {name: raft(states) for name, states in STATES.items()}
     pairs = [
@@ -81,7 +87,7 @@ def test_sml_replaces_the_default_states_and_no_others():
         (sml(base["sml"]), base["sml"]),
     ]
     for name in ("uniform", "pairs", "visited", "fully_masked", "semi_autoregressive"):
-        with pytest.raises(ValueError, match="raft is defined by the states it asks at, which SML would replace"):
+        with pytest.raises(ValueError, match=r"raft is defined by the states .* or leave out raft.states"):
             parse_config({"method": "raft", "raft": {"states": name}, "with": ["sml"]})
         pairs.append((daca(base[name]), base[name]))  # DPS alone
     for method, asks_as in pairs:

@@ -75,7 +75,8 @@ def compare(
         with short_warnings():
             results, folder = redraw_results(redraw), redraw
     elif not methods or out is None:
-        raise ValueError("--methods and --out are needed, e.g. --methods diffu_grpo,agrpo --out runs/compared")
+        missing = [name for name, given in (("--methods", methods), ("--out", out)) if not given]
+        raise ValueError(f"give {' and '.join(missing)}, e.g. --methods diffu_grpo,agrpo --out runs/compared")
     else:
         folder = out
         check_writable(out)

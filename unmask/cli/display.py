@@ -96,7 +96,9 @@ def training_bar(steps: int, name: str, unit: str) -> "Iterator[OnMetrics]":
 
 def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     """The table at the end of a run, and what to try next."""
-    table = Table(title=f"{config.task}: solved, {result.after.problems} held-out problems, 95 % intervals")
+    table = Table(
+        title=f"{config.build_task().name}: solved, {result.after.problems} held-out problems, 95 % intervals"
+    )
     for heading in ("", "before", "after", "gain"):
         table.add_column(heading, justify="left" if not heading else "right")
     before, after = result.before, result.after

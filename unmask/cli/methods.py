@@ -10,10 +10,10 @@ from unmask.cli.arguments import AsJson
 ADVICE = """
 What to use when (the measurements: docs/choosing.md)
   the reward is right or wrong     --method raft
-  the reward is graded             --method diffu_grpo --with daca; daca.anchor=0.5 if it gains little
+  the reward is graded             --method agrpo, or --method diffu_grpo --with daca
   raft gains little                --method agrpo
   the base asks at few states      --with dispo
-  never                            sml.negative=1 without a KL, or raft.advantage=every_sample"""
+  never                            sml.negative=1 without KL and anchor, or raft.advantage=every_sample"""
 """The last lines of the list, as in docs/choosing.md."""
 
 

@@ -9,9 +9,11 @@ import typer
 
 from unmask.cli.arguments import DataOption, names_of, of_task
 from unmask.cli.runs import can_resume, is_first_process, run_folder, run_until_paused, split_settings
+from unmask.config.recipes import FOLDER as RECIPES
 from unmask.models.known import check_model_name
 from unmask.studies.cost.gpus import check_hardware
 from unmask.util.files import check_folder
+from unmask.util.parsing import read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +101,7 @@ def train(
         check_hardware(hardware)
     # A dry run is on the CPU: checking another device would start CUDA.
     config = read_without_torch(path or DEMO, overrides, **named, device="cpu" if dry_run else None)
-    check_model_name(config.model)
+    _check_model(config, path)
     check_trainable(config)
     if dry_run:
         from unmask.studies.cost.estimate import estimate, lines
@@ -110,10 +112,10 @@ def train(
     folder = run_folder(_name(config), out)
     _print_start(config, folder)
     check_with_torch(config)
-    from unmask.config.checks import sml_on_raft, unlimited_push
+    from unmask.config.checks import NOTES
 
-    for note in (unlimited_push(config), sml_on_raft(config)):
-        if note and is_first_process():
+    for check in NOTES:
+        if (note := check(config)) and is_first_process():
             typer.echo(f"unmask: {note}", err=True)
 
     def run_training(hooks: "Hooks") -> "TrainingResult":
@@ -123,6 +125,18 @@ def train(
         return train(config, lambda: RunFolder(folder, config.dump()), hooks)
 
     _train_with_display(config, folder, run_training)
+
+
+def _check_model(config: "Config", path: Path | None) -> None:
+    """ValueError for a model that is not there. The model of some recipes has to be made first."""
+    try:
+        check_model_name(config.model)
+    except ValueError as error:
+        if path is None or path.parent != RECIPES or read_keys(path).get("model") != config.model:
+            raise
+        raise ValueError(
+            f"{error}; `unmask recipes {path.stem}` says how to make this model, or give another with --model"
+        ) from None
 
 
 def _name(config: "Config") -> str:

@@ -7,9 +7,11 @@ import torch
 from unmask.config.defaults import check_device, device_of, rollout_shape
 from unmask.config.options import CHOICES, resolved_options
 from unmask.config.schema import Config
+from unmask.core.advantage import every_sample
 from unmask.core.order import ORDERS, score_threshold
 from unmask.core.schedule import SCHEDULES, at_least
 from unmask.core.shapes import GIVEN
+from unmask.core.strata import STRATA
 from unmask.core.token_sampling import TokenSampling
 from unmask.core.trace import Trace, all_tokens
 from unmask.core.words import section_of
@@ -102,12 +104,17 @@ def unlimited_push(config: Config) -> str | None:
     )
 
 
+SML_DEFAULTS = {"strata": STRATA, "layout": "random"}
+
+
 def sml_on_raft(config: Config) -> str | None:
-    """A note if `sml` or `daca` gives raft the likelihood that it has already; else None."""
+    """A note if `sml` or `daca` gives raft the likelihood that it has already, or replaces its strata; else None."""
     name = next((word for word in config.plugins if word in ("sml", "daca")), None)
     options = resolved_options(config)
     if config.method != "raft" or name is None or options["raft"]["states"] != "sml":
         return None
+    if any(options["raft"][key] not in (default, options[name][key]) for key, default in SML_DEFAULTS.items()):
+        return f"{name} has strata and a layout of its own, which replace raft.strata and raft.layout"
     if any(options[name][key] != options["raft"].get(key, 0) for key in ("strata", "layout", "anchor", "kl")):
         return None
     does = "daca adds only its weights of tokens, DPS" if name == "daca" else "sml changes nothing"
@@ -115,6 +122,31 @@ def sml_on_raft(config: Config) -> str | None:
         f"raft.states=sml is SML already, so {does}; the published form has a group baseline: --method diffu_grpo "
         f"--with {name}"
     )
+
+
+def no_selection(config: Config) -> str | None:
+    """A warning of an advantage that counts every rollout; else None."""
+    if config.build_method().advantage is not every_sample:
+        return None
+    return (
+        f"{config.method}.advantage=every_sample is the control without selection: wrong answers count too, and solve "
+        "rates collapse (docs/methods/raft.md)"
+    )
+
+
+def idle_positive(config: Config) -> str | None:
+    """A note if `positive` has no negative advantage to scale; else None."""
+    others = tuple(word for word in config.plugins if word != "positive")
+    if len(others) == len(config.plugins):
+        return None
+    method = config.model_copy(update={"plugins": others}).build_method()
+    if (method.advantage(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)) < 0).any():
+        return None
+    return f"positive changes nothing: {method.name} has no negative advantages"
+
+
+NOTES = (unlimited_push, sml_on_raft, no_selection, idle_positive)
+"""What is printed before a run about a choice that is allowed."""
 
 
 def blank_trace(length: int, steps: int, block: int) -> Trace:

@@ -163,4 +163,4 @@ def _check_sections(config: Config) -> None:
     for name in config.options:
         if name not in used:
             flag = "--with" if name in published_names("with") else "--task" if name in TASKS else "--method"
-            raise ValueError(f"{name}: has options, but is not used; add {flag} {name}")
+            raise ValueError(f"{name}: has options, but is not used; add {flag} {name}, or leave them out")

@@ -82,7 +82,7 @@ class Config(TrainingConfig):
     max_forwards: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Stop once this many forward passes are spent (cost/forwards), even if updates are left. The learning-rate
     schedule then follows the share that is spent."""
-    inner_steps: int = Field(1, ge=1)
+    inner_steps: int = Field(1, ge=1, le=2**12)
     """Optimiser steps on each batch of rollouts (mu)."""
     micro_batch_size: int | None = Field(None, ge=1)
     """Masked states in one forward pass of an update, which bounds its memory; gradients do not depend on it. Default:

@@ -25,6 +25,10 @@ Estimator = Callable[[Trace, torch.Generator], Probes]
 ProbeSampler = Callable[[Trace, torch.Generator, int], list[Probes]]
 
 
+MOST = 2**12
+"""Bound of a number of draws, branches or completions: far more than helps, and less than fills a machine."""
+
+
 def check_range(least: float, limit: float, /, **options: float) -> None:
     """ValueError for an option outside [least, limit); nan is outside."""
     for name, value in options.items():

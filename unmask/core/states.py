@@ -7,12 +7,11 @@ In expectation over the draws every token has the same weight: 1, in `coupled` 3
 """
 
 from dataclasses import replace
-from math import inf
 
 import torch
 from torch import Tensor
 
-from unmask.core.method import Estimator, check_range
+from unmask.core.method import MOST, Estimator, check_range
 from unmask.core.probes import Probes, fully_masked, random_rank, rank, uniform, unit_asked, views
 from unmask.core.steps import sampled_steps
 from unmask.core.strata import stratified
@@ -47,7 +46,7 @@ def elbo_views(trace: Trace, rank_KBL: Tensor, size_KB: Tensor) -> Probes:
 
 def elbo(trace: Trace, rng: torch.Generator, draws: int = 2) -> Probes:
     """The ELBO from `draws` complementary pairs, their sizes stratified for each trace (ESPO, 2512.03759)."""
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     noise_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
     size_KB = stratified_sizes(trace, noise_KB)
     return elbo_views(trace, torch.stack([random_rank(trace, rng) for _ in range(draws)]), size_KB)
@@ -75,7 +74,7 @@ def semi_autoregressive(trace: Trace, rng: torch.Generator, draws: int = 1) -> P
 
     The number of masked positions is uniform on 1..L; L positions were written. Every draw is a unit.
     """
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     level_KB = torch.rand(draws, len(trace), generator=rng, dtype=torch.float64, device=rng.device)
     noise_KBL = torch.stack([uniform(rng, trace.tokens_BL) for _ in range(draws)])
     return block_views(trace, level_KB.to(noise_KBL.device), noise_KBL)

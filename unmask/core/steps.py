@@ -3,12 +3,11 @@ on it.
 """
 
 from collections.abc import Callable
-from math import inf
 
 import torch
 from torch import Tensor
 
-from unmask.core.method import check_range
+from unmask.core.method import MOST, check_range
 from unmask.core.probes import Probes, visited
 from unmask.core.trace import Trace
 
@@ -62,7 +61,7 @@ def sampled_steps(
     choice: bool = False,
 ) -> Probes:
     """Visited states at sampled steps, with exact importance weights (1/m) / (k P(t))."""
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     level_BK = torch.rand(len(trace), draws, generator=rng, dtype=torch.float64, device=rng.device)
     step_BK, weight_BK = weighted_steps(trace, level_BK, steps, truncate, spread)
     return visited(trace, step_BK, weight_BK, choice)

@@ -267,6 +267,7 @@ def sml(
     if base.trajectory:
         instead = f"use --with dps (or daca, which means DPS alone on {base.name})"
         instead = instead if base.values is None else "leave out sml"
+        instead += ", or leave out raft.states" if base.name.partition("+")[0] == "raft" else ""
         raise ValueError(f"{base.name} is defined by the states it asks at, which SML would replace: {instead}")
     right_B, group_B = torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long)
     if (negative or exact_negative) and not negative_part(right_B, group_B, base.advantage).any():

@@ -21,7 +21,7 @@ from functools import partial
 from math import inf
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, Term, check_functions, check_range
+from unmask.core.method import MOST, Method, Term, check_functions, check_range
 from unmask.core.objective import canvas_mean, token_clip, token_divergence
 from unmask.core.probes import one_shot
 from unmask.core.specs import Branch
@@ -40,6 +40,7 @@ def dispo(
     """Branch at a visited state, score the fillings, update only what they filled."""
     if branches < 2:
         raise ValueError(f"branches={branches} must be at least 2: the fillings of a state are compared")
+    check_range(2, MOST + 1, branches=branches)
     check_range(0, inf, weight=weight, low=low, high=high, kl=kl)
     check_range(-1000, 1000, lateness=lateness)
     check_functions(advantage=advantage)

@@ -26,7 +26,7 @@ from math import inf
 
 from torch import Tensor
 
-from unmask.core.method import Method, check_range, each_inner_step
+from unmask.core.method import MOST, Method, check_range, each_inner_step
 from unmask.core.objective import policy_gradient, token_cross_entropy, unit_mean
 from unmask.core.states import semi_autoregressive
 from unmask.core.trace import all_tokens
@@ -47,7 +47,8 @@ def tilt(reward_B: Tensor, group_B: Tensor, *, h: float = 6.0, c: float = 1.0) -
 def dtm(h: float = 6.0, c: float = 1.0, teacher_every: int = TEACHER_EVERY, draws: int = 1) -> Method:
     """Likelihood weighted by the exponential of the reward, and cross-entropy to a teacher."""
     check_range(0, inf, h=h)
-    check_range(1, inf, teacher_every=teacher_every, draws=draws)
+    check_range(1, inf, teacher_every=teacher_every)
+    check_range(1, MOST + 1, draws=draws)
     if not 0 <= c <= 1:
         raise ValueError(f"c={c} must lie in [0, 1]: above 1 the loss has no minimum")
     if c == 0 and teacher_every != TEACHER_EVERY:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, z_score
-from unmask.core.method import Method, check_functions, check_range, each_inner_step
+from unmask.core.method import MOST, Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, k3, sequence_clip, sequence_divergence, step_clip
 from unmask.core.probes import Probes, rank, uniform, views
 from unmask.core.trace import Trace, all_tokens
@@ -31,7 +31,7 @@ from unmask.core.trace import Trace, all_tokens
 
 def block_bounds(trace: Trace, rng: torch.Generator, draws: int = 4) -> Probes:
     """The ELBO of every block given the finished text before it, from `draws` masks of each block."""
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     block_BL = trace.block_BL.clamp(min=0)
     count_BK = block_BL.new_zeros(len(trace), int(block_BL.max()) + 1).scatter_add(1, block_BL, trace.filled_BL.long())
     number_B11 = (count_BK > 0).sum(-1)[None, :, None].clamp(min=1)  # blocks of the row
@@ -71,7 +71,7 @@ def ebpo(
     advantage: Advantage = z_score,
 ) -> Method:
     """One ratio for a whole sequence, from the ELBOs of its blocks. (DARE's code takes 16 draws and mean=False.)"""
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     check_range(0, inf, low=low, high=high)
     check_functions(kl_kind=kl_kind)
     return Method(

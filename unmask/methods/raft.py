@@ -29,8 +29,8 @@ from math import inf
 
 from unmask.core.advantage import Advantage, correct_only
 from unmask.core.method import Estimator, Method, check_functions, check_range, each_inner_step
-from unmask.core.objective import Normaliser, policy_gradient, token_mean
-from unmask.core.states import auto_states
+from unmask.core.objective import Normaliser, canvas_mean, policy_gradient, token_mean, trace_sum
+from unmask.core.states import auto_states, block_elbo
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
 
 
@@ -47,6 +47,11 @@ def raft(
     strata_used = states is stratified
     if not strata_used and (strata, layout) != (STRATA, random_strata):
         raise ValueError("strata and layout belong to states=sml: set raft.states=sml, or leave them out")
+    if states is block_elbo and normaliser not in (canvas_mean, token_mean, trace_sum):
+        raise ValueError(
+            "the states semi_autoregressive need a normaliser that does not divide by the asked tokens of a rollout: "
+            "token_mean, canvas_mean or trace_sum"
+        )
     estimator = partial(stratified, strata=strata, layout=layout) if strata_used else states
     return Method(
         name="raft",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import Advantage, group_mean
-from unmask.core.method import Method, check_functions, check_range, each_inner_step
+from unmask.core.method import MOST, Method, check_functions, check_range, each_inner_step
 from unmask.core.objective import KL, counted_units, k3, token_divergence
 from unmask.core.probes import Probes, rank, uniform, views
 from unmask.core.shapes import Metrics
@@ -33,7 +33,7 @@ from unmask.core.trace import Trace, until_eos
 
 def block_random(trace: Trace, rng: torch.Generator, draws: int = 2, hidden: float = 0.15) -> Probes:
     """`draws` semi-autoregressive maskings of each trace."""
-    check_range(1, inf, draws=draws)
+    check_range(1, MOST + 1, draws=draws)
     hidden_KBL = torch.stack([_block_masking(trace, rng, hidden) for _ in range(draws)])
     return views(trace, hidden_KBL, hidden_KBL & trace.canvas_BL)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import every_sample
-from unmask.core.method import Method, check_functions, check_range
+from unmask.core.method import MOST, Method, check_functions, check_range
 from unmask.core.objective import step_clip, token_clip, trace_sum
 from unmask.core.order import low_confidence
 from unmask.core.probes import Probes, visited
@@ -67,7 +67,7 @@ def vine(
     high: float = 0.2,
 ) -> Method:
     """The policy gradient with the advantage of each step, from completions of the states before and after it."""
-    check_range(1, inf, draws=draws, completions=completions)
+    check_range(1, MOST + 1, draws=draws, completions=completions)
     check_range(0, inf, value_steps=value_steps, low=low, high=high)
     check_functions(steps=steps)
     objective = step_clip if choice else partial(token_clip, normaliser=trace_sum)

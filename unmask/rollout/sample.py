@@ -44,7 +44,7 @@ def canvas(
     width = max(len(p) for p in prompts)
     if width + length > policy.max_length:
         room = policy.max_length - width
-        advice = f"set rollout.length={room} or less (your own task: length = {room})"
+        advice = f"set rollout.length={room} or less (in the file of your own task: length = {room})"
         raise ValueError(
             f"the longest prompt has {width} tokens; with a completion of {length} this is more than the model's limit "
             f"of {policy.max_length}: {advice if room > 0 else 'shorten the prompt'}"

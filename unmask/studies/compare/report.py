@@ -164,7 +164,7 @@ def _notes(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Ite
         if planned is not None and row["forwards"] is not None and abs(row["forwards"] / planned - 1) > 0.05:
             share = f"{100 * row['forwards'] / planned:.0f} %"
             less = "rollouts ended early, groups were idle or completions of a state were equal"
-            more = "groups were drawn again, or raft scored more correct rollouts than half of each group"
+            more = "groups were drawn again, more rollouts were correct, or the last update passed the budget"
             why = less if row["forwards"] < planned else more
             yield f"{row['label']} used {share} of the forward passes planned for its updates: {why}"
     runs = [run for cell in results["cells"] for run in cell["runs"].values()]

@@ -148,8 +148,8 @@ CHECKS: dict[str, HealthCheck] = {
     "idle_groups": HealthCheck(
         mean_of("train/idle_groups"),
         0.9,
-        "more than 90 % of the groups have identical rewards, hence no gradient under a group baseline: the problems "
-        "are too hard or too easy, or the reward is too coarse",
+        "more than 90 % of the groups have identical rewards, hence no gradient under a group baseline, and none with "
+        "raft if no reward is 1: the problems are too hard or too easy, or the reward is too coarse",
     ),
     "no_correct": HealthCheck(
         unused_rewards,

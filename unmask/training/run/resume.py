@@ -45,7 +45,10 @@ def check_start(folder: Path, policy: Model, config: str = "config.yaml") -> Non
 
 def _check_provenance(folder: Path, before: Mapping[str, str], now: Mapping[str, str], config: str) -> None:
     if before[config] != now[config]:
-        raise ValueError(f"{folder / config} has changed since the state was saved: restore it")
+        raise ValueError(
+            f"{folder / config} has changed since the state was saved: restore it, or train its weights in a new run: "
+            f"unmask train {folder / config} --model {folder}"
+        )
     for what in now:
         if before.get(what, now[what]) != now[what]:
             problem = f"{what} was {before[what]} and is {now[what]}: results may be rounded differently"
