@@ -3,10 +3,10 @@
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -116,11 +116,24 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     folder = result.run.path
     if result.ended:
         _line(f"{result.ended}. The weights are those of the best evaluation.")
+    from unmask.training.run.folder import read_metrics
+
+    if without_gradient(read_metrics(folder)):
+        _line(
+            "warning: no update had a gradient, so nothing was learned: with raft no rollout had a reward of at least "
+            "1, with a group baseline the rewards of each group were equal"
+        )
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
     _line("Try next:")
     file = config.options["own"]["file"] if config.task == "own" else ""
     for command in next_commands(config.build_task(), str(folder), file):
         _line(f"  {command}")
+
+
+def without_gradient(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run has updates, and the gradient of all of them is 0."""
+    norms = [row["train/grad_norm"] for row in rows if "train/grad_norm" in row]
+    return bool(norms) and not any(norms)
 
 
 def _percent(share: float) -> str:
