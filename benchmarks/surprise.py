@@ -1,0 +1,95 @@
+"""Does the credit rule 1 - p, the best without passes in docs/credit.md, help training? docs/credit.md#in-training.
+
+    python benchmarks/surprise.py --jobs 2             # 225 runs on a CPU; writes benchmarks/results/surprise.json
+    python benchmarks/surprise.py --tables
+
+Three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights of the steps
+shuffled, the control. 100,000 forwards spent, five seeds, one rate. The claims are in LOG.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choosing import RESULTS, Study, both, holm, paired_p
+
+from unmask.util.statistics import t_interval
+
+PLUGIN = "benchmarks/surprise_credit.py:surprise"
+BASES = ("raft", "agrpo", "diffu_grpo")
+SHARES = ("0.5", "1")
+LINES = {
+    f"{base}{label}": base + plugin
+    for base in BASES
+    for label, plugin in {
+        "": "",
+        **{f", {share}": f"+{PLUGIN}:share={share}" for share in SHARES},
+        **{f", {share} shuffled": f"+{PLUGIN}:share={share}:shuffled=true" for share in SHARES},
+    }.items()
+}
+WORLDS = {
+    "Sudoku, two behaviours": ("tiny-two", "sudoku"),
+    "Sudoku, noise": ("tiny", "sudoku"),
+    "Countdown, two behaviours": ("tiny-two", "countdown"),
+}
+FILE = RESULTS / "surprise.json"
+
+
+def sampled(world: dict[str, Any], line: str) -> list[float]:
+    return [curve[-1]["sampled"] for _, curve in sorted(world["lines"][line]["curves"].items())]
+
+
+def difference(world: dict[str, Any], line: str, other: str) -> str:
+    pairs = zip(sampled(world, line), sampled(world, other), strict=True)
+    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def tables() -> None:
+    """Print the tables of docs/credit.md, and Holm's p-values of the differences to the controls."""
+    found = json.loads(FILE.read_text())
+    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in LINES:
+        ends = ([curve[-1] for curve in world["lines"][line]["curves"].values()] for world in found.values())
+        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
+    print("\n| sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    p_values = {}
+    for base in BASES:
+        for share in SHARES:
+            line, control = f"{base}, {share}", f"{base}, {share} shuffled"
+            for name, other in (("uniform credit", base), ("control", control)):
+                cells = (difference(world, line, other) for world in found.values())
+                print(f"| {line} minus {name} | " + " | ".join(cells) + " |")
+            for name, world in found.items():
+                p_values[f"{line}, {name}"] = paired_p(sampled(world, line), sampled(world, control))
+    print("\nHolm's p against the control:", {name: round(p, 3) for name, p in holm(p_values).items() if p < 0.5})
+    print("mean difference to the control:", {share: f"{mean_difference(found, share):+.2f}" for share in SHARES})
+
+
+def mean_difference(found: dict[str, Any], share: str) -> float:
+    ends = ((sampled(world, f"{base}, {share}"), sampled(world, f"{base}, {share} shuffled"))
+            for world in found.values() for base in BASES)  # fmt: skip
+    return 100 * mean(mean(line) - mean(control) for line, control in ends)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/surprise"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tables", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return tables()
+    study, found = Study(arguments), {}
+    for name, (model, task) in WORLDS.items():
+        settings = study.settings(model, task, "eval.every=0", "optimizer.lr=2e-4")
+        found[name] = study.run(f"surprise {name}", LINES, settings, seeds=5, budget="forwards=1e5")
+        FILE.write_text(json.dumps(found) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
