@@ -1,0 +1,157 @@
+"""In which order should training rollouts commit positions? docs/studies/orders.md.
+
+    python benchmarks/orders.py --jobs 2             # 135 runs on a CPU; writes benchmarks/results/orders.json
+    python benchmarks/orders.py --tables
+
+Three lines in three worlds, trained on rollouts in three orders at 50,000 forwards spent, five seeds. The learning
+rate is the one that the shelf chose for low_confidence (benchmarks/results/shelf.json). Every trained model is
+evaluated in low_confidence, the field's default. The claims are in LOG.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from choosing import RESULTS, Study, holm, paired_p, percent, with_options
+
+from unmask.core.order import ORDERS
+from unmask.evaluation.evaluate import Evaluator
+from unmask.models import load_model
+from unmask.rollout.decoding import Decoding
+from unmask.studies.compare.compare import Comparison, compare
+from unmask.tasks import TASKS
+from unmask.training.run.folder import read_metrics
+from unmask.util.micro_batch import MicroBatch
+from unmask.util.statistics import t_interval
+
+LINES = {"raft": "raft:states=uniform", "agrpo": "agrpo", "diffu_grpo": "diffu_grpo"}
+TRAINED = ("low_confidence", "surest_position", "random")
+WORLDS = {
+    "Sudoku, two behaviours": ("tiny-two", "sudoku"),
+    "Countdown, two behaviours": ("tiny-two", "countdown"),
+    "Sudoku, noise": ("tiny", "sudoku"),
+}
+FILE = RESULTS / "orders.json"
+
+
+def solved(model: str | Path, task_name: str, order: str) -> dict[str, Any]:
+    """On the test split: 256 problems, eight samples. `mixed` is the share of problems with right and wrong ones."""
+    task = TASKS[task_name]()
+    decoding = Decoding(task.length, task.length // 2, task.length, order=ORDERS[order])
+    with torch.no_grad():
+        found = Evaluator(load_model(model), task, decoding, 8, -1, "cpu", MicroBatch(512)).evaluate(
+            task.rows("test", 256, 0)
+        )
+    data = found.data()
+    return {"sampled": data["sampled"][0], "greedy": data["greedy"][0], "mixed": data["mixed"][0],
+            "behaviours": data["behaviours"]}  # fmt: skip
+
+
+def lines_of(world: str, rates: dict[str, Any]) -> dict[str, str]:
+    first = "Countdown, two behaviours" if "Countdown" in world else "Sudoku, two behaviours"
+    return {
+        f"{label}, {order}": with_options(
+            line, f"optimizer.lr={rates[first]['rates'][line]['chosen']:g}", f"rollout.order={order}"
+        )
+        for label, line in LINES.items()
+        for order in TRAINED
+    }
+
+
+def trained(run: Path, task: str) -> dict[str, Any]:
+    """What a run's training rollouts were like, and its last model in low_confidence."""
+    rows = [row for row in read_metrics(run) if "cost/forwards" in row]
+    idle = [row["train/idle_groups"] for row in rows]
+    found = solved(run / "checkpoint", task, "low_confidence")
+    return {"updates": len(rows), "idle": mean(idle), "idle_first": mean(idle[:8]), **found}
+
+
+def world_results(study: Study, name: str, rates: dict[str, Any], seeds: int, budget: str) -> dict[str, Any]:
+    model, task = WORLDS[name]
+    lines, folder = lines_of(name, rates), study.out / name.replace(" ", "_").replace(",", "")
+    plan = Comparison(
+        list(lines.values()), ["none"], seeds, budget, settings=study.settings(model, task, "eval.every=0")
+    )
+    results = compare(plan, folder, study.jobs, keep=True)
+    torch.set_num_threads(1)
+    runs = {
+        label: {
+            "line": line,
+            "failed": cell["failed"],
+            "seeds": {seed: trained(folder / run / "run", task) for seed, run in cell["folders"].items()},
+        }
+        for (label, line), cell in zip(lines.items(), results["cells"], strict=True)
+    }
+    return {
+        "budget": results["budget"],
+        "start": {order: solved(model, task, order) for order in TRAINED},
+        "lines": runs,
+    }
+
+
+def values(world: dict[str, Any], label: str, order: str, key: str) -> list[float]:
+    return [run[key] for _, run in sorted(world["lines"][f"{label}, {order}"]["seeds"].items())]
+
+
+def tables() -> None:
+    """Print the tables of docs/studies/orders.md."""
+    found = json.loads(FILE.read_text())
+    for name, world in found.items():
+        print(f"\n{name}, {world['budget']}\n\n| start | sampled | greedy | samples differ |\n|---|---|---|---|")
+        for order, start in world["start"].items():
+            print(
+                f"| {order} | " + " | ".join(f"{100 * start[key]:.1f}" for key in ("sampled", "greedy", "mixed")) + " |"
+            )
+        print(
+            "\n| line | order | sampled | greedy | greedy, minus low_confidence | idle groups, first 8 updates | all |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for label in LINES:
+            for order in TRAINED:
+                cells = [percent(values(world, label, order, key)) for key in ("sampled", "greedy")]
+                cells += ["" if order == TRAINED[0] else difference(world, label, order, "greedy")]
+                cells += [f"{100 * mean(values(world, label, order, key)):.0f}" for key in ("idle_first", "idle")]
+                print(f"| {label} | {order} | " + " | ".join(cells) + " |")
+    for key in ("sampled", "greedy"):
+        p_values = {
+            f"{name}, {label}, {order}": paired_p(
+                values(world, label, order, key), values(world, label, TRAINED[0], key)
+            )
+            for name, world in found.items()
+            for label in LINES
+            for order in TRAINED[1:]
+        }
+        print(f"\n{key}, Holm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+
+
+def difference(world: dict[str, Any], label: str, order: str, key: str) -> str:
+    pairs = zip(values(world, label, order, key), values(world, label, TRAINED[0], key), strict=True)
+    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/orders"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", default="forwards=5e4")
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--tables", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return tables()
+    study, found = Study(arguments), {}
+    rates = json.loads((RESULTS / "shelf.json").read_text())
+    for name in WORLDS:
+        found[name] = world_results(study, name, rates, arguments.seeds, arguments.budget)
+        arguments.file.write_text(json.dumps(found) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
