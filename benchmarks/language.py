@@ -25,7 +25,6 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -37,18 +36,16 @@ from language_study import Study, weights_hash
 from language_tables import draw, print_rl, tables
 from language_worlds import (
     ADAPTATIONS,
-    COUNTDOWN,
     HIGH,
     LINES,
     LORA_RATE,
     LOW,
     RATES,
     STARTS,
-    SUDOKU,
-    WORDS,
     WORLDS,
-    Ask,
     World,
+    after_asks,
+    other_asks,
 )
 
 from unmask.config.recipes import config_path
@@ -138,11 +135,12 @@ def starts(study: Study) -> None:
         last = [checkpoints(study.work / "starts" / name)[-1] for name in names if not ADAPTATIONS[name].share]
         for folder in {*map(study.start, names), *last}:
             name = folder.parent.name
-            if "others" not in found["adaptations"][name]:
-                waiting[workers.submit(measure, str(folder), other_asks(study, name), study.device)] = name, folder.name
+            before = found["adaptations"][name].setdefault("others", {}).setdefault(folder.name, {})
+            if asks := [ask for ask in other_asks(study, name) if ask.name not in before]:
+                waiting[workers.submit(measure, str(folder), asks, study.device)] = name, folder.name
         for future in as_completed(waiting):
             name, update = waiting[future]
-            found["adaptations"][name].setdefault("others", {})[update] = future.result()
+            found["adaptations"][name]["others"][update] |= future.result()
             print(name, update, shown(future.result()), flush=True)
     study.write("starts", found)
     print(found["chosen"], found["hashes"], f"{time.perf_counter() - begun:.0f} s", flush=True)
@@ -164,14 +162,6 @@ def choice(name: str, adaptation: dict[str, Any]) -> str:
     else:
         update = min(solved, key=lambda update: abs(solved[update]["greedy"][0] - (LOW + HIGH) / 2))
     return f"{name}/{update}"
-
-
-def other_asks(study: Study, name: str) -> list[Ask]:
-    """The other tasks, and the first in twice the steps and at higher temperatures."""
-    first, *others = map(study.sized, ADAPTATIONS[name].asks)
-    twice = replace(first, name=f"{first.name}, twice the steps", steps=2 * first.steps)
-    hot = [replace(first, name=f"{first.name}, temperature {value:g}", temperature=value) for value in (1.5, 2.0)]
-    return [*others, *([] if study.toy else [twice, *hot])]
 
 
 # --- rates and RL -------------------------------------------------------------------------------------------
@@ -321,30 +311,6 @@ def training(run: Path) -> dict[str, Any]:
 # --- after training -----------------------------------------------------------------------------------------
 
 
-def after_asks(study: Study, world: World, ceiling: bool = False) -> list[Ask]:
-    ask = study.sized(world.ask)
-    ask = replace(ask, name="as in training", samples=ask.samples if study.toy else 2, problems=2 if study.toy else 128)
-    asks = [ask]
-    if not study.toy:
-        asks += [replace(ask, name="twice the steps", steps=2 * ask.steps)]
-        asks += [replace(ask, name=f"1/{share} of the steps", steps=ask.steps // share) for share in (2, 4)]
-    asks += [replace(ask, name=f"threshold {bound}", threshold=bound) for bound in (0.9, 0.6)]
-    asks += [replace(ask, name="cache of the prompt", cache="dual"), replace(ask, name="fp8", fp8=True)]
-    wordings = {
-        "polite": "Please solve this for me. Thank you!\n\n{own_prompt}",
-        "repeated": "{own_prompt}\n{own_prompt}",
-    }
-    asks += [replace(ask, name=f"wording: {name}", template=text) for name, text in wordings.items()]
-    asks += [
-        replace(ask, name="wording: long prompt", options={k: v for k, v in ask.options.items() if k != "protocol"})
-    ]
-    others = (each for each in (SUDOKU, COUNTDOWN, WORDS) if each.task != ask.task and world.start != "long")
-    asks += [replace(study.sized(each), name=f"task: {each.task}", samples=ask.samples, problems=ask.problems)
-             for each in others]  # fmt: skip
-    values = replace(ask, name="values", values=1 if study.toy else 4, problems=2 if study.toy else 32)
-    return asks if ceiling else [*asks, values]
-
-
 def after(study: Study) -> None:
     """The start, its ceiling, and the first seeds of every line, each in a process of its own."""
     name = study.given.world
@@ -374,7 +340,7 @@ def after(study: Study) -> None:
             label, seed = waiting[future]
             found.setdefault(label, {})[seed] = future.result()
             study.write(f"after_{name}", found)
-            print(label, seed, shown({"": future.result()["as in training"]}), flush=True)
+            print(label, seed, shown({"": next(iter(future.result().values()))}), flush=True)
 
 
 def main() -> None:
@@ -387,6 +353,7 @@ def main() -> None:
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
     parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
     parser.add_argument("--lines", nargs="+", choices=list(LINES), help="rates, rl, after: these")
+    parser.add_argument("--asks", nargs="+", help="after: these evaluations, by name")
     parser.add_argument("--start", help="another start than the one that was chosen")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 % of it")

@@ -12,6 +12,7 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
     """The answers of a model; runs in a process of the pool."""
     import torch
 
+    from unmask.core.order import ORDERS
     from unmask.core.token_sampling import TokenSampling
     from unmask.evaluation.evaluate import Evaluator
     from unmask.evaluation.prompt_variants import PromptVariant, task_in_variant
@@ -32,8 +33,8 @@ def measure(model: str, asks: Sequence[Ask], device: str) -> dict[str, Any]:
         if ask.template:
             task = task_in_variant(task, PromptVariant("", ask.template, ""))
         shape, cache = (ask.length, ask.steps, ask.block), cache_of(ask.cache)
-        sampling = TokenSampling(ask.temperature)
-        how = Decoding(*shape, sampling=sampling, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
+        sampling, order = TokenSampling(ask.temperature), ORDERS[ask.order]
+        how = Decoding(*shape, sampling, order, threshold=ask.threshold, cache=cache, graphs=Graphs(False))
         rows, begun, meter = task.rows("test", ask.problems, 0), time.perf_counter(), Meter()
         layers = Fp8Layers(policy).used() if ask.fp8 else nullcontext()
         with torch.no_grad(), count_passes(meter, policy), layers:

@@ -1,8 +1,11 @@
 """The starts, tasks and lines of the study of a real language model: see language.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from language_study import Study
 
 STARTS = Path(__file__).parent / "starts"
 RATES = (3e-5, 6e-5, 1.2e-4)
@@ -36,6 +39,7 @@ class Ask:
     fp8: bool = False
     threshold: float | None = None
     temperature: float = 1.0
+    order: str = "low_confidence"
     template: str = ""
     """Other words around the prompt."""
     values: int = 0
@@ -87,7 +91,49 @@ WORLDS = {
     "sudoku": World("planted", SUDOKU),
     "countdown": World("planted", COUNTDOWN, (*BEST, "diffu_grpo"), 3),
     "unplanted": World("careful", SUDOKU, (*BEST, "diffu_grpo"), 3),
+    "surest": World("planted", SUDOKU, (*BEST, "diffu_grpo"), 3, more=("rollout.order=surest_position",)),
+    "random": World("planted", SUDOKU, (*BEST, "diffu_grpo"), 3, more=("rollout.order=random",)),
     "lora": World("planted", SUDOKU, ("raft, uniform",), 3, more=("full=false", "lora.rank=32")),
     "long": World("long", LONG, BEST, 3, 1.2e5),
 }
+"""Rollouts in another order: docs/studies/orders.md. `after` evaluates their models in low_confidence."""
 LORA_RATE = 3e-4
+
+
+def other_asks(study: "Study", name: str) -> list[Ask]:
+    """Of a start: the other tasks; and the first in twice the steps, at higher temperatures and in other orders."""
+    first, *others = map(study.sized, ADAPTATIONS[name].asks)
+    twice = replace(first, name=f"{first.name}, twice the steps", steps=2 * first.steps)
+    hot = [replace(first, name=f"{first.name}, temperature {value:g}", temperature=value) for value in (1.5, 2.0)]
+    orders = [replace(first, name=f"{first.name}, {order}", order=order) for order in ("surest_position", "random")]
+    return [*others, *([] if study.toy else [twice, *hot]), *orders]
+
+
+def after_asks(study: "Study", world: World, ceiling: bool = False) -> list[Ask]:
+    """Of a trained model; those of --asks, if given."""
+    ask = study.sized(world.ask)
+    ask = replace(ask, name="usual", samples=ask.samples if study.toy else 2, problems=2 if study.toy else 128)
+    asks = [ask]
+    if not study.toy:
+        asks += [replace(ask, name="twice the steps", steps=2 * ask.steps)]
+        asks += [replace(ask, name=f"1/{share} of the steps", steps=ask.steps // share) for share in (2, 4)]
+    asks += [replace(ask, name=f"threshold {bound}", threshold=bound) for bound in (0.9, 0.6)]
+    asks += [replace(ask, name="cache of the prompt", cache="dual"), replace(ask, name="fp8", fp8=True)]
+    asks += [replace(ask, name=f"order: {order}", order=order) for order in ("surest_position", "random")]
+    wordings = {
+        "polite": "Please solve this for me. Thank you!\n\n{own_prompt}",
+        "repeated": "{own_prompt}\n{own_prompt}",
+    }
+    asks += [replace(ask, name=f"wording: {name}", template=text) for name, text in wordings.items()]
+    asks += [
+        replace(ask, name="wording: long prompt", options={k: v for k, v in ask.options.items() if k != "protocol"})
+    ]
+    others = (each for each in (SUDOKU, COUNTDOWN, WORDS) if each.task != ask.task and world.start != "long")
+    asks += [replace(study.sized(each), name=f"task: {each.task}", samples=ask.samples, problems=ask.problems)
+             for each in others]  # fmt: skip
+    if not ceiling:
+        asks += [replace(ask, name="values", values=1 if study.toy else 4, problems=2 if study.toy else 32)]
+    chosen = study.given.asks
+    if unknown := set(chosen or ()) - {ask.name for ask in asks} - {"values"}:
+        raise SystemExit(f"--asks: there is no {', '.join(sorted(unknown))}; known: {', '.join(a.name for a in asks)}")
+    return [ask for ask in asks if not chosen or ask.name in chosen]

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from unmask.config import read_config
+from unmask.core.order import ORDERS
 from unmask.rollout.decoding import Decoding
 from unmask.sft.config import read_sft_config
 from unmask.studies.compare.cells import method_grid, own_sections
 from unmask.tasks import TASKS
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
+ORDER_OF = {"surest": "surest_position", "random": "random"}
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def given(tmp_path: Path, **more: Any) -> Namespace:
-    blank = {"part": "rl"} | dict.fromkeys(("seeds", "forwards", "lines", "only"))
+    blank = {"part": "rl"} | dict.fromkeys(("seeds", "forwards", "lines", "only", "asks"))
     return Namespace(out=tmp_path, work=tmp_path, toy=False, device="cpu", start="tiny", jobs=1, **{**blank, **more})
 
 
@@ -45,6 +47,21 @@ def test_every_world_has_a_configuration_for_each_line_and_decodings_that_fit(st
         for ask in study["after_asks"](here, world):
             TASKS[ask.task](**ask.options)
             assert Decoding(ask.length, ask.steps, ask.block, threshold=ask.threshold).commit_counts()
+            assert ask.order in ORDERS
+        assert config.rollout.order == ORDER_OF.get(name, "low_confidence")
+        assert study["after_asks"](here, world)[0].order == "low_confidence"
+
+
+def test_asks_of_trained_models_can_be_chosen(study, tmp_path: Path) -> None:
+    def names(*chosen: str, **more: Any) -> list[str]:
+        here = study["Study"](given(tmp_path, asks=list(chosen) or None))
+        return [ask.name for ask in study["after_asks"](here, study["WORLDS"]["sudoku"], **more)]
+
+    assert names("fp8", "usual") == ["usual", "fp8"]
+    assert names("usual", "values", ceiling=True) == ["usual"]
+    assert set(names()) - set(names(ceiling=True)) == {"values"}
+    with pytest.raises(SystemExit, match="there is no fp9"):
+        names("fp9")
 
 
 def test_starts_teach_what_they_say(study) -> None:
