@@ -356,7 +356,7 @@ def main() -> None:
     parser.add_argument("--asks", nargs="+", help="after: these evaluations, by name")
     parser.add_argument("--start", help="another start than the one that was chosen")
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 % of it")
+    parser.add_argument("--forwards", type=float, help="of a run of rl; one of rates has 42 %% of it")
     parser.add_argument("--jobs", type=int, default=6, help="processes on the GPU; four nearly fill an H200")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))

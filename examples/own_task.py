@@ -1,6 +1,6 @@
 """Your own task in one file: Latin squares.
 
-    python examples/own_task.py                  # trains the embedded model on it: half a minute on one core
+    python examples/own_task.py                  # trains the embedded model on it: 10 to 30 seconds on one core
     unmask train --task examples/own_task.py updates=20                            # from the command line
 
 The names below are all that a task needs; docs/own_task.md has the rest.

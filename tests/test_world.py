@@ -21,6 +21,7 @@ from world import (
     laws,
     number,
     reward_of,
+    table_of,
 )
 
 SHAPES = [
@@ -116,3 +117,14 @@ def test_live_states_are_visited_with_the_probability_of_not_having_retired(orde
     for step, _, mass_S in visits(world, paths):
         retired_B = ((paths.trace.step_BL < step) | (paths.trace.step_BL == NEVER)).all(-1)
         assert abs(mass_S.sum() - paths.probability_B[~retired_B].sum().detach()) < 1e-12
+
+
+@pytest.mark.parametrize("order", ["low_confidence", "surest_position", "random"])
+def test_low_confidence_gives_the_rarer_of_two_behaviours_the_power_of_its_share(order):
+    """docs/studies/orders.md: with two texts that differ everywhere it is written only if every position draws it."""
+    share, length = 0.4, 4
+    joint = torch.full([2] * length, 1e-12, dtype=torch.float64)
+    joint[(1,) * length], joint[(0,) * length] = share, 1 - share
+    paths = enumerated(World(table_of(joint), order))
+    rare = paths.probability_B[(paths.trace.tokens_BL == 1).all(1)].sum().item()
+    assert rare == pytest.approx(share**length if order == "low_confidence" else share, rel=1e-6)

@@ -111,7 +111,7 @@ class Method(Term):
     teacher_every: int = 1
     """After how many updates the policy becomes the teacher, if a term has `distillation`."""
     trajectory: bool = False
-    """The estimator is the trajectory itself: replacing it (SML) would leave nothing of the method."""
+    """The method is defined by its states, such as those of the trajectory: SML may not replace them."""
     order: Order | None = None
     """The order of rollouts that the likelihood is defined for; None: any."""
 

@@ -20,7 +20,7 @@ from unmask.methods.raft import raft
 
 
 def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
-    """Add RAFT's loss, a likelihood term on the policy's own correct rollouts."""
+    """Add RAFT's loss with SML, a likelihood term on the policy's own correct rollouts."""
     check_range(0, inf, weight=weight)
     kept = raft(stratified, strata, layout)
     term = Term(
