@@ -11,7 +11,7 @@ from unmask.config import parse_config
 from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.states import STATES, block_elbo
+from unmask.core.states import STATES, block_elbo, uniform_sizes
 from unmask.core.strata import stratified, strided_strata
 from unmask.core.trace import all_tokens
 from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
@@ -115,17 +115,19 @@ def test_the_loss_is_its_loop_over_correct_rollouts():
     assert float(loss.detach()) == pytest.approx(-total / int(trace.counted_BL.sum()), abs=1e-12)
 
 
-def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base():
+@pytest.mark.parametrize(
+    "options", [{"states": stratified, "strata": 4, "layout": strided_strata}, {"states": uniform_sizes}]
+)
+def test_keep_correct_adds_the_gradient_of_raft_to_that_of_the_base(options):
     policy = Net(1)
     rollouts = rolled(policy)
     batch = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace))
-    correct = raft(stratified, 4, strided_strata)
+    correct = raft(**options)
     for base in (agrpo(), diffu_grpo()):
         rng = generator(4)
         (alone,), (kept,) = (loss_terms(method, batch, Scorer(policy, policy), rng) for method in (base, correct))
-        ((first, second),) = loss_terms(
-            keep_correct(base, 0.3, 4, strided_strata), batch, Scorer(policy, policy), generator(4)
-        )
+        scorer = Scorer(policy, policy)
+        ((first, second),) = loss_terms(keep_correct(base, 0.3, **options), batch, scorer, generator(4))
         assert_identical(slopes(policy, [first]), slopes(policy, alone))
         assert_identical(slopes(policy, [second]), slopes(policy, [replace(kept[0], weight=0.3)]))
         assert keep_correct(base).uses_equal_rewards and second.label == "correct_"

@@ -340,8 +340,8 @@ def daca(
     shuffled: bool = False,
     top: int = 32,
 ) -> Method:
-    """SML and DPS together: tokens scored in context and weighted by progress. DPS alone on a base that is defined by its
-    states, as AGRPO is."""
+    """SML and DPS together: tokens scored in context and weighted by progress. On a base that is defined by its states,
+    such as AGRPO, DPS alone."""
     if base.trajectory:
         if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, 0, 0, 0, 0):
             raise ValueError(

@@ -14,15 +14,21 @@ plus weight times RAFT's, bit for bit.
 from dataclasses import replace
 from math import inf
 
-from unmask.core.method import Method, Term, check_range
+from unmask.core.method import Estimator, Method, Term, check_range
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
 from unmask.methods.raft import raft
 
 
-def keep_correct(base: Method, weight: float = 0.1, strata: int = STRATA, layout: Layout = random_strata) -> Method:
+def keep_correct(
+    base: Method,
+    weight: float = 0.1,
+    states: Estimator = stratified,
+    strata: int = STRATA,
+    layout: Layout = random_strata,
+) -> Method:
     """Add RAFT's loss with SML, a likelihood term on the policy's own correct rollouts."""
     check_range(0, inf, weight=weight)
-    kept = raft(stratified, strata, layout)
+    kept = raft(states, strata, layout)
     term = Term(
         probe=kept.probe,
         advantage=kept.advantage,

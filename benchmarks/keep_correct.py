@@ -1,0 +1,90 @@
+"""At which masked states should keep_correct score correct rollouts? docs/methods/keep_correct.md.
+
+    unmask pretrain benchmarks/starts/minis_two.yaml --out runs/starts/minis_two
+    python benchmarks/keep_correct.py --jobs 2       # 120 runs on a CPU; writes benchmarks/results/keep_correct.json
+    python benchmarks/keep_correct.py --tables
+
+Two bases, alone and with the term at SML's and at uniform states, in four worlds. 100,000 forwards spent, five seeds,
+the rate that the shelf chose for the base. The claims are in LOG.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from choosing import RESULTS, WORLDS, Study, both, holm, paired_p, with_options
+
+from unmask.util.statistics import t_interval
+
+FILE = RESULTS / "keep_correct.json"
+BASES = ("agrpo", "diffu_grpo")
+TERMS = {"": "", ", SML": "+keep_correct:weight=0.5:states=sml", ", uniform": "+keep_correct:weight=0.5:states=uniform"}
+COLUMNS = {
+    "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
+    "Sudoku, noise": ("tiny", "sudoku", ()),
+    "Countdown, two behaviours": WORLDS["countdown"],
+    "json_mini": WORLDS["json_mini"],
+}
+RATES = {"Sudoku, noise": "Sudoku, two behaviours"}
+"""The rates of a column that has none of its own in the shelf."""
+
+
+def lines_of(name: str) -> dict[str, str]:
+    shelf = json.loads((RESULTS / "shelf.json").read_text())[RATES.get(name, name)]["rates"]
+    return {
+        base + term: with_options(base, f"optimizer.lr={shelf[base]['chosen']:g}") + plugin
+        for base in BASES
+        for term, plugin in TERMS.items()
+    }
+
+
+def sampled(found: dict[str, Any], line: str) -> list[float]:
+    return [curve[-1]["sampled"] for _, curve in sorted(found["lines"][line]["curves"].items())]
+
+
+def difference(found: dict[str, Any], line: str, other: str) -> str:
+    pairs = zip(sampled(found, line), sampled(found, other), strict=True)
+    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def tables() -> None:
+    """Print the tables of docs/methods/keep_correct.md."""
+    found = json.loads(FILE.read_text())
+    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in (base + term for base in BASES for term in TERMS):
+        ends = ([curve[-1] for curve in column["lines"][line]["curves"].values()] for column in found.values())
+        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
+    print("\n| sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    pairs = [(base + ", uniform", base + other) for base in BASES for other in ("", ", SML")]
+    for line, other in pairs:
+        cells = (difference(column, line, other) for column in found.values())
+        print(f"| {line}, minus {other} | " + " | ".join(cells) + " |")
+    p_values = {
+        f"{line} - {other}, {name}": paired_p(sampled(column, line), sampled(column, other))
+        for line, other in pairs
+        for name, column in found.items()
+    }
+    print("\nHolm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/keep_correct"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tables", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return tables()
+    study, found = Study(arguments), {}
+    for name, (model, task, more) in COLUMNS.items():
+        settings = study.settings(model, task, "eval.every=0", *more)
+        found[name] = study.run(f"keep {name}", lines_of(name), settings, seeds=5, budget="forwards=1e5")
+        FILE.write_text(json.dumps(found) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
