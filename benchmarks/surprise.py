@@ -1,10 +1,13 @@
 """Does the credit rule 1 - p, the best without passes in docs/credit.md, help training? docs/credit.md#in-training.
 
     python benchmarks/surprise.py --jobs 2             # 225 runs on a CPU; writes benchmarks/results/surprise.json
+    python benchmarks/surprise.py rates --jobs 2       # 352 runs; writes benchmarks/results/surprise_rates.json
     python benchmarks/surprise.py --tables
 
-Three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights of the steps
-shuffled, the control. 100,000 forwards spent, five seeds, one rate. The claims are in LOG.md.
+First part: three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights of
+the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: four bases alone and with the
+whole weight, each at a rate of its own, in one of these worlds and three others; `unmask pretrain
+benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. The claims are in LOG.md.
 """
 
 import argparse
@@ -13,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import RESULTS, Study, both, holm, paired_p
+from choosing import RESULTS, WORLDS as STUDIED, Study, both, holm, paired_p
 
 from unmask.util.statistics import t_interval
 
@@ -35,6 +38,15 @@ WORLDS = {
     "Countdown, two behaviours": ("tiny-two", "countdown"),
 }
 FILE = RESULTS / "surprise.json"
+OWN_RATES = (2e-4, 4e-4, 8e-4)
+RATED_BASES = ("diffu_grpo", "coupled_grpo", "spg", "agrpo")
+RATED_WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
+    "Countdown, noise": ("tiny", "countdown", ()),
+    "arithmetic": STUDIED["arithmetic"],
+    "json_mini": STUDIED["json_mini"],
+}
+RATED_FILE = RESULTS / "surprise_rates.json"
 
 
 def sampled(world: dict[str, Any], line: str) -> list[float]:
@@ -74,8 +86,18 @@ def mean_difference(found: dict[str, Any], share: str) -> float:
     return 100 * mean(mean(line) - mean(control) for line, control in ends)
 
 
+def own_rates(study: Study) -> None:
+    lines = {base + label: base + plugin for base in RATED_BASES for label, plugin in (("", ""), (", 1", f"+{PLUGIN}"))}
+    found = {}
+    for name, (model, task, more) in RATED_WORLDS.items():
+        settings = study.settings(model, task, "eval.every=0", *more)
+        found[name] = study.run(f"rated {name}", lines, settings, seeds=5, budget="forwards=1e5", rates=OWN_RATES)
+        RATED_FILE.write_text(json.dumps(found) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["first", "rates"], nargs="?", default="first")
     parser.add_argument("--out", type=Path, default=Path("runs/surprise"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)
@@ -84,6 +106,8 @@ def main() -> None:
     if arguments.tables:
         return tables()
     study, found = Study(arguments), {}
+    if arguments.part == "rates":
+        return own_rates(study)
     for name, (model, task) in WORLDS.items():
         settings = study.settings(model, task, "eval.every=0", "optimizer.lr=2e-4")
         found[name] = study.run(f"surprise {name}", LINES, settings, seeds=5, budget="forwards=1e5")
