@@ -1,11 +1,11 @@
 """Does the credit rule 1 - p, the best without passes in docs/credit.md, help training? docs/credit.md#in-training.
 
     python benchmarks/surprise.py --jobs 2             # 225 runs on a CPU; writes benchmarks/results/surprise.json
-    python benchmarks/surprise.py rates --jobs 2       # 352 runs; writes benchmarks/results/surprise_rates.json
+    python benchmarks/surprise.py rates --jobs 2       # 264 runs; writes benchmarks/results/surprise_rates.json
     python benchmarks/surprise.py --tables
 
 First part: three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights
-of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: four bases alone and with
+of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: three bases alone and with
 the whole weight, each at a rate of its own, in one of these worlds and three others. `unmask pretrain
 benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. The claims are in LOG.md.
 """
@@ -39,7 +39,7 @@ WORLDS = {
 }
 FILE = RESULTS / "surprise.json"
 OWN_RATES = (2e-4, 4e-4, 8e-4)
-RATED_BASES = ("diffu_grpo", "coupled_grpo", "spg", "agrpo")
+RATED_BASES = ("diffu_grpo", "coupled_grpo", "agrpo")
 RATED_WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
     "Countdown, noise": ("tiny", "countdown", ()),
