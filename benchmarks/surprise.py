@@ -5,8 +5,8 @@
     python benchmarks/surprise.py --tables
 
 First part: three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights
-of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: three bases alone and with
-the whole weight, each at a rate of its own, in one of these worlds and three others. `unmask pretrain
+of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: three bases alone and
+with the whole weight, each at a rate of its own, in one of these worlds and three others. `unmask pretrain
 benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. The claims are in LOG.md.
 """
 
