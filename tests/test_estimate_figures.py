@@ -483,11 +483,11 @@ def test_all_weights_in_half_precision_have_fp32_copies_and_a_reference() -> Non
 
 
 def test_the_demo_takes_what_was_measured_on_a_cpu() -> None:
-    """Within a factor of two: 90 to 140 GFLOP/s were timed on the core that ran it."""
+    """Within a factor of two of five runs of the demo of 0.2, on a core that was timed at 90 to 140 GFLOP/s."""
     network = estimate(parse_config({"device": "cpu"})).network
     config = parse_config({"method": "diffu_grpo", "with": ["daca"], "daca": OLD, "device": "cpu"})
     found = estimate(config)
     on = Hardware("CPU", 115e9, 115e9, 1e10, 8.0, CPU, "")
     hours = _time(config, network, on, found.passes, found.prompt + found.length, found.evaluations).run_h
-    for run in DEMO["demo of 0.2"].values():
-        assert run["seconds"] / 2 < 3600 * hours < 2 * run["seconds"]
+    for seconds in (87.4, 89.6, 83.1, 85.6, 80.0):
+        assert seconds / 2 < 3600 * hours < 2 * seconds

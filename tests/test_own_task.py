@@ -293,7 +293,7 @@ def test_a_run_without_any_gradient_says_so_at_its_end(
     for reward, learns in ((0.5, False), (1.0, True)):
         Path("my_task.py").write_text(f"length = 8\ndef reward(completion): return {reward}\n")
         assert called(monkeypatch, "train", "--task", "my_task.py", "own.data=rows.jsonl", *SHORT) == 0
-        assert ("no update had a gradient" in capsys.readouterr().out) != learns
+        assert ("no update had a gradient" in capsys.readouterr().err) != learns
 
 
 def test_a_reward_that_fails_stops_the_run_with_one_line(

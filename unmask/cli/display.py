@@ -119,10 +119,11 @@ def show_result(config: "Config", name: str, result: "TrainingResult") -> None:
     from unmask.training.run.folder import read_metrics
 
     if without_gradient(read_metrics(folder)):
-        _line(
+        message = (
             "warning: no update had a gradient, so nothing was learned: with raft no rollout had a reward of at least "
             "1, with a group baseline the rewards of each group were equal"
         )
+        print(message, file=sys.stderr, flush=True)
     _line(f"{name}: {result.seconds:.0f} s. Run folder: {folder}")
     _line("Try next:")
     file = config.options["own"]["file"] if config.task == "own" else ""

@@ -53,7 +53,7 @@ MEANINGS = {
     "sml.kl": "weight of the KL to the reference in the loss, instead of the base's",
     "keep_correct.weight": "weight of the term on correct rollouts in the loss",
     "keep_correct.layout": "with states=sml: how positions are assigned to strata",
-    "keep_correct.states": "masked states at which the tokens of correct rollouts are scored; auto: uniform",
+    "keep_correct.states": "masked states at which the tokens of correct rollouts are scored",
     "keep_correct.strata": "with states=sml: sets of positions; each is masked once and scored with the others visible",
     "dispo.advantage": "formula of a completion's advantage among those of its state",
     "dispo.kl": "weight of the KL of the branches to the reference; it is multiplied by `weight`",
