@@ -17,8 +17,9 @@ LINES: dict[str, str] = {
     "raft, SML": "raft:states=sml",
     "raft, uniform": "raft:states=uniform",
     "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",
+    "diffu_grpo+surprise": "diffu_grpo+surprise",
 }
-"""The last line runs only with --lines: DACA with an anchor, a possible remedy."""
+"""The last two run only with --lines: DACA with an anchor, a possible remedy, and the weight 1 - p."""
 LOW, HIGH = 0.15, 0.45
 """The greedy solve rate of a planted start is to be between these."""
 
@@ -80,7 +81,7 @@ class World:
     """A key of ADAPTATIONS."""
     ask: Ask
     """The task and its decoding."""
-    lines: tuple[str, ...] = tuple(LINES)[:-1]
+    lines: tuple[str, ...] = tuple(LINES)[:-2]
     seeds: int = 5
     forwards: float = 6e4
     more: tuple[str, ...] = ()

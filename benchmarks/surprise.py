@@ -2,16 +2,20 @@
 
     python benchmarks/surprise.py --jobs 2             # 225 runs on a CPU; writes benchmarks/results/surprise.json
     python benchmarks/surprise.py rates --jobs 2       # 264 runs; writes benchmarks/results/surprise_rates.json
+    python benchmarks/surprise.py random --jobs 2      # 40 runs; writes benchmarks/results/surprise_random.json
     python benchmarks/surprise.py --tables
 
 First part: three bases in three worlds, with 1 - p as the whole weight of a token or half of it, and with the weights
 of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: three bases alone and
 with the whole weight, each at a rate of its own, in one of these worlds and three others. `unmask pretrain
-benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. The claims are in LOG.md.
+benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. Third part: two bases in
+random order. The claims are in LOG.md.
 """
 
 import argparse
 import json
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,7 +24,6 @@ from choosing import RESULTS, WORLDS as STUDIED, Study, both, holm, paired_p
 
 from unmask.util.statistics import t_interval
 
-PLUGIN = "benchmarks/surprise_credit.py:surprise"
 BASES = ("raft", "agrpo", "diffu_grpo")
 SHARES = ("0.5", "1")
 LINES = {
@@ -28,8 +31,8 @@ LINES = {
     for base in BASES
     for label, plugin in {
         "": "",
-        **{f", {share}": f"+{PLUGIN}:share={share}" for share in SHARES},
-        **{f", {share} shuffled": f"+{PLUGIN}:share={share}:shuffled=true" for share in SHARES},
+        **{f", {share}": f"+surprise:share={share}" for share in SHARES},
+        **{f", {share} shuffled": f"+surprise:share={share}:shuffled=true" for share in SHARES},
     }.items()
 }
 WORLDS = {
@@ -39,6 +42,7 @@ WORLDS = {
 }
 FILE = RESULTS / "surprise.json"
 OWN_RATES = (2e-4, 4e-4, 8e-4)
+PLUGINS = {"": "", ", 1": "+surprise"}
 RATED_BASES = ("diffu_grpo", "coupled_grpo", "agrpo")
 RATED_WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
@@ -47,6 +51,10 @@ RATED_WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "json_mini": STUDIED["json_mini"],
 }
 RATED_FILE = RESULTS / "surprise_rates.json"
+RATED_LINES = {base + label: base + plugin for base in RATED_BASES for label, plugin in PLUGINS.items()}
+RANDOM_WORLDS = ("Sudoku, two behaviours", "Sudoku, noise")
+RANDOM_LINES = {line: RATED_LINES[line] for line in ("diffu_grpo", "diffu_grpo, 1", "agrpo", "agrpo, 1")}
+RANDOM_FILE = RESULTS / "surprise_random.json"
 
 
 def sampled(world: dict[str, Any], line: str) -> list[float]:
@@ -62,10 +70,7 @@ def difference(world: dict[str, Any], line: str, other: str) -> str:
 def tables() -> None:
     """Print the tables of docs/credit.md, and Holm's p-values of the differences to the controls."""
     found = json.loads(FILE.read_text())
-    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
-    for line in LINES:
-        ends = ([curve[-1] for curve in world["lines"][line]["curves"].values()] for world in found.values())
-        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
+    results(found, LINES)
     print("\n| sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
     p_values = {}
     for base in BASES:
@@ -78,6 +83,28 @@ def tables() -> None:
                 p_values[f"{line}, {name}"] = paired_p(sampled(world, line), sampled(world, control))
     print("\nHolm's p against the control:", {name: round(p, 3) for name, p in holm(p_values).items() if p < 0.5})
     print("mean difference to the control:", {share: f"{mean_difference(found, share):+.2f}" for share in SHARES})
+    gains(json.loads(RATED_FILE.read_text()), RATED_LINES)
+    gains(json.loads(RANDOM_FILE.read_text()), RANDOM_LINES)
+
+
+def results(found: dict[str, Any], lines: Iterable[str]) -> None:
+    print("\n| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    for line in lines:
+        ends = ([curve[-1] for curve in world["lines"][line]["curves"].values()] for world in found.values())
+        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
+
+
+def gains(found: dict[str, Any], lines: Iterable[str]) -> None:
+    """The table of lines with the whole weight beside their bases, and Holm's p-values of the differences."""
+    results(found, lines)
+    weighted, p_values = [line for line in lines if line.endswith(", 1")], {}
+    for line in weighted:
+        base = line.removesuffix(", 1")
+        cells = [difference(world, line, base) for world in found.values()]
+        print(f"| {line} minus {base} | " + " | ".join(cells) + " |")
+    for line, (name, world) in product(weighted, found.items()):
+        p_values[f"{line}, {name}"] = paired_p(sampled(world, line), sampled(world, line.removesuffix(", 1")))
+    print("Holm's p:", {name: round(p, 3) for name, p in holm(p_values).items()})
 
 
 def mean_difference(found: dict[str, Any], share: str) -> float:
@@ -87,17 +114,24 @@ def mean_difference(found: dict[str, Any], share: str) -> float:
 
 
 def own_rates(study: Study) -> None:
-    lines = {base + label: base + plugin for base in RATED_BASES for label, plugin in (("", ""), (", 1", f"+{PLUGIN}"))}
     found = {}
     for name, (model, task, more) in RATED_WORLDS.items():
         settings = study.settings(model, task, "eval.every=0", *more)
-        found[name] = study.run(f"rated {name}", lines, settings, seeds=5, budget="forwards=1e5", rates=OWN_RATES)
+        found[name] = study.run(f"rated {name}", RATED_LINES, settings, seeds=5, budget="forwards=1e5", rates=OWN_RATES)
         RATED_FILE.write_text(json.dumps(found) + "\n")
+
+
+def random_order(study: Study) -> None:
+    found = {}
+    for name in RANDOM_WORLDS:
+        settings = study.settings(*WORLDS[name], "eval.every=0", "optimizer.lr=2e-4", "rollout.order=random")
+        found[name] = study.run(f"random {name}", RANDOM_LINES, settings, seeds=5, budget="forwards=1e5")
+        RANDOM_FILE.write_text(json.dumps(found) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["first", "rates"], nargs="?", default="first")
+    parser.add_argument("part", choices=["first", "rates", "random"], nargs="?", default="first")
     parser.add_argument("--out", type=Path, default=Path("runs/surprise"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)
@@ -108,6 +142,8 @@ def main() -> None:
     study, found = Study(arguments), {}
     if arguments.part == "rates":
         return own_rates(study)
+    if arguments.part == "random":
+        return random_order(study)
     for name, (model, task) in WORLDS.items():
         settings = study.settings(model, task, "eval.every=0", "optimizer.lr=2e-4")
         found[name] = study.run(f"surprise {name}", LINES, settings, seeds=5, budget="forwards=1e5")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "LOG.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-METHODS = [*BASES, "daca", "dispo", "positive", "keep_correct"]
+METHODS = [*BASES, "daca", "surprise", "dispo", "positive", "keep_correct"]
 SECTIONS = [
     "Equation", "Intuition", "Knobs", "Metrics to watch", "Exact when", "Reduces to", "Departures from the paper",
     "Combining", "Cost", "Results", "Use",
@@ -224,7 +224,7 @@ def test_the_citation_names_the_paper_of_every_method() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
     urls = {one.get("url") for one in cited}
     assert any("ForkGRPO" in one.get("notes", "") for one in cited)  # without a number
-    for name in set(METHODS) - {"positive", "keep_correct", "fork"}:  # the first two have no paper
+    for name in set(METHODS) - {"surprise", "positive", "keep_correct", "fork"}:  # the first three have no paper
         text = (DOCS / "methods" / f"{name}.md").read_text()
         (paper,) = re.findall(r"^Paper:.*?\((https://arxiv.org/abs/[\d.]+)\)", text, re.MULTILINE)
         assert paper in urls, name

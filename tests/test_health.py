@@ -272,8 +272,7 @@ def test_a_warning_is_a_line_on_standard_error(tmp_path: Path, unmask) -> None:
     code, out, err = unmask("train", "--task", "toy", *options, "--out", "run")
     assert code == 0 and "warning:" not in out
     message = f"update {WINDOW}: warning: idle_groups: {CHECKS['idle_groups'].message}"
-    assert message in err and err.count(f"update {WINDOW}: warning:") == err.count("\nwarning: no update had a gradient") == 1
-    assert err.count("warning:") == 2
+    assert message in err and "\nwarning: no update had a gradient" in err and err.count("warning:") == 2
 
 
 # --- history ------------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ from .methods import (
     sml as sml,
     spg as spg,
     step_merge as step_merge,
+    surprise as surprise,
     trace_rl as trace_rl,
     unigrpo as unigrpo,
     vine as vine,
@@ -147,6 +148,7 @@ from .methods.spg import (
     block_random as block_random,
     sandwiched_policy_gradient as sandwiched_policy_gradient,
 )
+from .methods.surprise import surprise_credit as surprise_credit
 from .methods.unigrpo import (
     random_ratio as random_ratio,
 )

@@ -51,7 +51,7 @@ def train(
             "--with",
             metavar="PLUGINS",
             autocompletion=names_of("with"),
-            help="Plug-ins on the base: daca, sml, dps, dispo, positive, keep_correct; several as daca,dispo.",
+            help="Plug-ins: daca, sml, dps, surprise, dispo, positive, keep_correct; several as daca,dispo.",
         ),
     ] = None,
     data: DataOption = None,

@@ -22,6 +22,7 @@ from unmask.methods.raft import raft
 from unmask.methods.reinforce_pp import reinforce_pp
 from unmask.methods.spg import spg
 from unmask.methods.step_merge import step_merge
+from unmask.methods.surprise import surprise
 from unmask.methods.trace_rl import trace_rl
 from unmask.methods.unigrpo import unigrpo
 from unmask.methods.vine import vine
@@ -49,4 +50,6 @@ BASES: dict[str, Callable[..., Method]] = {
     )
 }
 
-PLUGINS: dict[str, Callable[..., Method]] = {f.__name__: f for f in (daca, sml, dps, dispo, positive, keep_correct)}
+PLUGINS: dict[str, Callable[..., Method]] = {
+    f.__name__: f for f in (daca, sml, dps, surprise, dispo, positive, keep_correct)
+}

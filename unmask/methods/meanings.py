@@ -60,6 +60,8 @@ MEANINGS = {
     "raft.layout": "with states=sml: how positions are assigned to strata",
     "raft.states": "masked states at which tokens are scored; auto: uniform, or SML with the plug-ins sml and daca",
     "raft.strata": "with states=sml: sets of positions; each is masked once and scored with the others visible",
+    "surprise.share": "share of a token's weight that follows its surprise, 0 to 1; the rest is uniform",
+    "surprise.shuffled": "the control: shuffle surprise among the steps of a rollout",
     "reinforce_pp.kl": "price of the KL to the reference: in the reward, or with `baseline` in the loss",
 }
 """`option`, or `method.option` if the option means something else there -> phrase."""

@@ -17,6 +17,7 @@ from unmask.core.method import uniform_credit
 from unmask.core.steps import uniform_steps
 from unmask.core.trace import Trace
 from unmask.methods.daca import SCOPES, VARIANTS, progress_credit
+from unmask.methods.surprise import surprise_credit
 from unmask.util.user_file import run_file
 
 CreditFunction = Callable[[Trace], Tensor]
@@ -35,7 +36,7 @@ class StepCredit(NamedTuple):
 
 
 def built_in_rules() -> dict[str, CreditFunction]:
-    """Uniform credit, DPS in every variant and scope, at strength 1, and its shuffled control."""
+    """Uniform credit, DPS in every variant and scope and at strength 1, surprise, and their shuffled controls."""
     rules: dict[str, CreditFunction] = {"uniform": uniform_credit}
     for variant, score in VARIANTS.items():
         for scope, traces in SCOPES.items():
@@ -45,6 +46,8 @@ def built_in_rules() -> dict[str, CreditFunction]:
             rules[":".join(options)] = partial(progress_credit, variant=score, scope=traces)
     rules["dps:strength=1"] = partial(progress_credit, strength=1.0)
     rules["dps:shuffled=true"] = partial(progress_credit, shuffled=True)
+    rules["surprise"] = surprise_credit
+    rules["surprise:shuffled=true"] = partial(surprise_credit, shuffled=True)
     return rules
 
 

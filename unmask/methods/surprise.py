@@ -1,0 +1,44 @@
+"""Surprise as credit, for any base: a token that was nearly certain when it was drawn gets little of the update.
+
+    w_i = (1 - share) + share * (1 - p_i) / mean(1 - p),     p_i the probability with which token i was drawn
+
+The mean is over the counted tokens of the rollout, so the weights have the mean one. There is no paper. The reason: let
+one token be drawn at a position that was chosen before the draw. V(s) = p V(s') + (1 - p) E[V | another token], so
+
+    |V(s') - V(s)| = (1 - p) |V(s') - E[V | another token]| <= (1 - p) * (largest reward - smallest reward)
+
+A token that was nearly certain cannot change the value, and its true credit is small (docs/credit.md). If a step
+writes several tokens, their sum of 1 - p is a bound. In the order low_confidence positions depend on the draws, and
+there is no such bound.
+
+Exact when share = 0 and the base is exact: the weight depends on what was drawn, so the update is not the gradient of
+an objective. Reduces to the base with share = 0, and if all counted tokens of each rollout have the same probability.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor, where
+
+from unmask.core.method import Method, uniform_credit
+from unmask.core.trace import Trace
+from unmask.methods.daca import shuffled_steps
+
+
+def surprise_credit(trace: Trace, share: float = 1.0, shuffled: bool = False) -> Tensor:
+    """1 - p of every counted token, over its mean in the trace; uniform if nothing was uncertain."""
+    surprise_BL = (1 - trace.logp_BL.exp()) * trace.counted_BL
+    if shuffled:
+        surprise_BL = shuffled_steps(surprise_BL, trace) * trace.counted_BL
+    mean_B1 = surprise_BL.sum(-1, keepdim=True) / trace.counted_BL.sum(-1, keepdim=True).clamp(min=1)
+    return (1 - share) + share * where(mean_B1 > 1e-9, surprise_BL / mean_B1.clamp(min=1e-9), 1.0)
+
+
+def surprise(base: Method, share: float = 1.0, shuffled: bool = False) -> Method:
+    """Weight tokens by how uncertain they were when they were drawn."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share} must be at least 0 and at most 1")
+    if base.credit is not uniform_credit:
+        raise ValueError(f"{base.name} has a credit of its own, which surprise would replace: leave one of them out")
+    credit = partial(surprise_credit, share=share, shuffled=shuffled)
+    return replace(base, name=f"{base.name}+surprise", credit=credit)
