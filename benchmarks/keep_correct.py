@@ -5,7 +5,7 @@
     python benchmarks/keep_correct.py --tables
 
 Two bases, alone and with the term at SML's and at uniform states, in four worlds. 100,000 forwards spent, five seeds,
-the rate that the shelf chose for the base. The claims are in LOG.md.
+the rate that the shelf chose for the base, on json_mini the study of surprise. The claims are in LOG.md.
 """
 
 import argparse
@@ -26,14 +26,15 @@ COLUMNS = {
     "Countdown, two behaviours": WORLDS["countdown"],
     "json_mini": WORLDS["json_mini"],
 }
-RATES = {"Sudoku, noise": "Sudoku, two behaviours"}
-"""The rates of a column that has none of its own in the shelf."""
+RATES = {"Sudoku, noise": ("shelf", "Sudoku, two behaviours"), "json_mini": ("surprise_rates", "json_mini")}
+"""Where the rates of a column are that has none of its own in the shelf: the file and its column."""
 
 
 def lines_of(name: str) -> dict[str, str]:
-    shelf = json.loads((RESULTS / "shelf.json").read_text())[RATES.get(name, name)]["rates"]
+    file, column = RATES.get(name, ("shelf", name))
+    rates = json.loads((RESULTS / f"{file}.json").read_text())[column]["rates"]
     return {
-        base + term: with_options(base, f"optimizer.lr={shelf[base]['chosen']:g}") + plugin
+        base + term: with_options(base, f"optimizer.lr={rates[base]['chosen']:g}") + plugin
         for base in BASES
         for term, plugin in TERMS.items()
     }
