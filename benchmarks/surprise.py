@@ -9,7 +9,8 @@ First part: three bases in three worlds, with 1 - p as the whole weight of a tok
 of the steps shuffled, the control. 100,000 forwards spent, five seeds, one rate. Second part: three bases alone and
 with the whole weight, each at a rate of its own, in one of these worlds and three others. `unmask pretrain
 benchmarks/starts/minis_two.yaml --out runs/starts/minis_two` makes the start of two of them. Third part: two bases in
-random order. The claims are in LOG.md.
+random order. The claims are in LOG.md. The first two parts were run when the plug-in was a file with the same formula,
+benchmarks/surprise_credit.py; their results name it.
 """
 
 import argparse
@@ -57,12 +58,12 @@ RANDOM_LINES = {line: RATED_LINES[line] for line in ("diffu_grpo", "diffu_grpo, 
 RANDOM_FILE = RESULTS / "surprise_random.json"
 
 
-def sampled(world: dict[str, Any], line: str) -> list[float]:
-    return [curve[-1]["sampled"] for _, curve in sorted(world["lines"][line]["curves"].items())]
+def ends(world: dict[str, Any], line: str, measure: str = "sampled") -> list[float]:
+    return [curve[-1][measure] for _, curve in sorted(world["lines"][line]["curves"].items())]
 
 
-def difference(world: dict[str, Any], line: str, other: str) -> str:
-    pairs = zip(sampled(world, line), sampled(world, other), strict=True)
+def difference(world: dict[str, Any], line: str, other: str, measure: str = "sampled") -> str:
+    pairs = zip(ends(world, line, measure), ends(world, other, measure), strict=True)
     middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
     return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
@@ -80,7 +81,7 @@ def tables() -> None:
                 cells = (difference(world, line, other) for world in found.values())
                 print(f"| {line} minus {name} | " + " | ".join(cells) + " |")
             for name, world in found.items():
-                p_values[f"{line}, {name}"] = paired_p(sampled(world, line), sampled(world, control))
+                p_values[f"{line}, {name}"] = paired_p(ends(world, line), ends(world, control))
     print("\nHolm's p against the control:", {name: round(p, 3) for name, p in holm(p_values).items() if p < 0.5})
     print("mean difference to the control:", {share: f"{mean_difference(found, share):+.2f}" for share in SHARES})
     gains(json.loads(RATED_FILE.read_text()), RATED_LINES)
@@ -90,8 +91,8 @@ def tables() -> None:
 def results(found: dict[str, Any], lines: Iterable[str]) -> None:
     print("\n| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
     for line in lines:
-        ends = ([curve[-1] for curve in world["lines"][line]["curves"].values()] for world in found.values())
-        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
+        cells = (both([curve[-1] for curve in world["lines"][line]["curves"].values()]) for world in found.values())
+        print(f"| {line} | " + " | ".join(cells) + " |")
 
 
 def gains(found: dict[str, Any], lines: Iterable[str]) -> None:
@@ -100,17 +101,21 @@ def gains(found: dict[str, Any], lines: Iterable[str]) -> None:
     weighted, p_values = [line for line in lines if line.endswith(", 1")], {}
     for line in weighted:
         base = line.removesuffix(", 1")
-        cells = [difference(world, line, base) for world in found.values()]
-        print(f"| {line} minus {base} | " + " | ".join(cells) + " |")
+        for measure in ("sampled", "greedy", "pass@4"):
+            cells = [difference(world, line, base, measure) for world in found.values()]
+            middle = 100 * mean(
+                mean(ends(world, line, measure)) - mean(ends(world, base, measure)) for world in found.values()
+            )
+            print(f"| {line} minus {base}, {measure} | " + " | ".join(cells) + f" | {middle:+.1f} |")
     for line, (name, world) in product(weighted, found.items()):
-        p_values[f"{line}, {name}"] = paired_p(sampled(world, line), sampled(world, line.removesuffix(", 1")))
+        p_values[f"{line}, {name}"] = paired_p(ends(world, line), ends(world, line.removesuffix(", 1")))
     print("Holm's p:", {name: round(p, 3) for name, p in holm(p_values).items()})
 
 
 def mean_difference(found: dict[str, Any], share: str) -> float:
-    ends = ((sampled(world, f"{base}, {share}"), sampled(world, f"{base}, {share} shuffled"))
-            for world in found.values() for base in BASES)  # fmt: skip
-    return 100 * mean(mean(line) - mean(control) for line, control in ends)
+    pairs = ((ends(world, f"{base}, {share}"), ends(world, f"{base}, {share} shuffled"))
+             for world in found.values() for base in BASES)  # fmt: skip
+    return 100 * mean(mean(line) - mean(control) for line, control in pairs)
 
 
 def own_rates(study: Study) -> None:

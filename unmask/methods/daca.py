@@ -292,6 +292,11 @@ def sml(
     return replace(method, name=f"{base.name}+sml")
 
 
+def _check_credit(base: Method) -> None:
+    if base.credit is not uniform_credit:
+        raise ValueError(f"{base.name} has a credit of its own, which DPS would replace: leave out dps and daca")
+
+
 def dps(
     base: Method,
     strength: float = 0.1,
@@ -306,8 +311,7 @@ def dps(
     check_range(0, inf, strength=strength, largest=largest)
     check_range(0, 1, smallest=smallest)
     check_functions(variant=variant, scope=scope)
-    if base.credit is not uniform_credit:
-        raise ValueError(f"{base.name} has a credit of its own, which DPS would replace: leave out dps and daca")
+    _check_credit(base)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:
@@ -342,6 +346,7 @@ def daca(
 ) -> Method:
     """SML and DPS together: tokens scored in context and weighted by progress. On a base that is defined by its states,
     such as AGRPO, DPS alone."""
+    _check_credit(base)
     if base.trajectory:
         if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, 0, 0, 0, 0):
             raise ValueError(

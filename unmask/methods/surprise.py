@@ -2,17 +2,17 @@
 
     w_i = (1 - share) + share * (1 - p_i) / mean(1 - p),     p_i the probability with which token i was drawn
 
-The mean is over the counted tokens of the rollout, so the weights have the mean one. There is no paper. The reason: let
-one token be drawn at a position that was chosen before the draw. V(s) = p V(s') + (1 - p) E[V | another token], so
+The mean is over the counted tokens of the rollout, so the weights have the mean one. There is no paper. The idea: let
+one token be drawn at a position that the state decides. Then V(s) = p V(s') + (1 - p) E[V | another token], so
 
     |V(s') - V(s)| = (1 - p) |V(s') - E[V | another token]| <= (1 - p) * (largest reward - smallest reward)
 
-A token that was nearly certain cannot change the value, and its true credit is small (docs/credit.md). If a step
-writes several tokens, their sum of 1 - p is a bound. In the order low_confidence positions depend on the draws, and
-there is no such bound.
+There a token that was nearly certain cannot change the value: its true credit is small (docs/credit.md). For a step
+that writes several tokens, the sum of their 1 - p is a bound. If positions depend on the draws (low_confidence, a
+threshold) or on chance (random), a step can change the value by more.
 
-Exact when share = 0 and the base is exact: the weight depends on what was drawn, so the update is not the gradient of
-an objective. Reduces to the base with share = 0, and if all counted tokens of each rollout have the same probability.
+Exact when share = 0 and the base is exact. Otherwise the weight depends on what was drawn, and the update is not the
+gradient of an objective. Reduces to the base with share = 0, and if all counted tokens of a rollout have the same p.
 """
 
 from dataclasses import replace
@@ -24,14 +24,17 @@ from unmask.core.method import Method, uniform_credit
 from unmask.core.trace import Trace
 from unmask.methods.daca import shuffled_steps
 
+CERTAIN = 1e-6
+"""A smaller mean of 1 - p is rounding: such a rollout has uniform weights."""
+
 
 def surprise_credit(trace: Trace, share: float = 1.0, shuffled: bool = False) -> Tensor:
-    """1 - p of every counted token, over its mean in the trace; uniform if nothing was uncertain."""
+    """1 - p of every counted token, over its mean in the trace; uniform if all tokens were certain."""
     surprise_BL = (1 - trace.logp_BL.exp()) * trace.counted_BL
     if shuffled:
         surprise_BL = shuffled_steps(surprise_BL, trace) * trace.counted_BL
     mean_B1 = surprise_BL.sum(-1, keepdim=True) / trace.counted_BL.sum(-1, keepdim=True).clamp(min=1)
-    return (1 - share) + share * where(mean_B1 > 1e-9, surprise_BL / mean_B1.clamp(min=1e-9), 1.0)
+    return (1 - share) + share * where(mean_B1 > CERTAIN, surprise_BL / mean_B1.clamp(min=CERTAIN), 1.0)
 
 
 def surprise(base: Method, share: float = 1.0, shuffled: bool = False) -> Method:
