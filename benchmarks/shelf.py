@@ -40,7 +40,7 @@ ONE_COLUMN: dict[str, str] = {
     "trace_rl": "trace_rl",
     "step_merge": "step_merge",
     "fork": "fork:rollout.order=left_to_right:rollout.threshold=0.9",
-    "agrpo+keep_correct": "agrpo+keep_correct",
+    "agrpo+keep_correct": "agrpo+keep_correct:states=sml",
 }
 """Lines that are run in the first column only."""
 SEEDS = 5

@@ -25,6 +25,7 @@ from helpers import (
     slopes,
 )
 from unmask.core.advantage import EPSILON, correct_only, group_mean
+from unmask.core.credit import shuffled_steps
 from unmask.core.method import uniform_credit
 from unmask.core.order import ORDERS
 from unmask.core.probes import ask, fully_masked, unit_likelihood
@@ -35,7 +36,7 @@ from unmask.core.strata import LAYOUTS, decode_order_strata, random_strata, stra
 from unmask.core.token_sampling import token_logprobs
 from unmask.core.trace import all_tokens, state_before
 from unmask.methods import BASES, agrpo, daca, diffu_grpo, dps, positive, raft, sml
-from unmask.methods.daca import SCOPES, VARIANTS, beliefs, own_progress, progress_credit, shuffled_steps, standardised
+from unmask.methods.daca import SCOPES, VARIANTS, beliefs, own_progress, progress_credit, standardised
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 
 EVERYTHING = Record(top=WORDS, entropy=True)

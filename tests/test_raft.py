@@ -66,7 +66,7 @@ def test_options_of_strata_are_refused_with_other_states():
             with pytest.raises(ValueError, match="strata and layout belong to states=sml"):
                 raft(STATES[states], **options)
     config = {"method": "raft"}
-    with pytest.raises(ValueError, match=r"raft: strata and layout .* set raft.states=sml, or leave them out"):
+    with pytest.raises(ValueError, match=r"raft: strata and layout .* set it, or leave them out"):
         parse_config({**config, "raft": {"strata": 4}})
     with pytest.raises(ValueError, match=r"raft.states: there is no 'elbo'"):
         parse_config({**config, "raft": {"states": "elbo"}})

@@ -49,11 +49,11 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import EPSILON, Advantage, group_sum
+from unmask.core.credit import shuffled_steps, step_sums
 from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step, uniform_credit
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
-from unmask.core.token_sampling import uniforms
 from unmask.core.trace import Trace
 from unmask.methods.agrpo import agrpo
 from unmask.methods.positive import positive
@@ -193,7 +193,7 @@ def standardised(progress: StepProgress, trace: Trace, scope: Scope) -> Tensor:
     """z of each position's score; every (trace, step) with a defined score has weight one."""
     score_BL, defined_BL = progress
     step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    size_BT = _step_sums(torch.ones_like(trace.logp_BL), trace)
+    size_BT = step_sums(torch.ones_like(trace.logp_BL), trace)
     weight_BL = defined_BL / size_BT.gather(1, step_BL).clamp(min=1)
     scope_B = scope(trace)
     count_B = group_sum(weight_BL.sum(-1), scope_B).clamp(min=1e-12)
@@ -201,28 +201,6 @@ def standardised(progress: StepProgress, trace: Trace, scope: Scope) -> Tensor:
     centred_BL = (score_BL - mean_B[:, None]) * defined_BL
     variance_B = group_sum((weight_BL * centred_BL**2).sum(-1), scope_B) / count_B
     return centred_BL / (variance_B.sqrt() + EPSILON)[:, None]
-
-
-def _step_sums(value_BL: Tensor, trace: Trace) -> Tensor:
-    """The sum over the tokens that each step committed, (B, T)."""
-    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    return value_BL.new_zeros(len(trace), trace.steps).scatter_add(1, step_BL, value_BL * trace.filled_BL)
-
-
-def shuffled_steps(z_BL: Tensor, trace: Trace) -> Tensor:
-    """The control: the scores of the steps that wrote something, shuffled among those steps of the same trace.
-
-    A gain that remains with shuffled scores is not due to DPS. The permutation is a function of what the trace wrote.
-    """
-    place_L = torch.arange(trace.tokens_BL.shape[1], 0, -1, device=z_BL.device)
-    seed_B = (trace.tokens_BL * place_L * trace.filled_BL).sum(-1)
-    size_BT = _step_sums(torch.ones_like(z_BL), trace)
-    z_BT = _step_sums(z_BL, trace) / size_BT.clamp(min=1)
-    key_BT = uniforms(seed_B[:, None], torch.arange(trace.steps, device=z_BL.device))
-    order_BT = key_BT.masked_fill(size_BT == 0, 2.0).argsort(-1)  # the steps that wrote something come first
-    number_BT = ((size_BT > 0).cumsum(-1) - 1).clamp(min=0)
-    step_BL = torch.where(trace.filled_BL, trace.step_BL, 0)
-    return z_BT.gather(1, order_BT).gather(1, number_BT).gather(1, step_BL) * trace.filled_BL
 
 
 def progress_credit(

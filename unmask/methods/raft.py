@@ -46,7 +46,7 @@ def raft(
     check_functions(states=states, layout=layout, normaliser=normaliser)
     strata_used = states is stratified
     if not strata_used and (strata, layout) != (STRATA, random_strata):
-        raise ValueError("strata and layout belong to states=sml: set raft.states=sml, or leave them out")
+        raise ValueError("strata and layout belong to states=sml: set it, or leave them out")
     if states is block_elbo and normaliser not in (canvas_mean, token_mean, trace_sum):
         raise ValueError(
             "the states semi_autoregressive need a normaliser that does not divide by the asked tokens of a rollout: "

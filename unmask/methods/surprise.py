@@ -20,9 +20,9 @@ from functools import partial
 
 from torch import Tensor, where
 
+from unmask.core.credit import shuffled_steps
 from unmask.core.method import Method, uniform_credit
 from unmask.core.trace import Trace
-from unmask.methods.daca import shuffled_steps
 
 CERTAIN = 1e-6
 """A smaller mean of 1 - p is rounding: such a rollout has uniform weights."""

@@ -194,7 +194,7 @@ CHECKS: dict[str, HealthCheck] = {
         nll_growth,
         2,
         "the rollouts have become twice as uncertain, and most are wrong, so the solve rate may fall: lower "
-        "optimizer.lr; if tokens are scored with SML (sml, daca, keep_correct, raft.states=sml), take raft without it",
+        "optimizer.lr; if tokens are scored with SML (sml, daca, raft.states=sml), take raft without it",
     ),
     "gradient_spike": HealthCheck(
         norm_over_median,
