@@ -15,6 +15,7 @@ daemon first.
 
 import argparse
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -183,6 +184,41 @@ def percent(values: list[float]) -> str:
     """The mean with Student's 95 % interval over seeds."""
     mean, low, high = t_interval(values)
     return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def ends(world: dict[str, Any], line: str, measure: str = "sampled") -> list[float]:
+    """A measure at the end of every run of a line, by seed."""
+    return [curve[-1][measure] for _, curve in sorted(world["lines"][line]["curves"].items())]
+
+
+def points(values: list[float], others: list[float]) -> str:
+    """The mean of the differences, paired by seed, in points, with Student's 95 % interval."""
+    middle, low, high = (100 * x for x in t_interval([a - b for a, b in zip(values, others, strict=True)]))
+    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def heading(first: str, found: Iterable[str]) -> str:
+    """The first two lines of a table with a column for each world."""
+    columns = [first, *found]
+    return "| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|"
+
+
+def print_ends(found: dict[str, Any], lines: Iterable[str]) -> None:
+    """Every line in every world, sampled and greedy."""
+    print("\n" + heading("sampled / greedy", found))
+    for line in lines:
+        cells = (both([curve[-1] for curve in world["lines"][line]["curves"].values()]) for world in found.values())
+        print(f"| {line} | " + " | ".join(cells) + " |")
+
+
+def study_parser(text: str | None, out: str) -> argparse.ArgumentParser:
+    """The options that the studies share."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--tables", action="store_true")
+    return parser
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:

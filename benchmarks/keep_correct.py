@@ -8,14 +8,21 @@ Two bases, alone and with the term at SML's and at uniform states, in four world
 the rate that the shelf chose for the base, on json_mini the study of surprise. The claims are in LOG.md.
 """
 
-import argparse
 import json
-from pathlib import Path
-from typing import Any
 
-from choosing import RESULTS, WORLDS, Study, both, holm, paired_p, with_options
-
-from unmask.util.statistics import t_interval
+from choosing import (
+    RESULTS,
+    WORLDS,
+    Study,
+    ends,
+    heading,
+    holm,
+    paired_p,
+    points,
+    print_ends,
+    study_parser,
+    with_options,
+)
 
 FILE = RESULTS / "keep_correct.json"
 BASES = ("agrpo", "diffu_grpo")
@@ -40,30 +47,17 @@ def lines_of(name: str) -> dict[str, str]:
     }
 
 
-def sampled(found: dict[str, Any], line: str) -> list[float]:
-    return [curve[-1]["sampled"] for _, curve in sorted(found["lines"][line]["curves"].items())]
-
-
-def difference(found: dict[str, Any], line: str, other: str) -> str:
-    pairs = zip(sampled(found, line), sampled(found, other), strict=True)
-    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
 def tables() -> None:
     """Print the tables of docs/methods/keep_correct.md."""
     found = json.loads(FILE.read_text())
-    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
-    for line in (base + term for base in BASES for term in TERMS):
-        ends = ([curve[-1] for curve in column["lines"][line]["curves"].values()] for column in found.values())
-        print(f"| {line} | " + " | ".join(map(both, ends)) + " |")
-    print("\n| sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    print_ends(found, [base + term for base in BASES for term in TERMS])
+    print("\n" + heading("sampled", found))
     pairs = [(base + ", uniform", base + other) for base in BASES for other in ("", ", SML")]
     for line, other in pairs:
-        cells = (difference(column, line, other) for column in found.values())
+        cells = (points(ends(column, line), ends(column, other)) for column in found.values())
         print(f"| {line}, minus {other} | " + " | ".join(cells) + " |")
     p_values = {
-        f"{line} - {other}, {name}": paired_p(sampled(column, line), sampled(column, other))
+        f"{line} - {other}, {name}": paired_p(ends(column, line), ends(column, other))
         for line, other in pairs
         for name, column in found.items()
     }
@@ -71,12 +65,7 @@ def tables() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/keep_correct"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tables", action="store_true")
-    arguments = parser.parse_args()
+    arguments = study_parser(__doc__, "runs/keep_correct").parse_args()
     if arguments.tables:
         return tables()
     study, found = Study(arguments), {}

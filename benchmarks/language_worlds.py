@@ -9,17 +9,19 @@ if TYPE_CHECKING:
 
 STARTS = Path(__file__).parent / "starts"
 RATES = (3e-5, 6e-5, 1.2e-4)
-LINES: dict[str, str] = {
+TABLE: dict[str, str] = {
     "diffu_grpo": "diffu_grpo",
     "diffu_grpo+daca": "diffu_grpo+daca",
     "diffu_grpo+dispo": "diffu_grpo+dispo",
     "agrpo": "agrpo",
     "raft, SML": "raft:states=sml",
     "raft, uniform": "raft:states=uniform",
+}
+LINES = TABLE | {
     "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",
     "diffu_grpo+surprise": "diffu_grpo+surprise",
 }
-"""The last two run only with --lines: DACA with an anchor, a possible remedy, and the weight 1 - p."""
+"""Also those that run only with --lines: DACA with an anchor, a possible remedy, and the weight 1 - p."""
 LOW, HIGH = 0.15, 0.45
 """The greedy solve rate of a planted start is to be between these."""
 
@@ -81,7 +83,7 @@ class World:
     """A key of ADAPTATIONS."""
     ask: Ask
     """The task and its decoding."""
-    lines: tuple[str, ...] = tuple(LINES)[:-2]
+    lines: tuple[str, ...] = tuple(TABLE)
     seeds: int = 5
     forwards: float = 6e4
     more: tuple[str, ...] = ()

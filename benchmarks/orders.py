@@ -8,14 +8,13 @@ rate is the one that the shelf chose for low_confidence (benchmarks/results/shel
 evaluated in low_confidence, the field's default. The claims are in LOG.md.
 """
 
-import argparse
 import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-from choosing import RESULTS, Study, holm, paired_p, percent, with_options
+from choosing import RESULTS, Study, holm, paired_p, percent, points, study_parser, with_options
 
 from unmask.core.order import ORDERS
 from unmask.evaluation.evaluate import Evaluator
@@ -25,7 +24,6 @@ from unmask.studies.compare.compare import Comparison, compare
 from unmask.tasks import TASKS
 from unmask.training.run.folder import read_metrics
 from unmask.util.micro_batch import MicroBatch
-from unmask.util.statistics import t_interval
 
 LINES = {"raft": "raft:states=uniform", "agrpo": "agrpo", "diffu_grpo": "diffu_grpo"}
 TRAINED = ("low_confidence", "surest_position", "random")
@@ -112,7 +110,8 @@ def tables() -> None:
         for label in LINES:
             for order in TRAINED:
                 cells = [percent(values(world, label, order, key)) for key in ("sampled", "greedy")]
-                cells += ["" if order == TRAINED[0] else difference(world, label, order, "greedy")]
+                usual, other = (values(world, label, each, "greedy") for each in (TRAINED[0], order))
+                cells += ["" if order == TRAINED[0] else points(other, usual)]
                 cells += [f"{100 * mean(values(world, label, order, key)):.0f}" for key in ("idle_first", "idle")]
                 print(f"| {label} | {order} | " + " | ".join(cells) + " |")
     for key in ("sampled", "greedy"):
@@ -127,21 +126,11 @@ def tables() -> None:
         print(f"\n{key}, Holm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
 
 
-def difference(world: dict[str, Any], label: str, order: str, key: str) -> str:
-    pairs = zip(values(world, label, order, key), values(world, label, TRAINED[0], key), strict=True)
-    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/orders"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser = study_parser(__doc__, "runs/orders")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", default="forwards=5e4")
     parser.add_argument("--file", type=Path, default=FILE)
-    parser.add_argument("--tables", action="store_true")
     arguments = parser.parse_args()
     if arguments.tables:
         return tables()

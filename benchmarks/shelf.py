@@ -9,16 +9,14 @@
 of the task's first column. Writes benchmarks/results/shelf.json; a column replaces its entry there.
 """
 
-import argparse
 import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import LINES, RATES, RESULTS, WORLDS, Study, percent, with_options
+from choosing import LINES, RATES, RESULTS, WORLDS, Study, heading, percent, points, study_parser, with_options
 
 from unmask.util.plots import new_figure
-from unmask.util.statistics import t_interval
 
 SHELF: dict[str, str] = {
     "raft, SML": "raft:states=sml",
@@ -102,7 +100,7 @@ def tables() -> None:
             behind = max(best[name] - end for name, end in ends[line].items())
             cells += [f"{100 * mean(ends[line].values()):.1f}" if whole else "", f"{100 * behind:.1f}"]
             print(f"| {line} | " + " | ".join(cells) + " |")
-    print("\n| sampled minus raft, SML | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    print("\n" + heading("sampled minus raft, SML", found))
     for line in SHELF:
         print(f"| {line} | " + " | ".join(difference(found[name]["lines"], line) for name in found) + " |")
     first = next(iter(found))
@@ -120,9 +118,8 @@ def difference(lines: dict[str, Any], line: str) -> str:
     if line not in lines:
         return ""
     curves, others = lines[line]["curves"], lines["raft, SML"]["curves"]
-    differences = [curves[seed][-1]["sampled"] - others[seed][-1]["sampled"] for seed in curves if seed in others]
-    middle, low, high = (100 * x for x in t_interval(differences))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
+    seeds = [seed for seed in curves if seed in others]
+    return points(*([runs[seed][-1]["sampled"] for seed in seeds] for runs in (curves, others)))
 
 
 def draw(path: Path) -> None:
@@ -152,13 +149,9 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__, "runs/shelf")
     parser.add_argument("columns", nargs="*", metavar="COLUMN", help=", ".join(COLUMNS))
-    parser.add_argument("--tables", action="store_true")
     parser.add_argument("--figures", type=Path, metavar="FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("runs/shelf"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int)
     arguments = parser.parse_args()
     if arguments.tables:
         return tables()

@@ -13,21 +13,17 @@ random order. The claims are in LOG.md. The first two parts were run when the pl
 benchmarks/surprise_credit.py; their results name it.
 """
 
-import argparse
 import json
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
-from choosing import RESULTS, WORLDS as STUDIED, Study, both, holm, paired_p
-
-from unmask.util.statistics import t_interval
+from choosing import RESULTS, WORLDS, Study, ends, heading, holm, paired_p, points, print_ends, study_parser
 
 BASES = ("raft", "agrpo", "diffu_grpo")
 SHARES = ("0.5", "1")
-LINES = {
+CONTROLLED = {
     f"{base}{label}": base + plugin
     for base in BASES
     for label, plugin in {
@@ -36,123 +32,101 @@ LINES = {
         **{f", {share} shuffled": f"+surprise:share={share}:shuffled=true" for share in SHARES},
     }.items()
 }
-WORLDS = {
-    "Sudoku, two behaviours": ("tiny-two", "sudoku"),
-    "Sudoku, noise": ("tiny", "sudoku"),
-    "Countdown, two behaviours": ("tiny-two", "countdown"),
+"""The lines of the first part, by their names in the tables."""
+WHOLE = {"": "", ", 1": "+surprise"}
+RATED = {
+    base + label: base + plugin for base in ("diffu_grpo", "coupled_grpo", "agrpo") for label, plugin in WHOLE.items()
 }
-FILE = RESULTS / "surprise.json"
-OWN_RATES = (2e-4, 4e-4, 8e-4)
-PLUGINS = {"": "", ", 1": "+surprise"}
-RATED_BASES = ("diffu_grpo", "coupled_grpo", "agrpo")
-RATED_WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "Sudoku, two behaviours": ("tiny-two", "sudoku", ()),
-    "Countdown, noise": ("tiny", "countdown", ()),
-    "arithmetic": STUDIED["arithmetic"],
-    "json_mini": STUDIED["json_mini"],
+World = tuple[str, str, tuple[str, ...]]
+"""The start, the task and its settings."""
+SUDOKU: World = ("tiny-two", "sudoku", ())
+NOISE: World = ("tiny", "sudoku", ())
+
+
+class Part(NamedTuple):
+    file: Path
+    lines: dict[str, str]
+    worlds: dict[str, World]
+    settings: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
+
+
+PARTS = {
+    "first": Part(
+        RESULTS / "surprise.json",
+        CONTROLLED,
+        {"Sudoku, two behaviours": SUDOKU, "Sudoku, noise": NOISE, "Countdown, two behaviours": WORLDS["countdown"]},
+        ("optimizer.lr=2e-4",),
+    ),
+    "rates": Part(
+        RESULTS / "surprise_rates.json",
+        RATED,
+        {
+            "Sudoku, two behaviours": SUDOKU,
+            "Countdown, noise": ("tiny", "countdown", ()),
+            "arithmetic": WORLDS["arithmetic"],
+            "json_mini": WORLDS["json_mini"],
+        },
+        rates=(2e-4, 4e-4, 8e-4),
+    ),
+    "random": Part(
+        RESULTS / "surprise_random.json",
+        {line: text for line, text in RATED.items() if not line.startswith("coupled")},
+        {"Sudoku, two behaviours": SUDOKU, "Sudoku, noise": NOISE},
+        ("optimizer.lr=2e-4", "rollout.order=random"),
+    ),
 }
-RATED_FILE = RESULTS / "surprise_rates.json"
-RATED_LINES = {base + label: base + plugin for base in RATED_BASES for label, plugin in PLUGINS.items()}
-RANDOM_WORLDS = ("Sudoku, two behaviours", "Sudoku, noise")
-RANDOM_LINES = {line: RATED_LINES[line] for line in ("diffu_grpo", "diffu_grpo, 1", "agrpo", "agrpo, 1")}
-RANDOM_FILE = RESULTS / "surprise_random.json"
-
-
-def ends(world: dict[str, Any], line: str, measure: str = "sampled") -> list[float]:
-    return [curve[-1][measure] for _, curve in sorted(world["lines"][line]["curves"].items())]
-
-
-def difference(world: dict[str, Any], line: str, other: str, measure: str = "sampled") -> str:
-    pairs = zip(ends(world, line, measure), ends(world, other, measure), strict=True)
-    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def tables() -> None:
-    """Print the tables of docs/credit.md, and Holm's p-values of the differences to the controls."""
-    found = json.loads(FILE.read_text())
-    results(found, LINES)
-    print("\n| sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    """Print the tables of docs/credit.md and docs/methods/surprise.md, with Holm's p-values."""
+    found = json.loads(PARTS["first"].file.read_text())
+    print_ends(found, CONTROLLED)
+    print("\n" + heading("sampled", found))
     p_values = {}
-    for base in BASES:
-        for share in SHARES:
-            line, control = f"{base}, {share}", f"{base}, {share} shuffled"
-            for name, other in (("uniform credit", base), ("control", control)):
-                cells = (difference(world, line, other) for world in found.values())
-                print(f"| {line} minus {name} | " + " | ".join(cells) + " |")
-            for name, world in found.items():
-                p_values[f"{line}, {name}"] = paired_p(ends(world, line), ends(world, control))
+    for base, share in product(BASES, SHARES):
+        line, control = f"{base}, {share}", f"{base}, {share} shuffled"
+        for name, other in (("uniform credit", base), ("control", control)):
+            cells = (points(ends(world, line), ends(world, other)) for world in found.values())
+            print(f"| {line} minus {name} | " + " | ".join(cells) + " |")
+        p_values |= {
+            f"{line}, {name}": paired_p(ends(world, line), ends(world, control)) for name, world in found.items()
+        }
     print("\nHolm's p against the control:", {name: round(p, 3) for name, p in holm(p_values).items() if p < 0.5})
-    print("mean difference to the control:", {share: f"{mean_difference(found, share):+.2f}" for share in SHARES})
-    gains(json.loads(RATED_FILE.read_text()), RATED_LINES)
-    gains(json.loads(RANDOM_FILE.read_text()), RANDOM_LINES)
+    for share in SHARES:
+        gains = [mean(ends(world, f"{base}, {share}")) - mean(ends(world, base))
+                 for world, base in product(found.values(), BASES)]  # fmt: skip
+        print(f"{share} minus uniform credit, mean: {100 * mean(gains):+.1f}")
+    for name in ("rates", "random"):
+        print_gains(json.loads(PARTS[name].file.read_text()), PARTS[name].lines)
 
 
-def results(found: dict[str, Any], lines: Iterable[str]) -> None:
-    print("\n| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
-    for line in lines:
-        cells = (both([curve[-1] for curve in world["lines"][line]["curves"].values()]) for world in found.values())
-        print(f"| {line} | " + " | ".join(cells) + " |")
-
-
-def gains(found: dict[str, Any], lines: Iterable[str]) -> None:
-    """The table of lines with the whole weight beside their bases, and Holm's p-values of the differences."""
-    results(found, lines)
-    weighted, p_values = [line for line in lines if line.endswith(", 1")], {}
-    for line in weighted:
-        base = line.removesuffix(", 1")
-        for measure in ("sampled", "greedy", "pass@4"):
-            cells = [difference(world, line, base, measure) for world in found.values()]
-            middle = 100 * mean(
-                mean(ends(world, line, measure)) - mean(ends(world, base, measure)) for world in found.values()
-            )
-            print(f"| {line} minus {base}, {measure} | " + " | ".join(cells) + f" | {middle:+.1f} |")
-    for line, (name, world) in product(weighted, found.items()):
-        p_values[f"{line}, {name}"] = paired_p(ends(world, line), ends(world, line.removesuffix(", 1")))
-    print("Holm's p:", {name: round(p, 3) for name, p in holm(p_values).items()})
-
-
-def mean_difference(found: dict[str, Any], share: str) -> float:
-    pairs = ((ends(world, f"{base}, {share}"), ends(world, f"{base}, {share} shuffled"))
-             for world in found.values() for base in BASES)  # fmt: skip
-    return 100 * mean(mean(line) - mean(control) for line, control in pairs)
-
-
-def own_rates(study: Study) -> None:
-    found = {}
-    for name, (model, task, more) in RATED_WORLDS.items():
-        settings = study.settings(model, task, "eval.every=0", *more)
-        found[name] = study.run(f"rated {name}", RATED_LINES, settings, seeds=5, budget="forwards=1e5", rates=OWN_RATES)
-        RATED_FILE.write_text(json.dumps(found) + "\n")
-
-
-def random_order(study: Study) -> None:
-    found = {}
-    for name in RANDOM_WORLDS:
-        settings = study.settings(*WORLDS[name], "eval.every=0", "optimizer.lr=2e-4", "rollout.order=random")
-        found[name] = study.run(f"random {name}", RANDOM_LINES, settings, seeds=5, budget="forwards=1e5")
-        RANDOM_FILE.write_text(json.dumps(found) + "\n")
+def print_gains(found: dict[str, Any], lines: dict[str, str]) -> None:
+    """The lines, those with the whole weight minus their bases, the means over worlds, and Holm's p-values."""
+    print_ends(found, lines)
+    print("\n" + heading("with surprise minus without", [*found, "mean"]))
+    pairs, p_values = [(line, line.removesuffix(", 1")) for line in lines if line.endswith(", 1")], {}
+    for (line, base), measure in product(pairs, ("sampled", "greedy", "pass@4")):
+        both = {name: (ends(world, line, measure), ends(world, base, measure)) for name, world in found.items()}
+        middle = 100 * mean(mean(values) - mean(others) for values, others in both.values())
+        print(f"| {base}, {measure} | " + " | ".join(points(*pair) for pair in both.values()) + f" | {middle:+.1f} |")
+        if measure == "sampled":
+            p_values |= {f"{base}, {name}": paired_p(*pair) for name, pair in both.items()}
+    print("\nHolm's p, sampled:", {name: round(p, 3) for name, p in holm(p_values).items()})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["first", "rates", "random"], nargs="?", default="first")
-    parser.add_argument("--out", type=Path, default=Path("runs/surprise"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tables", action="store_true")
+    parser = study_parser(__doc__, "runs/surprise")
+    parser.add_argument("part", choices=list(PARTS), nargs="?", default="first")
     arguments = parser.parse_args()
     if arguments.tables:
         return tables()
-    study, found = Study(arguments), {}
-    if arguments.part == "rates":
-        return own_rates(study)
-    if arguments.part == "random":
-        return random_order(study)
-    for name, (model, task) in WORLDS.items():
-        settings = study.settings(model, task, "eval.every=0", "optimizer.lr=2e-4")
-        found[name] = study.run(f"surprise {name}", LINES, settings, seeds=5, budget="forwards=1e5")
-        FILE.write_text(json.dumps(found) + "\n")
+    study, part, found = Study(arguments), PARTS[arguments.part], {}
+    for name, (model, task, more) in part.worlds.items():
+        settings = study.settings(model, task, "eval.every=0", *part.settings, *more)
+        folder = f"{arguments.part} {name}"
+        found[name] = study.run(folder, part.lines, settings, seeds=5, budget="forwards=1e5", rates=part.rates)
+        part.file.write_text(json.dumps(found) + "\n")
     return None
 
 

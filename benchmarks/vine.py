@@ -10,15 +10,11 @@
 world replaces its entry.
 """
 
-import argparse
 import json
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import RESULTS, Study, both, with_options
-
-from unmask.util.statistics import t_interval
+from choosing import RESULTS, Study, both, ends, heading, points, study_parser, with_options
 
 LINES = {
     "vine": "vine",
@@ -39,41 +35,27 @@ WORLDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 """The start, the task and its settings."""
 
 
-def ends(world: dict[str, Any], line: str, measure: str) -> list[float]:
-    return [curve[-1][measure] for curve in world["lines"][line]["curves"].values()]
-
-
 def tables(found: dict[str, Any]) -> None:
     """Print the tables of docs/methods/vine.md for one learning rate."""
-    print("| sampled / greedy | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    print(heading("sampled / greedy", found))
     starts = [next(iter(world["lines"]["vine"]["curves"].values()))[:1] for world in found.values()]
     print("| start | " + " | ".join(both(start) for start in starts) + " |")
     for line in LINES:
         runs = [world["lines"][line]["curves"].values() for world in found.values()]
         print(f"| {line} | " + " | ".join(both([curve[-1] for curve in curves]) for curves in runs) + " |")
-    print("\n| vine minus, sampled | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+    print("\n" + heading("vine minus, sampled", found))
     for line in list(LINES)[1:]:
-        print(f"| {line} | " + " | ".join(difference(world, line) for world in found.values()) + " |")
-    print("\n| forwards of an update | " + " | ".join(found) + " |\n|---|" + "---|" * len(found))
+        cells = (points(ends(world, "vine"), ends(world, line)) for world in found.values())
+        print(f"| {line} | " + " | ".join(cells) + " |")
+    print("\n" + heading("forwards of an update", found))
     for line in LINES:
         spent = [mean(ends(world, line, "forwards")) / mean(ends(world, line, "updates")) for world in found.values()]
         print(f"| {line} | " + " | ".join(f"{forwards:,.0f}" for forwards in spent) + " |")
 
 
-def difference(world: dict[str, Any], line: str) -> str:
-    """Of vine and a line, paired by seed."""
-    pairs = zip(ends(world, "vine", "sampled"), ends(world, line, "sampled"), strict=True)
-    middle, low, high = (100 * x for x in t_interval([a - b for a, b in pairs]))
-    return f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__, "runs/vine")
     parser.add_argument("worlds", nargs="*", metavar="WORLD", help=", ".join(WORLDS))
-    parser.add_argument("--tables", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/vine"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", default="forwards=1e5")
     parser.add_argument("--rate", default="4e-4", help="the learning rate")

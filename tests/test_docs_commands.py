@@ -153,6 +153,10 @@ def checked(text: str, folder: Path, inline: bool = False) -> None:
         script = next((word for word in rest if word.endswith(".py")), None)
         assert script is None or (ROOT / script).is_file(), script
         source = (ROOT / script).read_text() if script else ""
+        if "study_parser(" in source:  # the options that the studies share
+            source += (
+                (ROOT / "benchmarks/choosing.py").read_text().partition("def study_parser(")[2].partition("\n\n\n")[0]
+            )
         for option in [word.partition("=")[0] for word in rest if script and word.startswith("--")]:
             assert f'"{option}"' in source, option
     elif program == "pip":
@@ -218,6 +222,7 @@ def test_a_wrong_option_key_value_target_or_file_is_noticed(folder: Path, doors:
         "torchrun --nproc-per-node 8 -m unmask train my.yaml --ful",
         "make demmo",
         "python benchmarks/spead.py",
+        "python benchmarks/surprise.py --only x",
         "python benchmarks/soak.py train --update 3",
         "pip install 'unmask[plots]'",
         "conda install unmask",

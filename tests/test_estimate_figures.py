@@ -35,9 +35,9 @@ from unmask.studies.cost.hardware import COMPILED, CPU, EAGER, FP8, H200_RATE, H
 
 outlined = cache(outline)
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-SPEED, DEMO, GRAPHS, EIGHT, SCALE, FULL = (
+SPEED, GRAPHS, EIGHT, SCALE, FULL = (
     json.loads((RESULTS / f"{name}.json").read_text())
-    for name in ("speed", "demo", "speed_graphs", "speed_fp8", "speed_scale", "speed_scale_full")
+    for name in ("speed", "speed_graphs", "speed_fp8", "speed_scale", "speed_scale_full")
 )
 
 BLOCKS = [
@@ -483,7 +483,8 @@ def test_all_weights_in_half_precision_have_fp32_copies_and_a_reference() -> Non
 
 
 def test_the_demo_takes_what_was_measured_on_a_cpu() -> None:
-    """Within a factor of two of five runs of the demo of 0.2, on a core that was timed at 90 to 140 GFLOP/s."""
+    """Within a factor of two of the five runs that benchmarks/results/demo.json had before raft's default changed, on a
+    core that was timed at 90 to 140 GFLOP/s; those it has now were run on a faster one."""
     network = estimate(parse_config({"device": "cpu"})).network
     config = parse_config({"method": "diffu_grpo", "with": ["daca"], "daca": OLD, "device": "cpu"})
     found = estimate(config)

@@ -42,8 +42,6 @@ def test_rollouts_without_doubt_or_with_equal_doubt_have_uniform_weights() -> No
 def test_without_a_share_it_is_the_base_bit_for_bit_and_with_one_it_is_not(name: str) -> None:
     policy, rollouts = rollout()
     base = BASES[name]()
-    if base.credit is not uniform_credit:
-        pytest.skip("the base has a credit of its own")
     parts = {
         label: slopes(policy, parts_of(method, rollouts, generator(), moved(policy), moved(policy, seed=3)))
         for label, method in {"base": base, "none": surprise(base, 0.0), "all": surprise(base)}.items()
@@ -166,7 +164,7 @@ def test_if_the_first_token_decides_the_fully_masked_update_becomes_exact() -> N
 
 
 @pytest.mark.parametrize("order", ["left_to_right", "surest_position", "low_confidence", "random"])
-def test_it_turns_mean_field_towards_the_gradient_left_to_right_and_hardly_in_other_orders(order: str) -> None:
+def test_it_turns_mean_field_towards_the_gradient_in_two_of_four_orders(order: str) -> None:
     """Six worlds whose conditionals come from one joint distribution."""
     base, rows = diffu_grpo(prompt_masking=0, kl=0), []
     for seed in range(6):

@@ -1,10 +1,19 @@
-"""What credit rules share: sums over the tokens of a step, and the control that shuffles the scores of steps."""
+"""What credit rules share: sums over the tokens of a step, the control that shuffles the scores of steps, and the check
+that a method has no other credit.
+"""
 
 import torch
 from torch import Tensor
 
+from unmask.core.method import Method, uniform_credit
 from unmask.core.token_sampling import uniforms
 from unmask.core.trace import Trace
+
+
+def check_uniform_credit(base: Method, rule: str) -> None:
+    """ValueError if the method has a credit that the rule would replace."""
+    if base.credit is not uniform_credit:
+        raise ValueError(f"{base.name} has a credit of its own, which {rule} would replace: use one of them")
 
 
 def step_sums(value_BL: Tensor, trace: Trace) -> Tensor:

@@ -49,8 +49,8 @@ import torch
 from torch import Tensor
 
 from unmask.core.advantage import EPSILON, Advantage, group_sum
-from unmask.core.credit import shuffled_steps, step_sums
-from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step, uniform_credit
+from unmask.core.credit import check_uniform_credit, shuffled_steps, step_sums
+from unmask.core.method import Method, Term, check_functions, check_range, each_inner_step
 from unmask.core.shapes import GIVEN
 from unmask.core.specs import Record
 from unmask.core.strata import STRATA, Layout, random_strata, stratified
@@ -270,11 +270,6 @@ def sml(
     return replace(method, name=f"{base.name}+sml")
 
 
-def _check_credit(base: Method) -> None:
-    if base.credit is not uniform_credit:
-        raise ValueError(f"{base.name} has a credit of its own, which DPS would replace: leave out dps and daca")
-
-
 def dps(
     base: Method,
     strength: float = 0.1,
@@ -289,7 +284,7 @@ def dps(
     check_range(0, inf, strength=strength, largest=largest)
     check_range(0, 1, smallest=smallest)
     check_functions(variant=variant, scope=scope)
-    _check_credit(base)
+    check_uniform_credit(base, "DPS")
     if top < 1:
         raise ValueError(f"top={top} must be at least 1: DPS reads the recorded predictions")
     if shuffled and variant is own_progress:
@@ -324,7 +319,7 @@ def daca(
 ) -> Method:
     """SML and DPS together: tokens scored in context and weighted by progress. On a base that is defined by its states,
     such as AGRPO, DPS alone."""
-    _check_credit(base)
+    check_uniform_credit(base, "DPS")
     if base.trajectory:
         if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, 0, 0, 0, 0):
             raise ValueError(

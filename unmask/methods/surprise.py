@@ -20,8 +20,8 @@ from functools import partial
 
 from torch import Tensor, where
 
-from unmask.core.credit import shuffled_steps
-from unmask.core.method import Method, uniform_credit
+from unmask.core.credit import check_uniform_credit, shuffled_steps
+from unmask.core.method import Method
 from unmask.core.trace import Trace
 
 CERTAIN = 1e-6
@@ -41,7 +41,6 @@ def surprise(base: Method, share: float = 1.0, shuffled: bool = False) -> Method
     """Weight tokens by how uncertain they were when they were drawn."""
     if not 0 <= share <= 1:
         raise ValueError(f"share={share} must be at least 0 and at most 1")
-    if base.credit is not uniform_credit:
-        raise ValueError(f"{base.name} has a credit of its own, which surprise would replace: leave one of them out")
+    check_uniform_credit(base, "surprise")
     credit = partial(surprise_credit, share=share, shuffled=shuffled)
     return replace(base, name=f"{base.name}+surprise", credit=credit)
