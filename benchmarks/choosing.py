@@ -31,7 +31,7 @@ OLD = "anchor=0.5:kl=0.05:negative=1"
 """DACA and SML as in 0.1.0 and 0.2.0."""
 
 BASES = ("diffu_grpo", "unigrpo", "coupled_grpo", "wd1", "spg", "gspo", "espo", "reinforce_pp", "agrpo")
-PLUGINS = {"sml": "sml", "dps": "dps", "daca": "daca", "daca 0.1": f"daca:{OLD}", "dispo": "dispo"}
+PLUGINS = {"sml": "sml:anchor=0", "dps": "dps", "daca": "daca:anchor=0", "daca 0.1": f"daca:{OLD}", "dispo": "dispo"}
 LINES: dict[str, str] = {
     **{base: base for base in BASES},
     **{
@@ -41,10 +41,10 @@ LINES: dict[str, str] = {
     },
     "agrpo+dps": "agrpo+dps",
     "agrpo+dispo": "agrpo+dispo",
-    "diffu_grpo+daca, exact negative": "diffu_grpo+daca:exact_negative=1",
-    "raft, SML": "diffu_grpo:advantage=correct_only+sml",
+    "diffu_grpo+daca, exact negative": "diffu_grpo+daca:anchor=0:exact_negative=1",
+    "raft, SML": "diffu_grpo:advantage=correct_only+sml:anchor=0",
     "raft, fully masked": "diffu_grpo:kl=0:prompt_masking=0:advantage=correct_only",
-    "own samples, SML": "diffu_grpo:advantage=every_sample+sml",
+    "own samples, SML": "diffu_grpo:advantage=every_sample+sml:anchor=0",
     "diffu_grpo, no KL": "diffu_grpo:kl=0",
     "diffu_grpo, whole prompt": "diffu_grpo:prompt_masking=0",
     "diffu_grpo+positive, no KL": "diffu_grpo:kl=0+positive",
@@ -54,8 +54,8 @@ LINES: dict[str, str] = {
 
 LIKELIHOODS = {
     "fully masked": ("diffu_grpo:kl=0:prompt_masking=0", "positive"),
-    "mask pair": ("diffu_grpo", "sml:strata=2"),
-    "SML": ("diffu_grpo", "sml"),
+    "mask pair": ("diffu_grpo", "sml:strata=2:anchor=0"),
+    "SML": ("diffu_grpo", "sml:anchor=0"),
     "ELBO": ("unigrpo:kl=0:advantage=group_mean", "positive"),
     "visited": ("agrpo", "positive"),
 }

@@ -80,7 +80,8 @@ def tables(study: Study) -> None:
     for name, world in study.by_world("rl").items():
         print_rl(name, world)
     for name, models in study.by_world("after").items():
-        asked = [key for key, each in next(iter(models["start"].values())).items() if "sampled" in each]
+        asked = dict.fromkeys(key for each in models.values() for found in each.values() for key in found
+                              if "sampled" in found[key])  # fmt: skip
         rows = ([key, *(over_seeds(seeds, key) for seeds in models.values())] for key in asked)
         table([f"{name}, sampled / greedy", *models], rows)
 
@@ -99,22 +100,23 @@ def draw(study: Study) -> None:
         figure = new_figure(8.5, 3.6)
         assert figure is not None
         left, right = figure.subplots(1, 2)
-        for number, (label, line) in enumerate(world["lines"].items()):
+        for number, line in enumerate(world["lines"].values()):
             runs = list(line["training"].values())
             updates = min((len(run["solved"]) for run in runs), default=0)
             solved, forwards = ([mean(run[key][at] for run in runs) for at in range(updates)]
                                 for key in ("solved", "forwards"))  # fmt: skip
             smooth = [100 * mean(solved[at - 7 : at + 1]) for at in range(7, updates)]
-            left.plot(forwards[7:], smooth, color=f"C{number}", label=label)
+            left.plot(forwards[7:], smooth, color=f"C{number}")
             for curve in line["curves"].values():
                 gain = [100 * point["greedy"] for point in (curve[0], curve[-1])]
                 right.plot([number - 0.1, number + 0.1], gain, ".-", color=f"C{number}")
-        left.set(xlabel="forwards spent", ylabel="solved in training, %, seeds and 8 updates")
-        right.set(ylabel="greedy, held out, %: before and after")
+        left.set(xlabel="forwards spent", ylabel="solved in training, %")
+        right.set(ylabel="greedy, before and after, %")
         right.set_xticks(range(len(world["lines"])), list(world["lines"]), rotation=30, ha="right", fontsize=8)
+        for number, label in enumerate(right.get_xticklabels()):
+            label.set_color(f"C{number}")
         for axes in (left, right):
             axes.grid(alpha=0.3)
-        left.legend(fontsize=7, frameon=False)
         figure.savefig(folder / f"language_{name}.png", dpi=110)
     draw_starts(study.read("starts"), folder / "language_starts.png")
     draw_values(study.by_world("after"), folder / "language_values.png")
@@ -143,6 +145,7 @@ def draw_starts(found: dict[str, Any], path: Path) -> None:
 def draw_values(found: dict[str, Any], path: Path) -> None:
     """The value along rollouts, and the share of states whose completions all end alike."""
     models = next(iter(found.values()), {})
+    models = {label: seeds for label, seeds in models.items() if any("values" in each for each in seeds.values())}
     if not models or (figure := new_figure(8.5, 3.6)) is None:
         return
     for axes, kind in zip(figure.subplots(1, 2), ("value", "decided"), strict=True):

@@ -27,7 +27,7 @@ SHELF: dict[str, str] = {
     "raft, fully masked": "raft:states=fully_masked",
     "raft, best of the group": "raft:states=sml:advantage=best_of_group",
     "dtm": "dtm",
-    "diffu_grpo+daca": "diffu_grpo+daca",
+    "diffu_grpo+daca": "diffu_grpo+daca:anchor=0",
     "diffu_grpo+daca, anchor": "diffu_grpo+daca:anchor=0.5",
     "diffu_grpo+daca 0.1": LINES["diffu_grpo+daca 0.1"],
     "agrpo": "agrpo",

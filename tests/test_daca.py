@@ -96,7 +96,7 @@ def test_one_stratum_is_mean_field_without_prompt_masking_bit_for_bit(name, layo
     policy, rollouts = rollout()
     base = BASES[name](prompt_masking=0.0)
     plain = parts_of(base, rollouts, generator(), moved(policy), moved(policy, seed=3))
-    one = sml(base, strata=1, layout=LAYOUTS[layout], kl=base.kl, negative=1.0)
+    one = sml(base, strata=1, layout=LAYOUTS[layout], anchor=0.0, kl=base.kl, negative=1.0)
     found = parts_of(one, rollouts, generator(5), moved(policy), moved(policy, seed=3))
     assert_identical(slopes(policy, found), slopes(policy, plain))
 

@@ -192,7 +192,7 @@ def test_credit_turns_the_exact_gradient_by_this_much():
 def test_mean_field_can_point_downhill():
     """It asks at the first state about tokens that were drawn at later ones: what is good late may be bad first."""
     where = Uphill(World(TablePolicy(2, 3, seed=109, scale=2.0)))
-    methods = diffu_grpo(prompt_masking=0), sml(diffu_grpo(), strata=3, negative=1.0)
+    methods = diffu_grpo(prompt_masking=0), sml(diffu_grpo(), strata=3, anchor=0.0, negative=1.0)
     field, strata = (where.of_base(method, 1)[0] for method in methods)
     assert cosine(field, where.truth) == pytest.approx(-0.386598752484, abs=1e-9)
     assert cosine(strata, where.truth) == pytest.approx(0.468747298797, abs=1e-9)

@@ -111,4 +111,16 @@ def test_labels_of_raft_have_the_states_that_they_name(study, monkeypatch) -> No
             (spec,) = method_grid([lines[label]], ["none"])
             config = read_config(overrides=spec.overrides(options_only=True), method="raft")
             assert config.options["raft"]["states"] == states[label], label
-    assert not {"diffu_grpo+daca, anchor", "diffu_grpo+surprise"} & set(study["WORLDS"]["sudoku"].lines)
+    assert not {"diffu_grpo+daca, no anchor", "raft, SML"} & set(study["WORLDS"]["sudoku"].lines)
+
+
+@pytest.mark.parametrize("name", ["choosing", "shelf"])
+def test_lines_of_older_studies_state_their_anchor(study, name: str) -> None:
+    """The default of daca and sml was 0 when their runs were made."""
+    module = runpy.run_path(str(FOLDER / f"{name}.py"))
+    lines = module.get("SHELF", module["LINES"])
+    pieces = [(label, piece) for label, line in lines.items() for piece in line.split("+")]
+    with_sml = [(label, piece) for label, piece in pieces if piece.partition(":")[0] in ("sml", "daca")]
+    assert len(with_sml) > 2
+    for label, piece in with_sml:
+        assert ("anchor=0.5" if label.endswith((" 0.1", ", anchor")) else "anchor=0") in piece.split(":"), label

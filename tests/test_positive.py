@@ -109,12 +109,12 @@ def test_correct_only_needs_rewards_whose_largest_value_is_one() -> None:
             parse_config({**method, **text, "countdown_text": {"weights": {"format": 0.5}}})
 
 
-BARE = {"method": "diffu_grpo", "with": ["sml"], "sml": {"negative": 1.0}}
+BARE = {"method": "diffu_grpo", "with": ["sml"], "sml": {"anchor": 0.0, "negative": 1.0}}
 
 
 @pytest.mark.parametrize("name", ["sml", "daca", "raft"])
 def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(name: str) -> None:
-    bare = {"method": "diffu_grpo", "with": [name], name: {"negative": 1.0}}
+    bare = {"method": "diffu_grpo", "with": [name], name: {"anchor": 0.0, "negative": 1.0}}
     if name == "raft":
         bare = {"method": "raft", "raft": {"advantage": "group_mean"}}
     warning = unlimited_push(parse_config(bare))
@@ -126,10 +126,10 @@ def test_sml_that_pushes_wrong_answers_down_without_a_limit_is_warned_of(name: s
     "change",
     [
         {"with": ["sml", "positive"]},
-        {"diffu_grpo": {"advantage": "correct_only"}, "sml": {}},
+        {"diffu_grpo": {"advantage": "correct_only"}, "sml": {"anchor": 0.0}},
         {"sml": {"negative": 1.0, "anchor": 0.5}},
-        {"sml": {"negative": 1.0, "kl": 0.05}},
-        {"sml": {"exact_negative": 1.0}},
+        {"sml": {"anchor": 0.0, "negative": 1.0, "kl": 0.05}},
+        {"sml": {"anchor": 0.0, "exact_negative": 1.0}},
     ],
     ids=str,
 )
@@ -145,7 +145,7 @@ def test_no_base_and_no_default_of_daca_is_warned_of(name: str) -> None:
 
 def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unmask.cli.train._train_with_display", lambda *given: None)
-    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml", "sml.negative=1")
+    code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml", "sml.negative=1", "sml.anchor=0")
     assert code == 0 and err.count("wrong answers") == 1
     code, _, err = unmask("train", "--method", "diffu_grpo", "--with", "sml")
     assert code == 0 and err == ""
@@ -154,11 +154,11 @@ def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        (["--with", "daca", "raft.states=sml"], "daca adds only its weights of tokens, DPS"),
-        (["--with", "sml", "raft.states=sml"], "sml changes nothing"),
-        (["--with", "sml", "raft.states=sml", "sml.anchor=0.5"], ""),
+        (["--with", "daca", "raft.states=sml", "daca.anchor=0"], "daca adds only its weights of tokens, DPS"),
+        (["--with", "sml", "raft.states=sml", "sml.anchor=0"], "sml changes nothing"),
+        (["--with", "sml", "raft.states=sml"], ""),
         (["--with", "sml", "raft.states=sml", "raft.strata=6"], "replace raft.strata"),
-        (["--with", "sml", "raft.states=sml", "raft.strata=6", "sml.strata=6"], "sml changes nothing"),
+        (["--with", "sml", "raft.states=sml", "raft.strata=6", "sml.strata=6", "sml.anchor=0"], "sml changes nothing"),
         (["--with", "daca"], ""),
         (["--with", "sml"], ""),
         (["--with", "positive"], "positive changes nothing: raft has no negative advantages"),

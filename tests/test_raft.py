@@ -26,9 +26,9 @@ def right_or_wrong(trace) -> torch.Tensor:
 def test_it_is_diffu_grpo_with_sml_and_correct_answers_only_bit_for_bit():
     policy = Net(1)
     rollouts = rolled(policy)
-    clipped = sml(diffu_grpo(advantage=correct_only))
+    clipped = sml(diffu_grpo(advantage=correct_only), anchor=0.0)
     batch, none = ScoredRollouts(rollouts, right_or_wrong(rollouts.trace)), torch.zeros(())
-    for mine in (raft(stratified), sml(raft())):  # the plug-in replaces the default states
+    for mine in (raft(stratified), sml(raft(), anchor=0.0)):  # the plug-in replaces the default states
         (terms,), (others,) = (loss_terms(method, batch, Scorer(policy), generator()) for method in (mine, clipped))
         assert_identical((none, slopes(policy, terms)[1]), (none, slopes(policy, others)[1]))
 
@@ -82,9 +82,9 @@ def test_sml_replaces_the_default_states_and_no_others():
     trace, base = rolled(Net(1)).trace, {name: raft(states) for name, states in STATES.items()}
     pairs = [
         (raft(), base["uniform"]),
-        (sml(raft()), base["sml"]),
-        (daca(raft()), base["sml"]),
-        (sml(base["sml"]), base["sml"]),
+        (sml(raft(), anchor=0.0), base["sml"]),
+        (daca(raft(), anchor=0.0), base["sml"]),
+        (sml(base["sml"], anchor=0.0), base["sml"]),
     ]
     for name in ("uniform", "pairs", "visited", "fully_masked", "semi_autoregressive"):
         with pytest.raises(ValueError, match=r"raft is defined by the states .* or leave out raft.states"):

@@ -21,10 +21,11 @@ On a sequence-level base the weight is in the exponent, on wd1 and SPG inside th
 defined by the states it asks at, which SML would replace: on it `daca` means DPS only and `sml` is an error.
 
 The defaults: with most of the sequence visible nearly every token is certain, so a negative advantage pushes on
-near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. On Sudoku with tiny
-models the same likelihood pulls towards good answers as well as any (docs/methods/daca.md). So by default negative
-advantages count nothing. `negative` scales them; `exact_negative` adds them at visited states, where the likelihood is
-exact, as AGRPO's term on the tokens that the base counts:
+near-certain tokens at states the sampler never visits, and plain SML with both signs collapses. So by default negative
+advantages count nothing. The other half of the weight is on the fully masked state, where a rollout begins: without it
+a language model does not get better, and rollouts become twice as uncertain (docs/methods/daca.md). `negative` scales
+the negative advantages; `exact_negative` adds them at visited states, where the likelihood is exact, as AGRPO's term on
+the tokens that the base counts:
 
     loss = base with SML and max(A, 0) + negative * min(A, 0)   +   exact_negative * AGRPO with min(A, 0)
 
@@ -224,6 +225,9 @@ def progress_credit(
 
 # Plug-ins
 
+ANCHOR = 0.5
+"""The default share of the fully masked view."""
+
 
 def negative_part(reward_B: Tensor, group_B: Tensor, advantage: Advantage) -> Tensor:
     """min(A, 0)."""
@@ -234,7 +238,7 @@ def sml(
     base: Method,
     strata: int = STRATA,
     layout: Layout = random_strata,
-    anchor: float = 0.0,
+    anchor: float = ANCHOR,
     kl: float = 0.0,
     negative: float = 0.0,
     exact_negative: float = 0.0,
@@ -305,7 +309,7 @@ def daca(
     base: Method,
     strata: int = STRATA,
     layout: Layout = random_strata,
-    anchor: float = 0.0,
+    anchor: float = ANCHOR,
     kl: float = 0.0,
     negative: float = 0.0,
     exact_negative: float = 0.0,
@@ -321,7 +325,7 @@ def daca(
     such as AGRPO, DPS alone."""
     check_uniform_credit(base, "DPS")
     if base.trajectory:
-        if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, 0, 0, 0, 0):
+        if (strata, layout, anchor, kl, negative, exact_negative) != (STRATA, random_strata, ANCHOR, 0, 0, 0):
             raise ValueError(
                 f"on {base.name} daca is DPS alone: strata, layout, anchor, kl, negative and exact_negative have no "
                 "place there"
