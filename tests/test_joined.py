@@ -2,6 +2,7 @@
 that stay the same; and no joint product where it would not be that of the modules."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def replaced_bias(linears: list[Any]) -> None:
     linears[2].bias.data = linears[2].bias.data.clone()
 
 
+def touching(linears: list[Any]) -> None:
+    """Side by side, but each in a storage of its own."""
+    content = bytearray(sum(each.weight.nbytes for each in linears))
+    start = 0
+    for each in linears:
+        kind = {"dtype": each.weight.dtype, "count": each.weight.numel(), "offset": start}
+        each.weight.data = torch.frombuffer(content, **kind).view_as(each.weight)
+        start += each.weight.nbytes
+
+
 def other_order(linears: list[Any]) -> None:
     linears[:] = [linears[0], linears[2], linears[1]]
 
@@ -156,8 +167,8 @@ def with_an_adapter(linears: list[Any]) -> None:
 
 
 CHANGES = [
-    no_bias, other_dtype, replaced, replaced_bias, other_order, hooked, own_forward, own_kind, sharded, in_fp8, absent,
-    with_an_adapter,
+    no_bias, other_dtype, replaced, replaced_bias, touching, other_order, hooked, own_forward, own_kind, sharded,
+    in_fp8, absent, with_an_adapter,
 ]  # fmt: skip
 
 
@@ -314,7 +325,8 @@ def test_all_layers_are_compiled_once_with_four_products(monkeypatch: pytest.Mon
         add_adapter(policy, LoraOptions(rank=4, targets=["q_proj", "down_proj"]), seed=0)
     policy.compile_layers()
     tokens_SL = torch.full((2, 16), policy.mask_id)
-    with torch.no_grad(), merged_adapter(policy) if adapter else policy.rollout(), policy.rollout():
+    with torch.no_grad(), merged_adapter(policy) if adapter else nullcontext():
         for _ in range(2):
-            policy(tokens_SL, None, torch.arange(32))
+            with policy.rollout():
+                policy(tokens_SL, None, torch.arange(32))
     assert [sum(node.target is F.linear for node in program.graph.nodes) for program in programs] == [4]
