@@ -116,8 +116,8 @@ class Decoder(TransformersPolicy):
         """Compiled passes inside it run without gradient, and the last layer computes only what is asked for if that is
         `even`. A pass that enters a ratio must not run inside it."""
         before = self.rolling, self.even, self.joined
-        self.rolling, self.even = True, even
-        self.joined = [joined_layer(layer) for layer in self.lm.model.layers] if self.compiled else []
+        joined = [joined_layer(layer) for layer in self.lm.model.layers] if self.compiled else []
+        self.rolling, self.even, self.joined = True, even, joined
         try:
             yield
         finally:
@@ -265,7 +265,7 @@ class Decoder(TransformersPolicy):
         cached keys and values. If the rows are asked evenly, the last layer computes only these states."""
         row_Q, column_Q = at
         asked_SM = column_Q.view(len(x_SWD), -1) if self.even and len(column_Q) else None
-        cos_SWD, sin_SWD = self._rotation(position_SW, x_SWD.dtype)
+        rotation = self._rotation(position_SW, x_SWD.dtype)
         # A compiled layer rounds differently with and without gradient: a pass that may enter a ratio runs with it.
         with_gradient = self.compiled and not self.rolling and windows is None
         with torch.set_grad_enabled(torch.is_grad_enabled() or with_gradient):
@@ -274,9 +274,9 @@ class Decoder(TransformersPolicy):
                 window = None if windows is None else windows[number]
                 some_SM = asked_SM if number + 1 == len(self.layers) else None
                 if self.gradient_checkpointing and torch.is_grad_enabled():
-                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, some_SM, use_reentrant=False)
+                    x_SWD = checkpoint(layer, x_SWD, rotation, mask, window, some_SM, use_reentrant=False)
                 else:
-                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window, some_SM, joined[number])
+                    x_SWD = layer(x_SWD, rotation, mask, window, some_SM, joined[number])
         x_QD = x_SWD.flatten(0, 1)
         return self.lm.model.norm(x_QD if asked_SM is not None else x_QD[row_Q * x_SWD.shape[1] + column_Q])
 
@@ -326,8 +326,7 @@ def _windows(memory: Memory, column: Tensor, reach: int) -> list[Window]:
 def _layer(
     layer: Any,
     x_SWD: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: tuple[Tensor, Tensor],
     mask: Tensor | None,
     window: Window | None = None,
     asked_SM: Tensor | None = None,
@@ -335,8 +334,9 @@ def _layer(
 ) -> Tensor:
     """One pre-norm decoder layer. It replaces the module's forward method, so that hooks (sharding) still run.
 
+    `rotation`: cos and sin of every position's angles.
     `asked_SM`: the columns whose output is needed, in this order; keys and values are those of all columns.
-    `joined`: matrices to multiply with in place of the modules whose weights they are.
+    `joined`: matrices to multiply with, in place of the modules whose weights they hold.
     """
 
     def asked(part_SW: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ def _layer(
         row_S1 = torch.arange(len(asked_SM), device=asked_SM.device)[:, None]
         return part_SW.expand(len(asked_SM), *part_SW.shape[1:])[row_S1, asked_SM]
 
-    attention = layer.self_attn
+    attention, (cos, sin) = layer.self_attn, rotation
     y_SWD = layer.input_layernorm(x_SWD)
     heads = (-1, attention.head_dim)
     if hasattr(attention, "query_key_value"):
