@@ -89,7 +89,7 @@ class Counting:
         if self.evaluating:
             return
         rows, columns, _ = inputs[0].shape
-        memory = inputs[3] if len(inputs) > 3 else None
+        memory = inputs[4] if len(inputs) > 4 else None
         share = rows * columns / (columns if memory is None else memory.key_SHLD.shape[2])
         self.forward += share
         if output.requires_grad:

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from unmask.core.policy import Memory, Tokenizer
 from unmask.core.token_sampling import wide_logits
 from unmask.models.experts import Mixture, product_waits
-from unmask.models.joined import APART, Joined, joined_layer, lay_out, products
 from unmask.util.metering import PassCounterMixin
 
 if TYPE_CHECKING:
@@ -104,8 +103,6 @@ class Decoder(TransformersPolicy):
         self.layers: list[Callable[..., Tensor]] = list(lm.model.layers)
         self.compiled = False
         self.rolling, self.even = False, False
-        self.joined: list[Joined] = []
-        """In compiled rollouts, the joint matrices of every layer."""
         for layer in lm.model.layers:
             layer.forward = MethodType(_layer, layer)
             if not hasattr(layer.self_attn, "q_norm"):
@@ -115,30 +112,24 @@ class Decoder(TransformersPolicy):
     def rollout(self, even: bool = False) -> Iterator[None]:
         """Compiled passes inside it run without gradient, and the last layer computes only what is asked for if that is
         `even`. A pass that enters a ratio must not run inside it."""
-        before = self.rolling, self.even, self.joined
-        joined = [joined_layer(layer) for layer in self.lm.model.layers] if self.compiled else []
-        self.rolling, self.even, self.joined = True, even, joined
+        before = self.rolling, self.even
+        self.rolling, self.even = True, even
         try:
             yield
         finally:
-            self.rolling, self.even, self.joined = before
+            self.rolling, self.even = before
 
     def head(self, hidden_QD: Tensor) -> Tensor:
         """In rollouts in the dtype of the model: `token_logprobs` casts, compiled draws while they read the logits."""
         return self.lm.get_output_embeddings()(hidden_QD) if self.rolling else super().head(hidden_QD)
 
     def compile_layers(self) -> None:
-        """Compile the layers: faster on a large GPU, after some seconds of compilation. In rollouts queries, keys and
-        values are one product, and so are gate and up: their weights are laid side by side."""
+        """Compile the layers: faster on a large GPU, after some seconds of compilation."""
         # All layers share one code object. It is compiled once for every kind of batch: padded or not, with or without
-        # a cache, one row or more, adapter on or off, joint matrices or not, all columns or some of them (the last
-        # layer of a rollout).
+        # a cache, one row or more, adapter on or off, all columns or some of them (the last layer of a rollout).
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         self.layers = [torch.compile(layer.forward) for layer in self.lm.model.layers]
         self.compiled = True
-        for layer in self.lm.model.layers:
-            lay_out(layer)
-        torch.cuda.empty_cache()  # the old places of the weights, which are too small for the next ones
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         return self._trunk(tokens_SL, attended_SL, 0, tokens_SL.shape[1], at_Q, None)
@@ -265,18 +256,17 @@ class Decoder(TransformersPolicy):
         cached keys and values. If the rows are asked evenly, the last layer computes only these states."""
         row_Q, column_Q = at
         asked_SM = column_Q.view(len(x_SWD), -1) if self.even and len(column_Q) else None
-        rotation = self._rotation(position_SW, x_SWD.dtype)
+        cos_SWD, sin_SWD = self._rotation(position_SW, x_SWD.dtype)
         # A compiled layer rounds differently with and without gradient: a pass that may enter a ratio runs with it.
         with_gradient = self.compiled and not self.rolling and windows is None
         with torch.set_grad_enabled(torch.is_grad_enabled() or with_gradient):
-            joined = self.joined if self.joined and not torch.is_grad_enabled() else [APART] * len(self.layers)
             for number, layer in enumerate(self.layers):
                 window = None if windows is None else windows[number]
                 some_SM = asked_SM if number + 1 == len(self.layers) else None
                 if self.gradient_checkpointing and torch.is_grad_enabled():
-                    x_SWD = checkpoint(layer, x_SWD, rotation, mask, window, some_SM, use_reentrant=False)
+                    x_SWD = checkpoint(layer, x_SWD, cos_SWD, sin_SWD, mask, window, some_SM, use_reentrant=False)
                 else:
-                    x_SWD = layer(x_SWD, rotation, mask, window, some_SM, joined[number])
+                    x_SWD = layer(x_SWD, cos_SWD, sin_SWD, mask, window, some_SM)
         x_QD = x_SWD.flatten(0, 1)
         return self.lm.model.norm(x_QD if asked_SM is not None else x_QD[row_Q * x_SWD.shape[1] + column_Q])
 
@@ -326,17 +316,15 @@ def _windows(memory: Memory, column: Tensor, reach: int) -> list[Window]:
 def _layer(
     layer: Any,
     x_SWD: Tensor,
-    rotation: tuple[Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
     mask: Tensor | None,
     window: Window | None = None,
     asked_SM: Tensor | None = None,
-    joined: Joined = APART,
 ) -> Tensor:
     """One pre-norm decoder layer. It replaces the module's forward method, so that hooks (sharding) still run.
 
-    `rotation`: cos and sin of every position's angles.
     `asked_SM`: the columns whose output is needed, in this order; keys and values are those of all columns.
-    `joined`: matrices to multiply with, in place of the modules whose weights they hold.
     """
 
     def asked(part_SW: Tensor) -> Tensor:
@@ -345,16 +333,13 @@ def _layer(
         row_S1 = torch.arange(len(asked_SM), device=asked_SM.device)[:, None]
         return part_SW.expand(len(asked_SM), *part_SW.shape[1:])[row_S1, asked_SM]
 
-    attention, (cos, sin) = layer.self_attn, rotation
+    attention = layer.self_attn
     y_SWD = layer.input_layernorm(x_SWD)
     heads = (-1, attention.head_dim)
     if hasattr(attention, "query_key_value"):
         together, shared = attention.query_key_value(y_SWD).unflatten(-1, heads), attention.config.num_key_value_heads
         q, k, v = together.split([attention.config.num_attention_heads, shared, shared], dim=2)
         q = asked(q)
-    elif joined.query_key_value is not None and asked_SM is None:
-        parts = products(y_SWD, joined.query_key_value, (attention.q_proj, attention.k_proj, attention.v_proj))
-        q, k, v = (part.unflatten(-1, heads) for part in parts)
     else:
         q = attention.q_proj(asked(y_SWD)).unflatten(-1, heads)
         k, v = (part(y_SWD).unflatten(-1, heads) for part in (attention.k_proj, attention.v_proj))
@@ -367,11 +352,7 @@ def _layer(
         k, v = window.updated(k, v)
     seen = scaled_attention(q, k, v, mask, attention.num_key_value_groups)
     x_SWD = asked(x_SWD) + attention.o_proj(seen.transpose(1, 2).flatten(2))
-    y_SWD, mlp = layer.post_attention_layernorm(x_SWD), layer.mlp
-    if joined.gate_up is None:
-        return x_SWD + mlp(y_SWD)
-    gate, up = products(y_SWD, joined.gate_up, (mlp.gate_proj, mlp.up_proj))
-    return x_SWD + mlp.down_proj(mlp.act_fn(gate) * up)
+    return x_SWD + layer.mlp(layer.post_attention_layernorm(x_SWD))
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -50,8 +50,6 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU."""
 
-    act_fn = staticmethod(F.silu)
-
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate_proj = Linear(width, hidden, bias=False)
@@ -59,7 +57,7 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class LlamaLayer(nn.Module):
