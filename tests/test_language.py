@@ -124,3 +124,15 @@ def test_lines_of_older_studies_state_their_anchor(study, name: str) -> None:
     assert len(with_sml) > 2
     for label, piece in with_sml:
         assert ("anchor=0.5" if label.endswith((" 0.1", ", anchor")) else "anchor=0") in piece.split(":"), label
+
+
+def test_every_line_of_the_tiny_studies_finds_its_stored_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default that changes leaves the text of a stored line behind."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    choosing, shelf = (runpy.run_path(str(FOLDER / f"{name}.py")) for name in ("choosing", "shelf"))
+    assert choosing["chosen_rates"]().keys() == choosing["LINES"].keys()
+    stored = json.loads((FOLDER / "results" / "shelf.json").read_text())
+    chosen = {name: column["rates"].keys() for name, column in stored.items() if column.get("rates")}
+    assert len(chosen) == 2
+    for column, rates in chosen.items():
+        assert set(shelf["SHELF"].values()) <= rates, column

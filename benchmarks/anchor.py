@@ -1,0 +1,49 @@
+"""How much weight should DACA's fully masked view have? docs/methods/daca.md.
+
+    unmask pretrain benchmarks/starts/minis_two.yaml --out runs/starts/minis_two
+    python benchmarks/anchor.py --jobs 2       # 80 runs on a CPU; writes benchmarks/results/anchor.json
+    python benchmarks/anchor.py --tables
+
+diffu_grpo+daca with four anchors in four worlds. 100,000 forwards spent, five seeds, the rate that the shelf chose on
+Sudoku and on Countdown both without an anchor and with one. The claims are in LOG.md.
+"""
+
+import json
+
+from choosing import RESULTS, Study, ends, heading, holm, paired_p, points, print_ends, study_parser
+from keep_correct import COLUMNS
+
+FILE = RESULTS / "anchor.json"
+ANCHORS = (0, 0.25, 0.5, 0.75)
+LINES = {f"anchor {anchor:g}": f"diffu_grpo:optimizer.lr=4e-4+daca:anchor={anchor:g}" for anchor in ANCHORS}
+DEFAULT = "anchor 0.5"
+
+
+def tables() -> None:
+    """Print the tables of docs/methods/daca.md."""
+    found = json.loads(FILE.read_text())
+    print_ends(found, LINES)
+    print("\n" + heading("sampled", found))
+    p_values = {}
+    for line in LINES:
+        if line != DEFAULT:
+            pairs = {name: (ends(column, line), ends(column, DEFAULT)) for name, column in found.items()}
+            p_values |= {f"{line}, {name}": paired_p(*pair) for name, pair in pairs.items()}
+            print(f"| {line}, minus {DEFAULT} | " + " | ".join(points(*pair) for pair in pairs.values()) + " |")
+    print("\nHolm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+
+
+def main() -> None:
+    arguments = study_parser(__doc__, "runs/anchor").parse_args()
+    if arguments.tables:
+        return tables()
+    study, found = Study(arguments), {}
+    for name, (model, task, more) in COLUMNS.items():
+        settings = study.settings(model, task, "eval.every=0", *more)
+        found[name] = study.run(f"anchor {name}", LINES, settings, seeds=5, budget="forwards=1e5")
+        FILE.write_text(json.dumps(found) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
