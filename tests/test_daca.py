@@ -185,6 +185,8 @@ def test_sml_refuses_agrpo_and_daca_on_it_is_dps_alone():
     both, half = (parts_of(method, rollouts, generator(), moved(policy)) for method in (daca(agrpo()), dps(agrpo())))
     assert_identical(slopes(policy, both), slopes(policy, half))
     assert daca(agrpo()).kl == 0 and daca(agrpo()).name == "agrpo+daca"
+    assert_identical(slopes(policy, parts_of(daca(agrpo(), anchor=0.0), rollouts, generator(), moved(policy))),
+                     slopes(policy, half))  # fmt: skip
     for option in (
         {"strata": 2},
         {"layout": strided_strata},

@@ -129,6 +129,11 @@ def test_rollouts_that_become_uncertain_are_a_warning_if_most_are_wrong() -> Non
             {(line, "4") for line in SML},
             {(line, seed) for line in SML for seed in "01234"},
         ),  # and tested on these
+        (
+            "sudoku_rates",
+            {("diffu_grpo+daca, no anchor", "1")},
+            {("raft, uniform", "4"), *(("raft, SML", seed) for seed in "14"), *((SML[1], seed) for seed in "124")},
+        ),
     ],
 )
 def test_growing_entropy_warns_of_runs_of_a_language_model_that_lost(

@@ -1,6 +1,7 @@
 """benchmarks/language.py: every world can be configured, and starts are chosen as the study says."""
 
 import json
+import re
 import runpy
 import sys
 from argparse import Namespace
@@ -112,6 +113,16 @@ def test_labels_of_raft_have_the_states_that_they_name(study, monkeypatch) -> No
             config = read_config(overrides=spec.overrides(options_only=True), method="raft")
             assert config.options["raft"]["states"] == states[label], label
     assert not {"diffu_grpo+daca, no anchor", "raft, SML"} & set(study["WORLDS"]["sudoku"].lines)
+
+
+def test_stored_lines_state_the_anchor_of_sml() -> None:
+    """Its default has changed: a stored line without it would be another method today."""
+    stored = [*(FOLDER / "results").glob("language_rl_*.json"), *(FOLDER / "results").glob("choosing_*.json")]
+    lines = {line for path in stored for line in re.findall(r'"line": ?"([^"]*)"', path.read_text())}
+    pieces = {piece for line in lines for piece in line.split("+") if piece.partition(":")[0] in ("sml", "daca")}
+    assert len(pieces) > 5
+    assert all("anchor=" in piece for piece in pieces), pieces
+    assert not [line for line in lines if line.startswith("raft") and "states=" not in line]
 
 
 @pytest.mark.parametrize("name", ["choosing", "shelf"])

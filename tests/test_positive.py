@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from helpers import ON_ROLLOUTS
 from unmask.config import parse_config
-from unmask.config.checks import unlimited_push
+from unmask.config.checks import resolved_options, unlimited_push
 from unmask.core.advantage import ADVANTAGES, best_of_group, correct_only, every_sample, group_mean
 from unmask.methods import BASES, PLUGINS
 from unmask.methods.positive import positive
@@ -140,7 +140,9 @@ def test_a_limit_or_the_positive_part_needs_no_warning(change: dict) -> None:
 @pytest.mark.parametrize("name", ON_ROLLOUTS)
 def test_no_base_and_no_default_of_daca_is_warned_of(name: str) -> None:
     for plugins in ([], ["daca"]):
-        assert unlimited_push(parse_config({"method": name, "with": plugins})) is None
+        config = parse_config({"method": name, "with": plugins})
+        assert unlimited_push(config) is None
+        assert not plugins or resolved_options(config)["daca"]["negative"] == 0
 
 
 def test_the_warning_is_printed_once_before_training(unmask, monkeypatch: pytest.MonkeyPatch) -> None:

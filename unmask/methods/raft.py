@@ -21,7 +21,7 @@ the line that is hardest to beat (docs/studies/shelf.md), and it is the default 
 Exact when the tokens are independent given the prompt: then A_g without its group's factor gives the policy gradient.
 Otherwise it adds b E[grad l] to it, a pull towards the policy's own samples, with b the mean reward. Reduces on-policy
 to the methods named above, with their normaliser, their tokens that count, no KL and advantage = correct_only, bit for
-bit (espo up to rounding); with SML to diffu_grpo with sml and advantage = correct_only.
+bit (espo up to rounding); with SML to diffu_grpo with sml (anchor 0) and advantage = correct_only.
 """
 
 from functools import partial

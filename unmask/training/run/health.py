@@ -194,7 +194,8 @@ CHECKS: dict[str, HealthCheck] = {
         nll_growth,
         2,
         "the rollouts have become twice as uncertain, and most are wrong, so the solve rate may fall: lower "
-        "optimizer.lr; if tokens are scored with SML (sml, daca, raft.states=sml), take raft without it",
+        "optimizer.lr; if tokens are scored with SML alone (anchor=0, raft.states=sml), set anchor=0.5 or take raft's "
+        "default states",
     ),
     "gradient_spike": HealthCheck(
         norm_over_median,
