@@ -326,8 +326,7 @@ def daca(
     check_uniform_credit(base, "DPS")
     if base.trajectory:
         # An anchor of 0 was the default for a while, so run folders state it.
-        others = (strata, layout, kl, negative, exact_negative)
-        if others != (STRATA, random_strata, 0, 0, 0) or anchor not in (0, ANCHOR):
+        if (strata, layout, anchor or ANCHOR, kl, negative, exact_negative) != (STRATA, random_strata, ANCHOR, 0, 0, 0):
             raise ValueError(
                 f"on {base.name} daca is DPS alone: strata, layout, anchor, kl, negative and exact_negative have no "
                 "place there"
