@@ -5,8 +5,8 @@
     python benchmarks/anchor.py --tables
 
 diffu_grpo+daca with four anchors, and raft with two and at its own states, in four worlds. 100,000 forwards spent, five
-seeds, a rate of 4e-4: that is what the shelf chose on Sudoku and on Countdown for DACA with anchors of 0 and 0.5, and on
-Sudoku for raft. No rate was searched for the others and on json_mini. The claims are in LOG.md.
+seeds, a rate of 4e-4: that is what the shelf chose for DACA with anchors of 0 and 0.5 on Sudoku and on Countdown, and
+for raft on Sudoku. No rate was searched for the others and on json_mini. The claims are in LOG.md.
 """
 
 import json
