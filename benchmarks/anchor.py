@@ -11,7 +11,7 @@ for raft on Sudoku. No rate was searched for the others and on json_mini. The cl
 
 import json
 
-from choosing import RESULTS, Study, ends, heading, holm, paired_p, points, print_ends, study_parser
+from choosing import RESULTS, Study, print_differences, print_ends, study_parser
 from keep_correct import COLUMNS
 
 FILE = RESULTS / "anchor.json"
@@ -30,14 +30,7 @@ def tables() -> None:
     """Print the tables of docs/methods/daca.md."""
     found = json.loads(FILE.read_text())
     print_ends(found, AGAINST)
-    print("\n" + heading("sampled", found))
-    p_values = {}
-    for line, default in AGAINST.items():
-        if line != default:
-            pairs = {name: (ends(column, line), ends(column, default)) for name, column in found.items()}
-            p_values |= {f"{line}, {name}": paired_p(*pair) for name, pair in pairs.items()}
-            print(f"| {line}, minus {default} | " + " | ".join(points(*pair) for pair in pairs.values()) + " |")
-    print("\nHolm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+    print_differences(found, [pair for pair in AGAINST.items() if pair[0] != pair[1]])
 
 
 def main() -> None:

@@ -211,6 +211,17 @@ def print_ends(found: dict[str, Any], lines: Iterable[str]) -> None:
         print(f"| {line} | " + " | ".join(cells) + " |")
 
 
+def print_differences(found: dict[str, Any], pairs: Iterable[tuple[str, str]]) -> None:
+    """One line minus another in every world, sampled, and Holm's p-values over all of them."""
+    print("\n" + heading("sampled", found))
+    p_values = {}
+    for line, other in pairs:
+        both_ends = {name: (ends(world, line), ends(world, other)) for name, world in found.items()}
+        p_values |= {f"{line} - {other}, {name}": paired_p(*pair) for name, pair in both_ends.items()}
+        print(f"| {line}, minus {other} | " + " | ".join(points(*pair) for pair in both_ends.values()) + " |")
+    print("\nHolm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+
+
 def study_parser(text: str | None, out: str) -> argparse.ArgumentParser:
     """The options that the studies share."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -14,11 +14,7 @@ from choosing import (
     RESULTS,
     WORLDS,
     Study,
-    ends,
-    heading,
-    holm,
-    paired_p,
-    points,
+    print_differences,
     print_ends,
     study_parser,
     with_options,
@@ -51,17 +47,7 @@ def tables() -> None:
     """Print the tables of docs/methods/keep_correct.md."""
     found = json.loads(FILE.read_text())
     print_ends(found, [base + term for base in BASES for term in TERMS])
-    print("\n" + heading("sampled", found))
-    pairs = [(base + ", uniform", base + other) for base in BASES for other in ("", ", SML")]
-    for line, other in pairs:
-        cells = (points(ends(column, line), ends(column, other)) for column in found.values())
-        print(f"| {line}, minus {other} | " + " | ".join(cells) + " |")
-    p_values = {
-        f"{line} - {other}, {name}": paired_p(ends(column, line), ends(column, other))
-        for line, other in pairs
-        for name, column in found.items()
-    }
-    print("\nHolm's p below 0.1:", {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1})
+    print_differences(found, [(base + ", uniform", base + other) for base in BASES for other in ("", ", SML")])
 
 
 def main() -> None:

@@ -48,5 +48,7 @@ def test_the_claims_about_the_demo_hold() -> None:
         assert min(gains("demo", kind)) >= 58
         assert abs(mean(gains("demo", kind)) - mean(gains("raft with SML", kind))) < 2
         assert min(gains("daca, no anchor", kind)) >= 40
+    for kind, low, high in (("sampled", 62, 64), ("greedy", 63, 66)):  # README
+        assert (round(min(gains("daca", kind))), round(max(gains("daca", kind)))) == (low, high)
     better = zip(gains("countdown", "sampled"), gains("countdown, raft with SML", "sampled"), strict=True)
     assert mean([uniform - sml for uniform, sml in better][:3]) >= 4
