@@ -20,8 +20,10 @@ TABLE: dict[str, str] = {
 LINES = TABLE | {
     "raft, SML": "raft:states=sml",
     "diffu_grpo+daca, no anchor": "diffu_grpo+daca:anchor=0",
+    "agrpo, KL": "agrpo:kl=0.01",
+    "agrpo+keep_correct": "agrpo+keep_correct",
 }
-"""Also those that run only with --lines: SML without a fully masked view."""
+"""Also those that run only with --lines: SML without a fully masked view, and remedies for agrpo."""
 LOW, HIGH = 0.15, 0.45
 """The greedy solve rate of a planted start is to be between these."""
 
@@ -99,7 +101,7 @@ WORLDS = {
     "surest": World("planted", SUDOKU, (*BEST, *OTHERS), 3, more=("rollout.order=surest_position",)),
     "random": World("planted", SUDOKU, (*BEST, *OTHERS), 3, more=("rollout.order=random",)),
     "lora": World("planted", SUDOKU, BEST, 3, more=("full=false", "lora.rank=32")),
-    "long": World("long", LONG, BEST, 3, 2.4e5),
+    "long": World("long", LONG, BEST, 3, 2.4e5, more=("micro_batch_size=32", "rollout.micro_batch_size=64")),
 }
 """Rollouts in another order: docs/studies/orders.md. `after` evaluates their models in low_confidence."""
 LORA_RATE = 3e-4

@@ -20,6 +20,7 @@ from speed_bench import SpeedBench
 from speed_fp8 import fp8
 from speed_graphs import graphs
 from speed_peers import check_peers, peers
+from speed_products import products
 from speed_rollout import early, peak, rollout, trunk, waiting
 from speed_scale import scale, scale_full, updates
 from speed_steps import attention, steps
@@ -29,7 +30,7 @@ from speed_training import adapter, agreement, growth, memory, methods, step
 from unmask.rollout.graphs import Graphs
 
 # The first without an adapter, the others with one, which `adapter` adds; the last replaces the model.
-BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs, steps, attention, peers)
+BARE = (peak, trunk, rollout, early, waiting, fp8, threshold, graphs, steps, attention, products, peers)
 ADAPTED = (adapter, agreement, memory, step, methods, growth, updates, scale, scale_full)
 SECTIONS = {section.__name__: section for section in (*BARE, *ADAPTED)}
 
