@@ -9,6 +9,7 @@ evaluated in low_confidence, the field's default. The claims are in LOG.md.
 """
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,6 +24,7 @@ from unmask.rollout.decoding import Decoding
 from unmask.studies.compare.compare import Comparison, compare
 from unmask.tasks import TASKS
 from unmask.training.run.folder import read_metrics
+from unmask.util.metering import Meter, count_passes
 from unmask.util.micro_batch import MicroBatch
 
 LINES = {"raft": "raft:states=uniform", "agrpo": "agrpo", "diffu_grpo": "diffu_grpo"}
@@ -35,59 +37,61 @@ WORLDS = {
 FILE = RESULTS / "orders.json"
 
 
-def solved(model: str | Path, task_name: str, order: str) -> dict[str, Any]:
-    """On the test split: 256 problems, eight samples. `mixed` is the share of problems with right and wrong ones."""
-    task = TASKS[task_name]()
-    decoding = Decoding(task.length, task.length // 2, task.length, order=ORDERS[order])
-    with torch.no_grad():
-        found = Evaluator(load_model(model), task, decoding, 8, -1, "cpu", MicroBatch(512)).evaluate(
-            task.rows("test", 256, 0)
-        )
-    data = found.data()
+def solved(
+    model: str | Path, task_name: str, order: str = TRAINED[0], threshold: float | None = None
+) -> dict[str, Any]:
+    """On the test split: 256 problems, eight samples. `mixed` is the share of problems with right and wrong ones,
+    `passes` those of a completion."""
+    task, meter = TASKS[task_name](), Meter()
+    decoding = Decoding(task.length, task.length // 2, task.length, order=ORDERS[order], threshold=threshold)
+    rows, policy = task.rows("test", 256, 0), load_model(model)
+    with torch.no_grad(), count_passes(meter, policy):
+        data = Evaluator(policy, task, decoding, 8, -1, "cpu", MicroBatch(512)).evaluate(rows).data()
     return {"sampled": data["sampled"][0], "greedy": data["greedy"][0], "mixed": data["mixed"][0],
-            "behaviours": data["behaviours"]}  # fmt: skip
+            "behaviours": data["behaviours"], "passes": meter.forwards / len(rows) / 9}  # fmt: skip
 
 
-def lines_of(world: str, rates: dict[str, Any]) -> dict[str, str]:
+def lines_of(world: str, rates: dict[str, Any], lines: Mapping[str, str], ways: Mapping[str, str]) -> dict[str, str]:
+    """Every line in every way of rollouts, with the rate that the shelf chose."""
     first = "Countdown, two behaviours" if "Countdown" in world else "Sudoku, two behaviours"
     return {
-        f"{label}, {order}": with_options(
-            line, f"optimizer.lr={rates[first]['rates'][line]['chosen']:g}", f"rollout.order={order}"
+        f"{label}, {way}": with_options(
+            line, f"optimizer.lr={rates[first]['rates'][line]['chosen']:g}", *filter(None, [option])
         )
-        for label, line in LINES.items()
-        for order in TRAINED
+        for label, line in lines.items()
+        for way, option in ways.items()
     }
 
 
-def trained(run: Path, task: str) -> dict[str, Any]:
-    """What a run's training rollouts were like, and its last model in low_confidence."""
+def trained(run: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """What a run's training rollouts were like, and what its last model solves."""
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     idle = [row["train/idle_groups"] for row in rows]
-    found = solved(run / "checkpoint", task, "low_confidence")
     return {"updates": len(rows), "idle": mean(idle), "idle_first": mean(idle[:8]), **found}
 
 
-def world_results(study: Study, name: str, rates: dict[str, Any], seeds: int, budget: str) -> dict[str, Any]:
+def world_runs(
+    study: Study, name: str, lines: dict[str, str], seeds: int, budget: str, evaluate: Callable[[Path, str], Any]
+) -> dict[str, Any]:
+    """Train the lines with all seeds, then evaluate their models."""
     model, task = WORLDS[name]
-    lines, folder = lines_of(name, rates), study.out / name.replace(" ", "_").replace(",", "")
-    plan = Comparison(
-        list(lines.values()), ["none"], seeds, budget, settings=study.settings(model, task, "eval.every=0")
-    )
-    results = compare(plan, folder, study.jobs, keep=True)
+    folder = study.out / name.replace(" ", "_").replace(",", "")
+    settings = study.settings(model, task, "eval.every=0")
+    results = compare(Comparison(list(lines.values()), ["none"], seeds, budget, settings=settings), folder, study.jobs,
+                      keep=True)  # fmt: skip
     torch.set_num_threads(1)
     runs = {
         label: {
             "line": line,
             "failed": cell["failed"],
-            "seeds": {seed: trained(folder / run / "run", task) for seed, run in cell["folders"].items()},
+            "seeds": {
+                seed: trained(folder / run / "run", evaluate(folder / run / "run" / "checkpoint", task))
+                for seed, run in cell["folders"].items()
+            },
         }
         for (label, line), cell in zip(lines.items(), results["cells"], strict=True)
     }
-    return {
-        "budget": results["budget"],
-        "start": {order: solved(model, task, order) for order in TRAINED},
-        "lines": runs,
-    }
+    return {"budget": results["budget"], "lines": runs}
 
 
 def values(world: dict[str, Any], label: str, order: str, key: str) -> list[float]:
@@ -136,8 +140,10 @@ def main() -> None:
         return tables()
     study, found = Study(arguments), {}
     rates = json.loads((RESULTS / "shelf.json").read_text())
-    for name in WORLDS:
-        found[name] = world_results(study, name, rates, arguments.seeds, arguments.budget)
+    for name, (model, task) in WORLDS.items():
+        lines = lines_of(name, rates, LINES, {order: f"rollout.order={order}" for order in TRAINED})
+        found[name] = {"start": {order: solved(model, task, order) for order in TRAINED}}
+        found[name] |= world_runs(study, name, lines, arguments.seeds, arguments.budget, solved)
         arguments.file.write_text(json.dumps(found) + "\n")
     return None
 

@@ -1,0 +1,93 @@
+"""Should training rollouts be decoded by a threshold? docs/studies/thresholds.md.
+
+    python benchmarks/thresholds.py --jobs 2         # 180 runs on a CPU; writes benchmarks/results/thresholds.json
+    python benchmarks/thresholds.py --tables
+
+Four lines in three worlds, trained on rollouts of two positions a step and on rollouts by two thresholds, at 50,000
+forwards spent, five seeds. The learning rate is the one that the shelf chose for two positions a step. Every trained
+model is evaluated with two positions a step and with a threshold of 0.9. The claims are in LOG.md.
+"""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from choosing import RESULTS, Study, holm, paired_p, percent, points, study_parser
+from orders import WORLDS, lines_of, solved, world_runs
+
+LINES = {
+    "raft": "raft:states=uniform",
+    "diffu_grpo+daca": "diffu_grpo+daca:anchor=0.5",
+    "agrpo": "agrpo",
+    "diffu_grpo": "diffu_grpo",
+}
+STEPS = "two a step"
+WAYS = {STEPS: "", "threshold 0.9": "rollout.threshold=0.9", "threshold 0.6": "rollout.threshold=0.6"}
+DECODED = {STEPS: None, "threshold 0.9": 0.9, "threshold 0.6": 0.6}
+FILE = RESULTS / "thresholds.json"
+
+
+def evaluated(model: str | Path, task: str) -> dict[str, Any]:
+    return {way: solved(model, task, threshold=DECODED[way]) for way in (STEPS, "threshold 0.9")}
+
+
+def values(world: dict[str, Any], label: str, way: str, decoded: str, key: str) -> list[float]:
+    return [run[decoded][key] for _, run in sorted(world["lines"][f"{label}, {way}"]["seeds"].items())]
+
+
+def tables() -> None:
+    """Print the tables of docs/studies/thresholds.md."""
+    found = json.loads(FILE.read_text())
+    for name, world in found.items():
+        print(f"\n{name}, {world['budget']}")
+        print("\n| start | sampled | greedy | samples differ | passes |\n" + "|---" * 5 + "|")
+        for way, start in world["start"].items():
+            shares = (f"{100 * start[key]:.1f}" for key in ("sampled", "greedy", "mixed"))
+            print(f"| {way} | {' | '.join(shares)} | {start['passes']:.1f} |")
+        print("\n| line | trained with | updates | two a step: sampled | greedy | minus two a step | "
+              "threshold 0.9: sampled | greedy | minus two a step | passes |\n" + "|---" * 10 + "|")  # fmt: skip
+        for label in LINES:
+            for way in WAYS:
+                runs = world["lines"][f"{label}, {way}"]["seeds"].values()
+                cells = [f"{mean(run['updates'] for run in runs):.0f}"]
+                for decoded in (STEPS, "threshold 0.9"):
+                    sampled, greedy = (values(world, label, way, decoded, key) for key in ("sampled", "greedy"))
+                    usual = values(world, label, STEPS, decoded, "greedy")
+                    cells += [percent(sampled), percent(greedy), "" if way == STEPS else points(greedy, usual)]
+                cells += [f"{mean(values(world, label, way, 'threshold 0.9', 'passes')):.1f}"]
+                print(f"| {label} | {way} | " + " | ".join(cells) + " |")
+    for decoded in (STEPS, "threshold 0.9"):
+        for key in ("sampled", "greedy"):
+            p_values = {
+                f"{name}, {label}, {way}": paired_p(
+                    values(world, label, way, decoded, key), values(world, label, STEPS, decoded, key)
+                )
+                for name, world in found.items()
+                for label in LINES
+                for way in list(WAYS)[1:]
+            }
+            small = {name: round(p, 4) for name, p in holm(p_values).items() if p < 0.1}
+            print(f"\nevaluated by {decoded}, {key}, Holm's p below 0.1:", small)
+
+
+def main() -> None:
+    parser = study_parser(__doc__, "runs/thresholds")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", default="forwards=5e4")
+    parser.add_argument("--file", type=Path, default=FILE)
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return tables()
+    study, found = Study(arguments), {}
+    rates = json.loads((RESULTS / "shelf.json").read_text())
+    for name, (model, task) in WORLDS.items():
+        found[name] = {"start": {way: solved(model, task, threshold=bound) for way, bound in DECODED.items()}}
+        lines = lines_of(name, rates, LINES, WAYS)
+        found[name] |= world_runs(study, name, lines, arguments.seeds, arguments.budget, evaluated)
+        arguments.file.write_text(json.dumps(found) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
