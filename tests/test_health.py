@@ -22,7 +22,16 @@ from unmask.tasks.task import RewardPart
 from unmask.training.batch import rollout_stats
 from unmask.training.loop import resume, train
 from unmask.training.run.folder import RunFolder, read_metrics
-from unmask.training.run.health import CHECKS, EARLIER, REACH, WINDOW, health_warnings, recent_updates, warning_messages
+from unmask.training.run.health import (
+    CHECKS,
+    EARLIER,
+    REACH,
+    SHORT,
+    WINDOW,
+    health_warnings,
+    recent_updates,
+    warning_messages,
+)
 from unmask.training.run.state import newest_state
 from unmask.view.index import RunReader
 
@@ -154,6 +163,44 @@ def test_growing_entropy_warns_of_runs_of_a_language_model_that_lost(
             if last["greedy"] < first["greedy"] - 0.05:
                 found_lost.add((label, seed))
     assert (found_lost, found_warned) == (lost, warned)
+
+
+def test_a_format_that_is_lost() -> None:
+    def rows(share: float, count: int = SHORT, name: str = "format") -> list[dict[str, float]]:
+        return [{f"train/reward/{name}": share}] * count
+
+    def found(*history: list[dict[str, float]]) -> list[str]:
+        return [warning.name for warning in health_warnings([row for part in history for row in part])[1]]
+
+    assert found(rows(0.8), rows(0.39)) == ["format_lost"]
+    assert not found(rows(0.8), rows(0.41))
+    assert not found(rows(0.8), rows(0.0, SHORT - 1))  # two whole windows are needed
+    assert not found(rows(0.24), rows(0.0)) and found(rows(0.25), rows(0.0))  # rarely in the format at first
+    assert not found(rows(0.8, name="correctness"), rows(0.0, name="correctness"))
+    check, middle = CHECKS["format_lost"], EARLIER - 2 * SHORT
+    assert check.alarm([*rows(0.8), *rows(0.6, middle), *rows(0.3)]) == pytest.approx(0.375)
+    assert check.alarm([*rows(0.8), *rows(0.6, middle + SHORT), *rows(0.35)]) is None  # too long ago
+    other = rows(0.8, name="xml_format") + rows(0.2, name="xml_format")
+    named = [{**a, **b} for a, b in zip(rows(0.9, 2 * SHORT), other, strict=True)]
+    assert check.alarm(named) == pytest.approx(0.25)  # the smallest of several parts
+
+
+@pytest.mark.parametrize(
+    "name, lost",
+    [("long_unfinished", {"diffu_grpo+daca": [8, 8], "raft, uniform": [8]}), ("sudoku", {}), ("countdown", {}),
+     ("unplanted", {}), ("lora", {}), ("sudoku_rates", {}), ("sudoku_1200", {})],
+)  # fmt: skip
+def test_a_lost_format_warns_of_runs_of_a_language_model(name: str, lost: dict[str, list[int]]) -> None:
+    """The updates at which the warning starts, in docs/studies/language.md's runs."""
+    stored = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / f"language_rl_{name}.json").read_text())
+    found: dict[str, list[int]] = {}
+    for label, line in stored["lines"].items():
+        for _, curves in sorted(line.get("training", line).items()):
+            rows = [{"train/reward/format": share} for share in curves["form"]]
+            alarms = [at for at in range(1, len(rows) + 1) if CHECKS["format_lost"].alarm(rows[:at]) is not None]
+            if alarms:
+                found.setdefault(label, []).append(alarms[0])
+    assert found == lost
 
 
 def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ MetricsHistory = Sequence[StepMetrics]
 
 WINDOW = 8
 """Updates over which a share is averaged; also the updates without a warning after which it may start again."""
+SHORT = WINDOW // 2
+"""Updates over which the share of answers in the format is averaged: it can be lost within a few."""
 EARLIER = 32
-"""Updates that a gradient norm or an NLL is compared with."""
+"""Updates that a gradient norm, an NLL or a share is compared with."""
 REACH = 1 + EARLIER + WINDOW
 """Updates that a check can look at."""
 RENAMED = {
@@ -82,10 +84,10 @@ def warning_messages(before: StepMetrics, now: StepMetrics) -> Iterator[str]:
             yield f"warning: {name}: {check.message}"
 
 
-def _mean(history: MetricsHistory, key: str) -> float | None:
+def _mean(history: MetricsHistory, key: str, window: int = WINDOW) -> float | None:
     """The mean over the window; None if an update in it lacks the metric."""
-    values = [row[key] for row in history[-WINDOW:] if key in row]
-    return fmean(values) if len(values) == WINDOW else None
+    values = [row[key] for row in history[-window:] if key in row]
+    return fmean(values) if len(values) == window else None
 
 
 def mean_of(key: str) -> Callable[[MetricsHistory], float | None]:
@@ -122,8 +124,23 @@ def unsolved_format(history: MetricsHistory) -> float | None:
     solved, reward = _mean(history, "train/solved"), _mean(history, "train/reward")
     if solved is None or reward is None or solved > 0.01 or reward <= 0:
         return None
-    parts = [key for key in history[-1] if key.startswith("train/reward/") and "format" in key]
-    return max((mean for key in parts if (mean := _mean(history, key)) is not None), default=None)
+    return max((mean for key in format_parts(history) if (mean := _mean(history, key)) is not None), default=None)
+
+
+def format_parts(history: MetricsHistory) -> list[str]:
+    """The metrics of the reward parts with "format" in their name."""
+    return [key for key in (history[-1] if history else ()) if key.startswith("train/reward/") and "format" in key]
+
+
+def format_left(history: MetricsHistory) -> float | None:
+    """The mean of a reward part with "format" in its name, divided by that of the first SHORT of the last EARLIER
+    updates; of several parts the smallest. None if it was below a quarter then."""
+    left = list[float]()
+    for key in format_parts(history) if len(history) >= 2 * SHORT else ():
+        first, last = _mean(history[-EARLIER:][:SHORT], key, SHORT), _mean(history, key, SHORT)
+        if first is not None and last is not None and first >= 0.25:
+            left.append(last / first)
+    return min(left, default=None)
 
 
 def unused_rewards(history: MetricsHistory) -> float | None:
@@ -213,5 +230,13 @@ CHECKS: dict[str, HealthCheck] = {
         unsolved_format,
         0.5,
         "the reward for the format is earned while almost nothing is solved: lower its weight, or check the grader",
+    ),
+    "format_lost": HealthCheck(
+        format_left,
+        0.5,
+        "half of the answers that were in the required format no longer are: give the format a weight (with raft and "
+        "keep_correct weights that add up to 1), lower optimizer.lr, or, if answers get shorter (train/tokens), set "
+        "rollout.block",
+        below=True,
     ),
 }
