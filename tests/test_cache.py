@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import unmask.rollout.sample
 from helpers import Net, assert_close, generator, sample
 from naive import MASK, assert_by_hand, assert_same, by_hand, decoder
 from unmask.core.order import ORDERS, left_to_right, low_confidence, random
@@ -18,6 +19,7 @@ from unmask.core.trace import Trace, select_traces
 from unmask.models.decoder import Decoder
 from unmask.rollout.cache import Cache, cache_of
 from unmask.rollout.engine import Engine
+from unmask.rollout.graphs import Graphs
 from unmask.rollout.sample import row_seeds
 from unmask.training.mismatch import mismatch_metrics, random_share, replay_logprobs, truncated_weights
 from unmask.util.metering import Meter, count_passes
@@ -37,6 +39,8 @@ class Counting(Decoder):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.passes: list[tuple] = []
+        self.rows: list[int] = []
+        """Of the passes over whole canvases that fill a memory, or a window of it."""
 
     def hidden(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor) -> Tensor:
         self.passes.append(("all", len(tokens_SL)))
@@ -44,6 +48,7 @@ class Counting(Decoder):
 
     def remember(self, tokens_SL: Tensor, attended_SL: Tensor | None, at_Q: Tensor, last=None) -> tuple[Tensor, Memory]:
         self.passes.append(("remembered", len(tokens_SL) if last is None else last))
+        self.rows.append(len(tokens_SL))
         return super().remember(tokens_SL, attended_SL, at_Q, last)
 
     def hidden_blocks(self, memory: Memory, tokens_SL: Tensor, column_SW: Tensor, reach: int, at_Q: Tensor) -> Tensor:
@@ -53,6 +58,7 @@ class Counting(Decoder):
 
     def hidden_window(self, memory: Memory, tokens_SL: Tensor, first: int, last: int, at_Q: Tensor) -> Tensor:
         self.passes.append((first, last))
+        self.rows.append(len(tokens_SL))
         assert len(memory.keys[0]) == len(tokens_SL)
         column_Q = at_Q % tokens_SL.shape[1]
         assert first <= column_Q.min() and column_Q.max() < last
@@ -196,6 +202,41 @@ def test_which_columns_are_computed(kind, refresh, guidance):
     # Without a cache equal canvases go through the model once: at first those without their prompts.
     passes = [(name, 3) if name == "all" else (name, last) for name, last in policy.passes]
     assert passes == [one for one in wanted for _ in range(2 if guidance else 1)]
+
+
+SHARED = {
+    "dual": {"cache": Cache()},
+    "prefix, refreshed at times": {"cache": Cache(suffix=False, refresh=2)},
+    "guided": {"cache": Cache(), "sampling": TokenSampling(0.8, guidance=0.7)},
+    "threshold": {"cache": Cache(), "threshold": 0.3, "steps": None},
+    "branches": {"cache": Cache(), "branch": Branch(2, 0.0)},
+}
+GROUPS = [[3, 4], [5], [3, 4], [3, 21, 6, 4], [3, 4], [5], [3, 21, 6, 4]]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_first_pass_computes_equal_prompts_once(monkeypatch, name, static, shift):
+    """Tokens, log-probabilities and counts are those of a pass for every row, in later rollouts of other groups too."""
+    policy = policy_of("llama", dtype=torch.float64, eos_id=ENDS["llama"], shift=shift)
+    settings = {"length": 16, "steps": 8, "block": 4} | SHARED[name]
+    kept = {shared: Graphs(static) for shared in (True, False)}
+    for graphs in kept.values():  # makes the buffers
+        sample(policy, GROUPS, row_seeds(4, len(GROUPS)), graphs=graphs, **settings)
+    for prompts in (GROUPS, GROUPS[::-1], [[3, 4]] * 3 + [[5, 5]] * 2 + [[6, 4]] * 2, PROMPTS["misaligned"]):
+        found, rows, counts = [], [], []
+        for shared in (True, False):
+            with monkeypatch.context() as patch, count_passes(meter := Meter(), policy):
+                if not shared:
+                    patch.setattr(unmask.rollout.sample, "prompt_rows", lambda prompts, device: None)
+                policy.rows.clear()
+                found.append(sample(policy, prompts, row_seeds(5, len(prompts)), graphs=kept[shared], **settings))
+            counts.append(meter.forwards)
+            rows.append(policy.rows[0])
+        assert_same(*found, 1e-9)
+        assert counts[0] == pytest.approx(counts[1])
+        assert rows == [len({*map(tuple, prompts)}), len(prompts)]
 
 
 # By threshold

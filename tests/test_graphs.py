@@ -21,7 +21,8 @@ from unmask.util.metering import Meter, count_passes
 from unmask.util.micro_batch import MicroBatch
 
 PADDED = [[3, 4], [5], [3, 21, 6, 4], [6, 6], [4, 5, 3], [6] * 6, [9, 8, 7]]
-PROMPTS = {"padded": PADDED, "one length": [prompt[:1] * 5 for prompt in PADDED]}
+GROUPS = [[3, 4], [5], [3, 4], [3, 21, 6, 4], [3, 4], [5], [3, 21, 6, 4]]
+PROMPTS = {"padded": PADDED, "one length": [prompt[:1] * 5 for prompt in PADDED], "groups": GROUPS}
 SETTINGS = {
     "exact": {"length": 8, "steps": 6},
     "exact, random": {"length": 12, "steps": 6, "block": 4, "order": random},
@@ -67,7 +68,7 @@ def rolled(policy, prompts, graphs: Graphs, seed: int = 3, record: Record = Reco
     return unmask.rollout.sample.sample(policy, prompts, seed_B, decoding, request=request, micro_batch=micro_batch)
 
 
-@pytest.mark.parametrize(("prompts", "shift"), [("padded", False), ("one length", True)])
+@pytest.mark.parametrize(("prompts", "shift"), [("padded", False), ("one length", True), ("groups", True)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_static_step_draws_what_other_steps_draw(name, prompts, shift):
     """Tokens, steps, log-probabilities and records, in a first rollout and in later ones of other sizes."""

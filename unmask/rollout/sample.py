@@ -21,7 +21,7 @@ from unmask.core.trace import Trace, concat_traces, pad_traces
 from unmask.rollout.branches import branch_steps, fill_states
 from unmask.rollout.decoding import Decoding
 from unmask.rollout.denoiser import Denoiser, denoise, denoise_continuously
-from unmask.rollout.engine import Engine
+from unmask.rollout.engine import Engine, prompt_rows
 from unmask.rollout.graphs import columns_of, copy_of
 from unmask.rollout.recorder import RolloutRecorder
 from unmask.util.micro_batch import MicroBatch, as_micro_batch
@@ -170,6 +170,7 @@ def _sample_batch(
         trace = graphs.hold_trace(pad_traces(trace, columns_of(width, policy.max_length)) if padded else trace)
         recorder = graphs.recorder(recorder)
     branch_step_B = branch_steps(request.branch, trace.steps, seed_B)
+    together = slots is None or slots >= len(trace)
     engine = Engine(
         policy=policy,
         trace=trace,
@@ -179,9 +180,9 @@ def _sample_batch(
         causal=decoding.causal_block,
         append=decoding.append,
         padded=padded,
+        shared=prompt_rows(prompts, seed_B.device) if together else None,
         graphs=graphs,
     )
-    together = slots is None or slots >= len(trace)
     everyone_R = torch.arange(len(trace), device=seed_B.device)
     denoiser = Denoiser(engine, seed_B, decoding.order, sure_score, recorder, {0: everyone_R} if together else {})
     branches, faster = None, policy.rollout if isinstance(policy, CachingPolicy) else nullcontext
