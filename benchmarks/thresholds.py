@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from choosing import RESULTS, Study, holm, paired_p, percent, points, study_parser
+from choosing import RESULTS, Study, holm, paired_p, points, study_parser
 from orders import WORLDS, lines_of, solved, world_runs
 
 LINES = {
@@ -45,16 +45,17 @@ def tables() -> None:
         for way, start in world["start"].items():
             shares = (f"{100 * start[key]:.1f}" for key in ("sampled", "greedy", "mixed"))
             print(f"| {way} | {' | '.join(shares)} | {start['passes']:.1f} |")
-        print("\n| line | trained with | updates | two a step: sampled | greedy | minus two a step | "
-              "threshold 0.9: sampled | greedy | minus two a step | passes |\n" + "|---" * 10 + "|")  # fmt: skip
+        print("\n| line | trained with | updates | idle | two a step | greedy, difference | "
+              "threshold 0.9 | greedy, difference | passes |\n" + "|---" * 9 + "|")  # fmt: skip
         for label in LINES:
             for way in WAYS:
                 runs = world["lines"][f"{label}, {way}"]["seeds"].values()
-                cells = [f"{mean(run['updates'] for run in runs):.0f}"]
+                cells = [f"{mean(run['updates'] for run in runs):.0f}", f"{100 * mean(r['idle'] for r in runs):.0f}"]
                 for decoded in (STEPS, "threshold 0.9"):
                     sampled, greedy = (values(world, label, way, decoded, key) for key in ("sampled", "greedy"))
                     usual = values(world, label, STEPS, decoded, "greedy")
-                    cells += [percent(sampled), percent(greedy), "" if way == STEPS else points(greedy, usual)]
+                    cells += [f"{100 * mean(sampled):.1f} / {100 * mean(greedy):.1f}"]
+                    cells += ["" if way == STEPS else points(greedy, usual)]
                 cells += [f"{mean(values(world, label, way, 'threshold 0.9', 'passes')):.1f}"]
                 print(f"| {label} | {way} | " + " | ".join(cells) + " |")
     for decoded in (STEPS, "threshold 0.9"):
