@@ -6,6 +6,7 @@
 
     git worktree add before COMMIT; python benchmarks/speed.py graphs --baseline before --out graphs.json
     python benchmarks/speed.py graphs --rows 32 --baseline before --out graphs.json         (only 32 rows)
+    python benchmarks/speed.py graphs --rows 32 --copies 8 --baseline before --out graphs.json     (in groups of 8)
     python benchmarks/speed.py peers --peers FOLDER --out peers.json      (beside other projects: see speed_peers.py)
 
 Prompt 200, completion 256, 128 steps, blocks of 32, unless a section says otherwise. The baseline is `plain_step` in
@@ -52,13 +53,14 @@ def main() -> None:
         "--baseline", type=Path, help="graphs: a checkout of an earlier commit, timed in turns with this one"
     )
     parser.add_argument("--rows", type=int, help="graphs: only whole dual-cache rollouts of so many rows")
+    parser.add_argument("--copies", type=int, default=1, help="graphs --rows: rows with the same prompt, as in a group")
     parser.add_argument("--peers", type=Path, help="peers: a folder with checkouts of d1 and Fast-dLLM")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     wanted = wanted_sections(arguments.sections, arguments.peers)
     bench = SpeedBench(arguments.toy, arguments.out)
     bench.baseline, bench.peers, bench.graphs = arguments.baseline, arguments.peers, Graphs()
-    bench.rows = arguments.rows
+    bench.rows, bench.copies = arguments.rows, arguments.copies
     if "trunk" not in wanted and not arguments.eager:
         bench.policy.compile_layers()
     for name in wanted:

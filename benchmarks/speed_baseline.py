@@ -46,8 +46,9 @@ class Baseline:
 
 
 def roll(bench: SpeedBench, cell: dict[str, Any]) -> Any:
-    """The rollouts of a cell: {"rows", "blocks", "cached"}."""
-    return bench.roll_blocks(cell["rows"], cell["blocks"], cache=Cache() if cell["cached"] else None)
+    """The rollouts of a cell: {"rows", "blocks", "cached", "copies"}."""
+    cache = Cache() if cell["cached"] else None
+    return bench.roll_blocks(cell["rows"], cell["blocks"], copies=cell.get("copies", 1), cache=cache)
 
 
 def main() -> None:

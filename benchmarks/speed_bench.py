@@ -39,6 +39,8 @@ class SpeedBench:
         """A checkout of an earlier commit to compare with."""
         self.rows: int | None = None
         """The only number of rows to time."""
+        self.copies = 1
+        """Rows with the same prompt, of these."""
         self.peers: Path | None = None
         """A folder with checkouts of other projects."""
         self.graphs: Any = None
@@ -82,12 +84,14 @@ class SpeedBench:
         finally:
             vars(self).update(before)
 
-    def roll_blocks(self, rows: int, blocks: int, width: int | None = None, **decoding: Any) -> Rollouts:
-        """Rollouts of the last blocks of canvases of `width` columns. Every block costs the same, so their time is a
-        share of that of a whole completion."""
+    def roll_blocks(
+        self, rows: int, blocks: int, width: int | None = None, copies: int = 1, **decoding: Any
+    ) -> Rollouts:
+        """Rollouts of the last blocks of canvases of `width` columns. Every block costs the same if all prompts differ
+        (`copies` of each are equal), so their time is a share of that of a whole completion."""
         block, width = self.shape["block"], width or self.width
         shape = {"length": blocks * block, "steps": blocks * block * self.shape["steps"] // self.shape["length"]}
-        prompts = self.prompts(rows, width=width - shape["length"])
+        prompts = self.prompts(rows, copies, width - shape["length"])
         settings = Decoding(**{**shape, "block": block, **self.sampler, **decoding})
         return sample(self.policy, prompts, self.seeds(rows), settings)
 

@@ -19,11 +19,13 @@ def graphs(bench: SpeedBench) -> None:
     """Dual-cache rollouts of 1, 8 and 32 rows, exact ones of 8: captured, not captured, and the baseline in turns.
 
     Of an exact rollout one block is timed, the last of the canvas, and of one with the dual cache two: every block
-    costs the same. With `--rows`: only dual-cache rollouts of so many rows, all blocks, captured and the baseline.
+    costs the same. With `--rows`: only dual-cache rollouts of so many rows, all blocks, captured and the baseline;
+    with `--copies` so many of them have the same prompt, as the rollouts of a group.
     """
     baseline = None if bench.baseline is None else Baseline(bench.baseline, bench)
     if bench.rows is not None:
-        _cell(bench, baseline, "dual cache", {"rows": bench.rows, "cached": True, "blocks": bench.blocks}, ["captured"])
+        cell = {"rows": bench.rows, "cached": True, "blocks": bench.blocks, "copies": bench.copies}
+        _cell(bench, baseline, "dual cache", cell, ["captured"])
     else:
         for rows in (1, 3) if bench.toy else (1, 8, 32):
             _cell(bench, baseline, "dual cache", {"rows": rows, "cached": True, "blocks": 2})
@@ -57,7 +59,13 @@ def _cell(
     taken("static")
     captured, tokens = ways["captured"], cell["rows"] * bench.shape["length"]
     gib = {name: size / 2**30 for name, size in captured.bytes().items()}
-    note: dict[str, Any] = {"kind": kind, "rows": cell["rows"], "graphs": len(captured.steps), "gib": gib}
+    note: dict[str, Any] = {
+        "kind": kind,
+        "rows": cell["rows"],
+        "copies": cell.get("copies", 1),
+        "graphs": len(captured.steps),
+        "gib": gib,
+    }
     fastest = median(each["captured"] for each in rounds[warm:])
     for name in timed:
         seconds = [times * each[name] for each in rounds[warm:]]
