@@ -1,9 +1,9 @@
 """Should training rollouts be decoded by a threshold? docs/studies/thresholds.md.
 
-    python benchmarks/thresholds.py --jobs 2         # 180 runs on a CPU; writes benchmarks/results/thresholds.json
+    python benchmarks/thresholds.py --jobs 2         # 225 runs on a CPU; writes benchmarks/results/thresholds.json
     python benchmarks/thresholds.py --tables
 
-Four lines in three worlds, trained on rollouts of two positions a step and on rollouts by two thresholds, at 50,000
+Five lines in three worlds, trained on rollouts of two positions a step and on rollouts by two thresholds, at 50,000
 forwards spent, five seeds. The learning rate is the one that the shelf chose for two positions a step. Every trained
 model is evaluated with two positions a step and with a threshold of 0.9. The claims are in LOG.md.
 """
@@ -18,6 +18,7 @@ from orders import WORLDS, lines_of, solved, world_runs
 
 LINES = {
     "raft": "raft:states=uniform",
+    "raft, visited": "raft:states=visited",
     "diffu_grpo+daca": "diffu_grpo+daca:anchor=0.5",
     "agrpo": "agrpo",
     "diffu_grpo": "diffu_grpo",
