@@ -129,6 +129,7 @@ def test_the_passes_are_those_of_a_real_run(
     config = parse_config({"model": small, "task": "sudoku", "device": "cpu", **short, **CASES[case]})
     found = estimate(config)
     monkeypatch.setattr(Engine, "_merges_for_free", False)  # a dry run counts every canvas
+    monkeypatch.setattr("unmask.rollout.sample.prompt_rows", lambda prompts, device: None)
     real = real_passes(config, tmp_path / "run", monkeypatch)
     for kind, tally in found.passes.items():
         times = found.evaluations if kind.startswith("evaluation") else 1

@@ -62,6 +62,7 @@ class Counting:
         self.evaluating = False
         monkeypatch.setattr("unmask.training.setup.load_model", self.load)
         monkeypatch.setattr(Engine, "_merges_for_free", False)  # equal canvases are charged for each
+        monkeypatch.setattr("unmask.rollout.sample.prompt_rows", lambda prompts, device: None)  # and equal prompts
         # What is measured is no part of what it costs to learn.
         for where, name in ((Evaluator, "evaluate"), (batch_module, "scorer_gap")):
             monkeypatch.setattr(where, name, self.uncounted(getattr(where, name)))

@@ -88,6 +88,8 @@ class Engine:
         given_B = self.trace.attended_BL[:, : self.start].sum(1)
         self.given_B = given_B if self.graphs is None else self.graphs.hold("given", given_B)
         """Tokens of each prompt."""
+        if not isinstance(self.policy, PassCounterMixin):
+            self.shared = None  # passes that are not computed could not be counted
         if self.graphs is not None and self.shared is not None:
             held = (self.graphs.hold(f"shared {n}", value) for n, value in enumerate(self.shared))
             self.shared = PromptRows(*held)
@@ -316,8 +318,8 @@ class Engine:
         assert self.shared is not None
         (rows, width), first_S = tokens_RL.shape, self.shared.first_S
         start_S1 = width * torch.arange(len(first_S), device=at_Q.device)[:, None]
-        if isinstance(self.policy, PassCounterMixin):
-            self.policy.record_pass(tokens_RL[len(first_S) :], width)  # budgets do not depend on what is shared
+        assert isinstance(self.policy, PassCounterMixin)
+        self.policy.record_pass(tokens_RL[len(first_S) :], width)  # budgets do not depend on what is shared
         attended_SL = None if attended_RL is None else attended_RL[first_S]
         return tokens_RL[first_S], attended_SL, at_Q.view(rows, -1)[first_S] % width + start_S1
 
