@@ -23,7 +23,7 @@ LINES = TABLE | {
     "agrpo, KL": "agrpo:kl=0.01",
     "agrpo+keep_correct": "agrpo+keep_correct",
 }
-"""Also those that run only with --lines: SML without a fully masked view, and remedies for agrpo."""
+"""TABLE, and lines that run only with --lines: SML without a fully masked view, and remedies for agrpo."""
 LOW, HIGH = 0.15, 0.45
 """The greedy solve rate of a planted start is to be between these."""
 
@@ -94,24 +94,24 @@ class World:
 
 BEST = ("diffu_grpo+daca", "raft, uniform")
 OTHERS = ("agrpo", "diffu_grpo")
-SMALL = ("micro_batch_size=32", "rollout.micro_batch_size=64")
-"""Memory is short with 256 positions."""
-FORM = "sudoku_text.weights={correctness: 0.8, format: 0.2}"
+SMALL_BATCHES = ("micro_batch_size=32", "rollout.micro_batch_size=64")
+"""Completions of 256 positions need more memory."""
+FORMAT_REWARD = "sudoku_text.weights={correctness: 0.8, format: 0.2}"
 WORLDS = {
     "sudoku": World("planted", SUDOKU),
     "countdown": World("planted", COUNTDOWN, (*BEST, *OTHERS), 3),
     "unplanted": World("careful", SUDOKU, (*BEST, *OTHERS), 3),
     "surest": World("planted", SUDOKU, (*BEST, *OTHERS), 3, more=("rollout.order=surest_position",)),
     "random": World("planted", SUDOKU, (*BEST, *OTHERS), 3, more=("rollout.order=random",)),
-    "sure": World("planted", SUDOKU, (*BEST, "agrpo"), 3, more=("rollout.threshold=0.9",)),
-    "half_sure": World("planted", SUDOKU, (*BEST, "agrpo"), 3, more=("rollout.threshold=0.6",)),
+    "threshold_0.9": World("planted", SUDOKU, (*BEST, "agrpo"), 3, more=("rollout.threshold=0.9",)),
+    "threshold_0.6": World("planted", SUDOKU, (*BEST, "agrpo"), 3, more=("rollout.threshold=0.6",)),
     "lora": World("planted", SUDOKU, BEST, 3, more=("full=false", "lora.rank=32")),
-    "long": World("long", LONG, BEST, 3, 2.4e5, more=SMALL),
-    "long_form": World("long", LONG, BEST, 2, 2.4e5, more=(*SMALL, FORM)),
-    "long_blocks": World("long", replace(LONG, block=32), BEST, 2, 2.4e5, more=SMALL),
+    "long": World("long", LONG, BEST, 3, 2.4e5, more=SMALL_BATCHES),
+    "long_form": World("long", LONG, BEST, 2, 2.4e5, more=(*SMALL_BATCHES, FORMAT_REWARD)),
+    "long_blocks": World("long", replace(LONG, block=32), BEST, 2, 2.4e5, more=SMALL_BATCHES),
 }
-"""Rollouts in another order or by a threshold: docs/studies/orders.md, thresholds.md. `after` evaluates their models in
-low_confidence, in the usual steps and by thresholds."""
+"""`surest` and `random` have another order (docs/studies/orders.md), `threshold_*` a threshold (thresholds.md). `after`
+decodes all models in low_confidence, with the usual steps and with thresholds."""
 LORA_RATE = 3e-4
 
 

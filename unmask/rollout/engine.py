@@ -28,7 +28,7 @@ class StaticPass(NamedTuple):
     reach: int
     """No row attends to columns from it on."""
     prompts: int | None = None
-    """The first pass of a rollout computes one row for each of so many prompts."""
+    """The number of distinct prompts. Set for the first pass of a rollout, if it computes one row for each."""
 
 
 class PromptRows(NamedTuple):
@@ -41,7 +41,7 @@ class PromptRows(NamedTuple):
 
 
 def prompt_rows(prompts: Sequence[Sequence[int]], device: torch.device) -> PromptRows | None:
-    """None if all prompts differ."""
+    """Group rows by prompt. None if all prompts differ."""
     places: dict[tuple[int, ...], int] = {}
     prompt = [places.setdefault(tuple(ids), len(places)) for ids in prompts]
     if len(places) == len(prompt):
@@ -69,8 +69,9 @@ class Engine:
     """Some row of the trace is padded."""
     merges: bool = False
     """Equal canvases go through the model once. It waits for the device at every step."""
-    shared: PromptRows | None = None
-    """All rows begin together, and some have the same prompt: the first pass that fills a memory computes them once."""
+    prompt_groups: PromptRows | None = None
+    """Set if all rows begin together and some share a prompt. The first pass that fills a memory then computes each
+    prompt once."""
     graphs: Graphs | None = None
     """Steps have static shapes, and memories are held in buffers."""
     memories: dict[bool, Memory] = field(default_factory=dict)
@@ -89,10 +90,10 @@ class Engine:
         self.given_B = given_B if self.graphs is None else self.graphs.hold("given", given_B)
         """Tokens of each prompt."""
         if not isinstance(self.policy, PassCounterMixin):
-            self.shared = None  # passes that are not computed could not be counted
-        if self.graphs is not None and self.shared is not None:
-            held = (self.graphs.hold(f"shared {n}", value) for n, value in enumerate(self.shared))
-            self.shared = PromptRows(*held)
+            self.prompt_groups = None  # passes that are not computed could not be counted
+        if self.graphs is not None and self.prompt_groups is not None:
+            held = (self.graphs.hold(f"prompt groups {n}", value) for n, value in enumerate(self.prompt_groups))
+            self.prompt_groups = PromptRows(*held)
 
     def begin(self, number: int) -> None:
         """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
@@ -181,7 +182,9 @@ class Engine:
             for unprompted in self._streams
         }
         if self.causal is None:
-            return StaticPass(width, width, len(self.shared.first_S) if self.shared and number == 0 else None)
+            return StaticPass(
+                width, width, len(self.prompt_groups.first_S) if self.prompt_groups and number == 0 else None
+            )
         for memory in self.memories.values():  # columns after the first block are attended to with weight 0
             torch._foreach_zero_([*memory.keys, *memory.values])
         return StaticPass(self._reach, self._reach)
@@ -272,13 +275,13 @@ class Engine:
         if columns == width and static.prompts is None:
             return self.policy.hidden_window(memory, tokens_RL, 0, width, at_Q)
         if columns == width:
-            tokens_SL, attended_SL, at_SM = self._of_prompts(tokens_RL, attended_RL, at_Q)
+            tokens_SL, attended_SL, at_SM = self._deduplicated(tokens_RL, attended_RL, at_Q)
             some = replace(memory.rows(slice(len(tokens_SL))), attended_SL=attended_SL)
             hidden_QD = self.policy.hidden_window(some, tokens_SL, 0, width, at_SM.flatten())
-            assert self.shared is not None
+            assert self.prompt_groups is not None
             for mine, part in zip((*memory.keys, *memory.values), (*some.keys, *some.values), strict=True):
-                mine.copy_(part[self.shared.prompt_R])
-            return self._of_rows(hidden_QD, at_SM)
+                mine.copy_(part[self.prompt_groups.prompt_R])
+            return self._expanded(hidden_QD, at_SM)
         last = self.start + (number.flatten() + 1) * self.block if self.cache.suffix else width
         column_W = last - columns + torch.arange(columns, device=live_R.device)
         return self.policy.hidden_columns(memory, tokens_RL, column_W, at_Q)
@@ -292,16 +295,16 @@ class Engine:
         assert isinstance(self.policy, CachingPolicy)
         if unprompted not in self.memories:
             more = {} if self.causal is None else {"last": self.start + self.causal}
-            if self.shared is None or self.causal is not None or self.furthest:
+            if self.prompt_groups is None or self.causal is not None or self.furthest:
                 hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
                 return hidden_QD
-            tokens_SL, attended_SL, at_SM = self._of_prompts(tokens_RL, attended_RL, at_Q)
+            tokens_SL, attended_SL, at_SM = self._deduplicated(tokens_RL, attended_RL, at_Q)
             hidden_QD, memory = self.policy.remember(tokens_SL, attended_SL, at_SM.flatten())
             for parts in (memory.keys, memory.values):
                 for layer, part in enumerate(parts):
-                    parts[layer] = part[self.shared.prompt_R]  # one by one, so that two memories need not fit
+                    parts[layer] = part[self.prompt_groups.prompt_R]  # layer by layer: two whole memories may not fit
             self.memories[unprompted] = replace(memory, attended_SL=attended_RL)
-            return self._of_rows(hidden_QD, at_SM)
+            return self._expanded(hidden_QD, at_SM)
         if self.causal is not None:
             # Earlier blocks are finished: what is remembered of them is exact.
             column_W = torch.arange(0 if started else -self.causal, self.causal, device=live_R.device)
@@ -311,22 +314,22 @@ class Engine:
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
-    def _of_prompts(
+    def _deduplicated(
         self, tokens_RL: Tensor, attended_RL: Tensor | None, at_Q: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """One row of each prompt, and the positions it is asked at, which are those of all rows of the prompt."""
-        assert self.shared is not None
-        (rows, width), first_S = tokens_RL.shape, self.shared.first_S
+        """One row for each prompt, and the positions asked of it. All rows of a prompt ask the same positions."""
+        assert self.prompt_groups is not None
+        (rows, width), first_S = tokens_RL.shape, self.prompt_groups.first_S
         start_S1 = width * torch.arange(len(first_S), device=at_Q.device)[:, None]
         assert isinstance(self.policy, PassCounterMixin)
-        self.policy.record_pass(tokens_RL[len(first_S) :], width)  # budgets do not depend on what is shared
+        self.policy.record_pass(tokens_RL[len(first_S) :], width)  # budgets count every row
         attended_SL = None if attended_RL is None else attended_RL[first_S]
         return tokens_RL[first_S], attended_SL, at_Q.view(rows, -1)[first_S] % width + start_S1
 
-    def _of_rows(self, hidden_QD: Tensor, at_SM: Tensor) -> Tensor:
-        """What was computed for each prompt, for all rows."""
-        assert self.shared is not None
-        return hidden_QD.view(*at_SM.shape, -1)[self.shared.prompt_R].flatten(0, 1)
+    def _expanded(self, hidden_QD: Tensor, at_SM: Tensor) -> Tensor:
+        """Copy the hidden states of each prompt to all of its rows."""
+        assert self.prompt_groups is not None
+        return hidden_QD.view(*at_SM.shape, -1)[self.prompt_groups.prompt_R].flatten(0, 1)
 
     @property
     def _merges_for_free(self) -> bool:

@@ -180,7 +180,7 @@ def _sample_batch(
         causal=decoding.causal_block,
         append=decoding.append,
         padded=padded,
-        shared=prompt_rows(prompts, seed_B.device) if together else None,
+        prompt_groups=prompt_rows(prompts, seed_B.device) if together else None,
         graphs=graphs,
     )
     everyone_R = torch.arange(len(trace), device=seed_B.device)

@@ -17,9 +17,9 @@ MetricsHistory = Sequence[StepMetrics]
 WINDOW = 8
 """Updates over which a share is averaged; also the updates without a warning after which it may start again."""
 SHORT = WINDOW // 2
-"""Updates over which the share of answers in the format is averaged: it can be lost within a few."""
+"""Updates over which the share of answers in the format is averaged; it can be lost within a few updates."""
 EARLIER = 32
-"""Updates that a gradient norm, an NLL or a share is compared with."""
+"""How far back a gradient norm, an NLL or a share of answers in the format is compared."""
 REACH = 1 + EARLIER + WINDOW
 """Updates that a check can look at."""
 RENAMED = {
@@ -132,9 +132,9 @@ def format_parts(history: MetricsHistory) -> list[str]:
     return [key for key in (history[-1] if history else ()) if key.startswith("train/reward/") and "format" in key]
 
 
-def format_left(history: MetricsHistory) -> float | None:
-    """The mean of a reward part with "format" in its name, divided by that of the first SHORT of the last EARLIER
-    updates; of several parts the smallest. None if it was below a quarter then."""
+def format_ratio(history: MetricsHistory) -> float | None:
+    """The mean of a format reward part over the last SHORT updates, divided by its mean over the first SHORT of the
+    last EARLIER updates; of several parts the smallest ratio. None if the earlier mean was below a quarter."""
     left = list[float]()
     for key in format_parts(history) if len(history) >= 2 * SHORT else ():
         first, last = _mean(history[-EARLIER:][:SHORT], key, SHORT), _mean(history, key, SHORT)
@@ -232,11 +232,11 @@ CHECKS: dict[str, HealthCheck] = {
         "the reward for the format is earned while almost nothing is solved: lower its weight, or check the grader",
     ),
     "format_lost": HealthCheck(
-        format_left,
+        format_ratio,
         0.5,
-        "half of the answers that were in the required format no longer are: give the format a weight (with raft and "
-        "keep_correct weights that add up to 1), lower optimizer.lr, or, if answers get shorter (train/tokens), set "
-        "rollout.block",
+        "the share of answers in the required format has fallen below half of what it was: give the format a weight "
+        "(with raft and keep_correct so that the weights add up to 1) or lower optimizer.lr; if answers get shorter "
+        "(train/tokens), set rollout.block",
         below=True,
     ),
 }
