@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     wanted = wanted_sections(arguments.sections, arguments.peers)
+    if arguments.copies > 1 and (arguments.rows is None or arguments.rows % arguments.copies):
+        parser.error("--copies needs --rows, and divides it")
     bench = SpeedBench(arguments.toy, arguments.out)
     bench.baseline, bench.peers, bench.graphs = arguments.baseline, arguments.peers, Graphs()
     bench.rows, bench.copies = arguments.rows, arguments.copies

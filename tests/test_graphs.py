@@ -324,9 +324,9 @@ def check_captured(policy, settings) -> None:
     """Equal tokens and steps; log-probabilities to the rounding of other kernels."""
     policy = policy.cuda().requires_grad_(False)
     captured, plain = Graphs(True), Graphs(True, captures=False)
-    for seed in (3, 4, 5):
+    for seed, prompts in ((3, PADDED), (4, PADDED), (5, PADDED), (6, GROUPS), (7, GROUPS[::-1]), (8, GROUPS)):
         settings = {**settings, "seed": seed}
-        found, wanted = (rolled(policy, PADDED, graphs, **settings).trace for graphs in (captured, plain))
+        found, wanted = (rolled(policy, prompts, graphs, **settings).trace for graphs in (captured, plain))
         assert torch.equal(found.tokens_BL, wanted.tokens_BL) and torch.equal(found.step_BL, wanted.step_BL)
         assert (found.logp_BL - wanted.logp_BL).abs().max() < 1e-5
         for key, value in wanted.seen.items():

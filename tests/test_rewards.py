@@ -17,6 +17,7 @@ from unmask.distributed.processes import Ranks
 from unmask.tasks import TASKS, Task, own
 from unmask.tasks.scoring import RewardError, RewardFailure, grades, score
 from unmask.tasks.support.protocol import brevity
+from unmask.tasks.task import weighted_sum
 
 GSM = TASKS["gsm8k"]().about.example
 assert GSM is not None
@@ -64,6 +65,13 @@ class TestParts:
         outcome = task.outcome(GSM, task.solution(GSM))
         assert outcome.parts["correctness"] == outcome.parts["format"] == 1.0 and 0 < outcome.parts["length"] < 1
         assert outcome.reward == task.reward(GSM, task.solution(GSM)) == 2 - 0.5 + 0.25 * outcome.parts["length"]
+
+    def test_weights_that_add_up_to_one_make_a_reward_of_one(self) -> None:
+        """0.7 + 0.2 + 0.1 is below 1, term by term; raft counts rewards of at least 1 as correct."""
+        weights = {"correctness": 0.7, "format": 0.2, "length": 0.1}
+        assert (
+            weighted_sum(dict.fromkeys(weights, 1.0), weights) == TASKS["gsm8k"](weights=weights).reward_range[1] == 1
+        )
 
     @pytest.mark.parametrize(
         ("weights", "message"),

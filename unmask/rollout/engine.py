@@ -70,8 +70,8 @@ class Engine:
     merges: bool = False
     """Equal canvases go through the model once. It waits for the device at every step."""
     prompt_groups: PromptRows | None = None
-    """Set if all rows begin together and some share a prompt. The first pass that fills a memory then computes each
-    prompt once."""
+    """Set if all rows begin together and some share a prompt. The first pass that fills the memory of a bidirectional
+    model then computes each prompt once."""
     graphs: Graphs | None = None
     """Steps have static shapes, and memories are held in buffers."""
     memories: dict[bool, Memory] = field(default_factory=dict)
@@ -89,11 +89,14 @@ class Engine:
         given_B = self.trace.attended_BL[:, : self.start].sum(1)
         self.given_B = given_B if self.graphs is None else self.graphs.hold("given", given_B)
         """Tokens of each prompt."""
-        if not isinstance(self.policy, PassCounterMixin):
-            self.prompt_groups = None  # passes that are not computed could not be counted
+        counted = isinstance(self.policy, PassCounterMixin)  # also the passes that are not computed
+        if self.cache is None or self.causal is not None or not counted:
+            self.prompt_groups = None
         if self.graphs is not None and self.prompt_groups is not None:
-            held = (self.graphs.hold(f"prompt groups {n}", value) for n, value in enumerate(self.prompt_groups))
-            self.prompt_groups = PromptRows(*held)
+            first_S, prompt_R = self.prompt_groups
+            first_R = torch.cat([first_S, torch.zeros_like(prompt_R[len(first_S) :])])  # of a size that does not change
+            first_R, prompt_R = self.graphs.hold("first", first_R), self.graphs.hold("prompt", prompt_R)
+            self.prompt_groups = PromptRows(first_R[: len(first_S)], prompt_R)
 
     def begin(self, number: int) -> None:
         """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
@@ -295,7 +298,7 @@ class Engine:
         assert isinstance(self.policy, CachingPolicy)
         if unprompted not in self.memories:
             more = {} if self.causal is None else {"last": self.start + self.causal}
-            if self.prompt_groups is None or self.causal is not None or self.furthest:
+            if self.prompt_groups is None or self.furthest:
                 hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
                 return hidden_QD
             tokens_SL, attended_SL, at_SM = self._deduplicated(tokens_RL, attended_RL, at_Q)

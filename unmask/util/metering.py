@@ -3,8 +3,8 @@
 The unit is one whole canvas through the trunk. A pass that computes only some columns against a cache counts for its
 share of the canvas. A pass with gradient counts three, because the backward pass costs two forwards; what gradient
 checkpointing recomputes is not counted. With an adapter the frozen weights need no gradient and two would be closer,
-but it also counts three, so that runs can be compared. Equal canvases of a rollout count each, though on a CPU they go
-through the model once.
+but it also counts three, so that runs can be compared. Equal canvases of a rollout count each, though they may go
+through the model once: on a CPU without a cache, and in the first pass with a cache.
 """
 
 from collections.abc import Iterator

@@ -133,14 +133,14 @@ def format_parts(history: MetricsHistory) -> list[str]:
 
 
 def format_ratio(history: MetricsHistory) -> float | None:
-    """The mean of a format reward part over the last SHORT updates, divided by its mean over the first SHORT of the
-    last EARLIER updates; of several parts the smallest ratio. None if the earlier mean was below a quarter."""
-    left = list[float]()
-    for key in format_parts(history) if len(history) >= 2 * SHORT else ():
-        first, last = _mean(history[-EARLIER:][:SHORT], key, SHORT), _mean(history, key, SHORT)
-        if first is not None and last is not None and first >= 0.25:
-            left.append(last / first)
-    return min(left, default=None)
+    """The mean of a format reward part over the last SHORT updates, divided by the largest such mean in the last
+    EARLIER updates; of several parts the smallest ratio. None if the largest mean is below a quarter."""
+    ratios, ends = list[float](), range(max(SHORT, len(history) - EARLIER + SHORT), len(history) + 1)
+    for key in format_parts(history):
+        means = [mean for end in ends if (mean := _mean(history[:end], key, SHORT)) is not None]
+        if len(means) == len(ends) and max(means, default=0) >= 0.25:
+            ratios.append(means[-1] / max(means))
+    return min(ratios, default=None)
 
 
 def unused_rewards(history: MetricsHistory) -> float | None:
@@ -234,7 +234,7 @@ CHECKS: dict[str, HealthCheck] = {
     "format_lost": HealthCheck(
         format_ratio,
         0.5,
-        "the share of answers in the required format has fallen below half of what it was: give the format a weight "
+        "the reward part for the format has fallen below half of what it was: give the format a weight "
         "(with raft and keep_correct so that the weights add up to 1) or lower optimizer.lr; if answers get shorter "
         "(train/tokens), set rollout.block",
         below=True,
