@@ -41,7 +41,7 @@ def solved(
     model: str | Path, task_name: str, order: str = TRAINED[0], threshold: float | None = None
 ) -> dict[str, Any]:
     """On the test split: 256 problems, eight samples. `mixed` is the share of problems with right and wrong ones,
-    `passes` those of a completion."""
+    `passes` the mean of a completion."""
     task, meter = TASKS[task_name](), Meter()
     decoding = Decoding(task.length, task.length // 2, task.length, order=ORDERS[order], threshold=threshold)
     rows, policy = task.rows("test", 256, 0), load_model(model)
@@ -52,7 +52,7 @@ def solved(
 
 
 def lines_of(world: str, rates: dict[str, Any], lines: Mapping[str, str], ways: Mapping[str, str]) -> dict[str, str]:
-    """Every line in every way of rollouts, with the rate that the shelf chose."""
+    """All lines, each with every decoding of its training rollouts, at the learning rate that the shelf chose."""
     first = "Countdown, two behaviours" if "Countdown" in world else "Sudoku, two behaviours"
     return {
         f"{label}, {way}": with_options(
@@ -64,7 +64,7 @@ def lines_of(world: str, rates: dict[str, Any], lines: Mapping[str, str], ways: 
 
 
 def trained(run: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """What a run's training rollouts were like, and what its last model solves."""
+    """Updates and idle groups of a run, with the evaluation of its last model."""
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     idle = [row["train/idle_groups"] for row in rows]
     return {"updates": len(rows), "idle": mean(idle), "idle_first": mean(idle[:8]), **found}

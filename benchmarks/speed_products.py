@@ -45,7 +45,7 @@ def products(bench: SpeedBench) -> None:
 def _seconds(
     bench: SpeedBench, weights: list[Tensor], library: str, states: dict[int, Tensor], product: Product
 ) -> float:
-    """Of the median of five times all products in a row."""
+    """The median of five timings of all products, one after the other."""
 
     def all_products() -> None:
         for weight in weights:
@@ -64,7 +64,7 @@ def _seconds(
 
 @contextmanager
 def _preferred(library: str, on_gpu: bool) -> Iterator[None]:
-    """Inside it torch uses this library for products."""
+    """Use this library for products inside the block."""
     if not on_gpu:
         yield
         return
