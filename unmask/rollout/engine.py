@@ -185,9 +185,8 @@ class Engine:
             for unprompted in self._streams
         }
         if self.causal is None:
-            return StaticPass(
-                width, width, len(self.prompt_groups.first_S) if self.prompt_groups and number == 0 else None
-            )
+            groups = self.prompt_groups if number == 0 else None
+            return StaticPass(width, width, None if groups is None else len(groups.first_S))
         for memory in self.memories.values():  # columns after the first block are attended to with weight 0
             torch._foreach_zero_([*memory.keys, *memory.values])
         return StaticPass(self._reach, self._reach)
