@@ -1,10 +1,10 @@
 """Should training rollouts be decoded by a threshold? docs/studies/thresholds.md.
 
-    python benchmarks/thresholds.py --jobs 2         # 270 runs on a CPU; writes benchmarks/results/thresholds.json
-    python benchmarks/thresholds.py --lines agrpo    # only these; the others stay as they are
+    python benchmarks/thresholds.py --jobs 2         # 360 runs on a CPU; writes benchmarks/results/thresholds.json
+    python benchmarks/thresholds.py --lines agrpo    # only this line; the others stay as they are
     python benchmarks/thresholds.py --tables
 
-Six lines in three worlds, trained on rollouts of two positions a step and on rollouts by two thresholds, at 50,000
+Eight lines in three worlds, trained on rollouts of two positions a step and on rollouts by two thresholds, at 50,000
 forwards spent, five seeds. The learning rate is the one that the shelf chose for two positions a step, on Sudoku or on
 Countdown from two behaviours. Every trained model is evaluated with two positions a step and with a threshold of 0.9.
 The claims are in LOG.md.
@@ -25,8 +25,16 @@ STATED = {
     "diffu_grpo": "diffu_grpo",
 }
 """The lines of the first claims."""
-LINES = STATED | {"raft, visited": "raft:states=visited", "agrpo, positive": "agrpo+positive"}
-"""Also those of the two tests of an explanation."""
+TESTS = {
+    "raft, visited": "raft:states=visited",
+    "agrpo, positive": "agrpo+positive",
+    "daca, both signs": "diffu_grpo+daca:anchor=0.5:kl=0.05:negative=1",
+    "agrpo+keep_correct": "agrpo+keep_correct",
+}
+"""Of what makes a model overconfident, and how to avoid it."""
+LINES = STATED | TESTS
+RATE_OF = {"agrpo+positive": "agrpo", "agrpo+keep_correct": "agrpo"}
+"""Lines whose rate was not searched, with the one whose rate they take."""
 STEPS = "two a step"
 WAYS = {STEPS: "", "threshold 0.9": "rollout.threshold=0.9", "threshold 0.6": "rollout.threshold=0.6"}
 DECODED = {STEPS: None, "threshold 0.9": 0.9, "threshold 0.6": 0.6}
@@ -88,8 +96,8 @@ def main() -> None:
         return tables()
     study, found = Study(arguments), json.loads(arguments.file.read_text()) if arguments.file.is_file() else {}
     rates = json.loads((RESULTS / "shelf.json").read_text())
-    for world in rates.values():
-        world.get("rates", {}).update({"agrpo+positive": world.get("rates", {}).get("agrpo")})
+    for searched in (world["rates"] for world in rates.values() if world.get("rates")):
+        searched.update({line: searched[other] for line, other in RATE_OF.items()})
     for name, (model, task) in WORLDS.items():
         start = {way: solved(model, task, threshold=bound) for way, bound in DECODED.items()}
         found[name] = found.get(name, {}) | {"start": start}
