@@ -35,8 +35,6 @@ from unmask.training.run.health import (
 from unmask.training.run.state import newest_state
 from unmask.view.index import RunReader
 
-SML = ("raft, SML", "diffu_grpo+daca, no anchor")
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,42 +127,6 @@ def test_rollouts_that_become_uncertain_are_a_warning_if_most_are_wrong() -> Non
     assert check.alarm([*rows(1.0), *rows(1.5, count=middle + WINDOW), *rows(2.1)]) is None  # too long ago
 
 
-@pytest.mark.parametrize(
-    "name, lost, warned",
-    [
-        ("sudoku_1200", {("raft, SML", "0")}, {("raft, SML", seed) for seed in "034"}),  # the bound was chosen on these
-        (
-            "sudoku",
-            {(line, "4") for line in SML},
-            {(line, seed) for line in SML for seed in "01234"},
-        ),  # and tested on these
-        (
-            "sudoku_rates",
-            {("diffu_grpo+daca, no anchor", "1")},
-            {("raft, uniform", "4"), *(("raft, SML", seed) for seed in "14"), *((SML[1], seed) for seed in "124")},
-        ),
-    ],
-)
-def test_growing_entropy_warns_of_runs_of_a_language_model_that_lost(
-    name: str, lost: set[tuple[str, str]], warned: set[tuple[str, str]]
-) -> None:
-    """Runs that lost more than 5 points, and those with a warning (docs/studies/language.md)."""
-    stored = Path(__file__).parents[1] / "benchmarks" / "results" / f"language_rl_{name}.json"
-    found_lost, found_warned = set(), set()
-    for label, line in json.loads(stored.read_text())["lines"].items():
-        for seed, curves in line["training"].items():
-            rows = [
-                {"train/nll": nll, "train/solved": solved}
-                for nll, solved in zip(curves["nll"], curves["solved"], strict=True)
-            ]
-            if any(CHECKS["entropy_growth"].alarm(rows[: at + 1]) for at in range(len(rows))):
-                found_warned.add((label, seed))
-            first, *_, last = line["curves"][seed]
-            if last["greedy"] < first["greedy"] - 0.05:
-                found_lost.add((label, seed))
-    assert (found_lost, found_warned) == (lost, warned)
-
-
 def test_a_format_that_is_lost() -> None:
     def rows(share: float, count: int = SHORT, name: str = "format") -> list[dict[str, float]]:
         return [{f"train/reward/{name}": share}] * count
@@ -186,24 +148,6 @@ def test_a_format_that_is_lost() -> None:
     other = rows(0.8, name="xml_format") + rows(0.2, name="xml_format")
     named = [{**a, **b} for a, b in zip(rows(0.9, 2 * SHORT), other, strict=True)]
     assert check.alarm(named) == pytest.approx(0.25)  # the smallest of several parts
-
-
-@pytest.mark.parametrize(
-    "name, lost",
-    [("long_unfinished", {"diffu_grpo+daca": [7, 7], "raft, uniform": [8]}), ("sudoku", {}), ("countdown", {}),
-     ("unplanted", {}), ("lora", {}), ("sudoku_rates", {}), ("sudoku_1200", {})],
-)  # fmt: skip
-def test_a_lost_format_warns_of_runs_of_a_language_model(name: str, lost: dict[str, list[int]]) -> None:
-    """The updates at which the warning starts, in docs/studies/language.md's runs."""
-    stored = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / f"language_rl_{name}.json").read_text())
-    found: dict[str, list[int]] = {}
-    for label, line in stored["lines"].items():
-        for _, curves in sorted(line.get("training", line).items()):
-            rows = [{"train/reward/format": share} for share in curves["form"]]
-            alarms = [at for at in range(1, len(rows) + 1) if CHECKS["format_lost"].alarm(rows[:at]) is not None]
-            if alarms:
-                found.setdefault(label, []).append(alarms[0])
-    assert found == lost
 
 
 def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:

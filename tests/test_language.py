@@ -147,3 +147,6 @@ def test_every_line_of_the_tiny_studies_finds_its_stored_rate(monkeypatch: pytes
     assert len(chosen) == 2
     for column, rates in chosen.items():
         assert set(shelf["SHELF"].values()) <= rates, column
+    orders, thresholds = (runpy.run_path(str(FOLDER / f"{name}.py")) for name in ("orders", "thresholds"))
+    taken = {thresholds["RATE_OF"].get(line, line) for line in thresholds["LINES"].values()}
+    assert taken | set(orders["LINES"].values()) <= set.intersection(*map(set, chosen.values()))

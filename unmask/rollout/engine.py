@@ -31,23 +31,32 @@ class StaticPass(NamedTuple):
     """The number of distinct prompts. Set for the first pass of a rollout, if it computes one row for each."""
 
 
-class PromptRows(NamedTuple):
-    """Rows with equal prompts, whose canvases are equal until something is written."""
+class EqualRows(NamedTuple):
+    """Rows by canvas: one pass for the first of equal ones is enough."""
 
     first_S: Tensor
-    """The first row of each prompt."""
-    prompt_R: Tensor
-    """The prompt of each row, as a place in `first_S`."""
+    """The first row of each canvas."""
+    place_R: Tensor
+    """The canvas of each row, as a place in `first_S`."""
+
+    def asked(self, at_Q: Tensor, width: int) -> Tensor:
+        """(S, M): the positions asked of each first row, in the flattened first rows. Equal rows ask the same."""
+        at_SM = at_Q.view(len(self.place_R), -1)[self.first_S]
+        return at_SM % width + width * torch.arange(len(at_SM), device=at_Q.device)[:, None]
+
+    def expand(self, hidden_QD: Tensor) -> Tensor:
+        """The hidden states of the first rows, for all rows."""
+        return hidden_QD.unflatten(0, (len(self.first_S), -1))[self.place_R].flatten(0, 1)
 
 
-def prompt_rows(prompts: Sequence[Sequence[int]], device: torch.device) -> PromptRows | None:
-    """Group rows by prompt. None if all prompts differ."""
+def prompt_rows(prompts: Sequence[Sequence[int]], device: torch.device) -> EqualRows | None:
+    """Rows by prompt: their canvases are equal until a token is committed. None if all prompts differ."""
     places: dict[tuple[int, ...], int] = {}
-    prompt = [places.setdefault(tuple(ids), len(places)) for ids in prompts]
-    if len(places) == len(prompt):
+    place = [places.setdefault(tuple(ids), len(places)) for ids in prompts]
+    if len(places) == len(place):
         return None
-    first = [prompt.index(place) for place in range(len(places))]
-    return PromptRows(torch.tensor(first, device=device), torch.tensor(prompt, device=device))
+    first = [place.index(number) for number in range(len(places))]
+    return EqualRows(torch.tensor(first, device=device), torch.tensor(place, device=device))
 
 
 @dataclass
@@ -69,7 +78,7 @@ class Engine:
     """Some row of the trace is padded."""
     merges: bool = False
     """Equal canvases go through the model once. It waits for the device at every step."""
-    prompt_groups: PromptRows | None = None
+    prompt_groups: EqualRows | None = None
     """Set if all rows begin together and some share a prompt. The first pass that fills the memory of a bidirectional
     model then computes each prompt once."""
     graphs: Graphs | None = None
@@ -93,10 +102,10 @@ class Engine:
         if self.cache is None or self.causal is not None or not counted:
             self.prompt_groups = None
         if self.graphs is not None and self.prompt_groups is not None:
-            first_S, prompt_R = self.prompt_groups
-            first_R = torch.cat([first_S, torch.zeros_like(prompt_R[len(first_S) :])])  # of a size that does not change
-            first_R, prompt_R = self.graphs.hold("first", first_R), self.graphs.hold("prompt", prompt_R)
-            self.prompt_groups = PromptRows(first_R[: len(first_S)], prompt_R)
+            first_S, place_R = self.prompt_groups
+            first_R = torch.cat([first_S, torch.zeros_like(place_R[len(first_S) :])])  # of a size that does not change
+            held_R = self.graphs.hold("first rows", first_R)
+            self.prompt_groups = EqualRows(held_R[: len(first_S)], self.graphs.hold("places", place_R))
 
     def begin(self, number: int) -> None:
         """Begin a block. If a full pass is due, drop the memory first: two would not fit."""
@@ -274,16 +283,17 @@ class Engine:
             if columns < reach:
                 column_RW = self._first_column(live_R, number) + self.causal - columns + column_RW
             return self.policy.hidden_blocks(memory, tokens_RL, column_RW, reach, at_Q)
-        if columns == width and static.prompts is None:
-            return self.policy.hidden_window(memory, tokens_RL, 0, width, at_Q)
+        if static.prompts is not None:
+            equal = self.prompt_groups
+            assert equal is not None
+            tokens_SL, attended_SL = self._first_rows(equal, tokens_RL, attended_RL)
+            some = replace(memory.rows(slice(static.prompts)), attended_SL=attended_SL)
+            hidden_QD = self.policy.hidden_window(some, tokens_SL, 0, width, equal.asked(at_Q, width).flatten())
+            for mine in (*memory.keys, *memory.values):
+                mine.copy_(mine[: static.prompts][equal.place_R])
+            return equal.expand(hidden_QD)
         if columns == width:
-            tokens_SL, attended_SL, at_SM = self._deduplicated(tokens_RL, attended_RL, at_Q)
-            some = replace(memory.rows(slice(len(tokens_SL))), attended_SL=attended_SL)
-            hidden_QD = self.policy.hidden_window(some, tokens_SL, 0, width, at_SM.flatten())
-            assert self.prompt_groups is not None
-            for mine, part in zip((*memory.keys, *memory.values), (*some.keys, *some.values), strict=True):
-                mine.copy_(part[self.prompt_groups.prompt_R])
-            return self._expanded(hidden_QD, at_SM)
+            return self.policy.hidden_window(memory, tokens_RL, 0, width, at_Q)
         last = self.start + (number.flatten() + 1) * self.block if self.cache.suffix else width
         column_W = last - columns + torch.arange(columns, device=live_R.device)
         return self.policy.hidden_columns(memory, tokens_RL, column_W, at_Q)
@@ -296,17 +306,18 @@ class Engine:
             return self.policy.hidden(tokens_RL, attended_RL, at_Q)
         assert isinstance(self.policy, CachingPolicy)
         if unprompted not in self.memories:
+            if (equal := self.prompt_groups) is not None and self.furthest == 0:
+                tokens_SL, attended_SL = self._first_rows(equal, tokens_RL, attended_RL)
+                at_SM = equal.asked(at_Q, tokens_RL.shape[1])
+                hidden_QD, memory = self.policy.remember(tokens_SL, attended_SL, at_SM.flatten())
+                for parts in (memory.keys, memory.values):
+                    for layer, part in enumerate(parts):
+                        parts[layer] = part[equal.place_R]  # layer by layer: two whole memories may not fit
+                self.memories[unprompted] = replace(memory, attended_SL=attended_RL)
+                return equal.expand(hidden_QD)
             more = {} if self.causal is None else {"last": self.start + self.causal}
-            if self.prompt_groups is None or self.furthest:
-                hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
-                return hidden_QD
-            tokens_SL, attended_SL, at_SM = self._deduplicated(tokens_RL, attended_RL, at_Q)
-            hidden_QD, memory = self.policy.remember(tokens_SL, attended_SL, at_SM.flatten())
-            for parts in (memory.keys, memory.values):
-                for layer, part in enumerate(parts):
-                    parts[layer] = part[self.prompt_groups.prompt_R]  # layer by layer: two whole memories may not fit
-            self.memories[unprompted] = replace(memory, attended_SL=attended_RL)
-            return self._expanded(hidden_QD, at_SM)
+            hidden_QD, self.memories[unprompted] = self.policy.remember(tokens_RL, attended_RL, at_Q, **more)
+            return hidden_QD
         if self.causal is not None:
             # Earlier blocks are finished: what is remembered of them is exact.
             column_W = torch.arange(0 if started else -self.causal, self.causal, device=live_R.device)
@@ -316,22 +327,14 @@ class Engine:
         first, last = self._window(number, started)
         return self.policy.hidden_window(self.memories[unprompted], tokens_RL, first, last, at_Q)
 
-    def _deduplicated(
-        self, tokens_RL: Tensor, attended_RL: Tensor | None, at_Q: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """One row for each prompt, and the positions asked of it. All rows of a prompt ask the same positions."""
-        assert self.prompt_groups is not None
-        (rows, width), first_S = tokens_RL.shape, self.prompt_groups.first_S
-        start_S1 = width * torch.arange(len(first_S), device=at_Q.device)[:, None]
-        assert isinstance(self.policy, PassCounterMixin)
-        self.policy.record_pass(tokens_RL[len(first_S) :], width)  # budgets count every row
-        attended_SL = None if attended_RL is None else attended_RL[first_S]
-        return tokens_RL[first_S], attended_SL, at_Q.view(rows, -1)[first_S] % width + start_S1
-
-    def _expanded(self, hidden_QD: Tensor, at_SM: Tensor) -> Tensor:
-        """Copy the hidden states of each prompt to all of its rows."""
-        assert self.prompt_groups is not None
-        return hidden_QD.view(*at_SM.shape, -1)[self.prompt_groups.prompt_R].flatten(0, 1)
+    def _first_rows(
+        self, equal: EqualRows, tokens_RL: Tensor, attended_RL: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """One canvas of each kind. The others count as passes too, so budgets do not depend on what is merged."""
+        if not self.merges:
+            assert isinstance(self.policy, PassCounterMixin)
+            self.policy.record_pass(tokens_RL[len(equal.first_S) :], tokens_RL.shape[1])
+        return tokens_RL[equal.first_S], None if attended_RL is None else attended_RL[equal.first_S]
 
     @property
     def _merges_for_free(self) -> bool:
@@ -341,17 +344,13 @@ class Engine:
 
     def _merged(self, tokens_RL: Tensor, attended_RL: Tensor | None, at_Q: Tensor) -> Tensor:
         """`hidden` with one pass for all equal canvases, which are asked at equal positions."""
-        (rows, width), row_R = tokens_RL.shape, torch.arange(len(tokens_RL), device=tokens_RL.device)
+        row_R = torch.arange(len(tokens_RL), device=tokens_RL.device)
         seen_RL = tokens_RL if attended_RL is None else torch.where(attended_RL, tokens_RL, -1)
         _, index_R = seen_RL.unique(dim=0, return_inverse=True)
-        first_R = torch.full_like(row_R, rows).scatter_reduce(0, index_R, row_R, "amin")[index_R]
-        kept_S, place_R = first_R.unique(return_inverse=True)  # in the order of the rows
-        at_SM = at_Q.view(rows, -1)[kept_S] % width + row_R[: len(kept_S), None] * width
-        attended_SL = None if attended_RL is None else attended_RL[kept_S]
-        if not self.merges and isinstance(self.policy, PassCounterMixin):
-            self.policy.record_pass(tokens_RL[len(kept_S) :], width)  # the same count on every device
-        hidden_QD = self.policy.hidden(tokens_RL[kept_S], attended_SL, at_SM.flatten())
-        return hidden_QD.view(*at_SM.shape, -1)[place_R].flatten(0, 1)
+        first_R = torch.full_like(row_R, len(row_R)).scatter_reduce(0, index_R, row_R, "amin")[index_R]
+        equal = EqualRows(*first_R.unique(return_inverse=True))  # in the order of the rows
+        tokens_SL, attended_SL = self._first_rows(equal, tokens_RL, attended_RL)
+        return equal.expand(self.policy.hidden(tokens_SL, attended_SL, equal.asked(at_Q, tokens_RL.shape[1]).flatten()))
 
     def _window(self, number: int, started: bool) -> tuple[int, int]:
         """The columns to recompute: the block, and at its first step also the block before it, which was finished."""
