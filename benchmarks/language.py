@@ -133,7 +133,7 @@ def starts(study: Study) -> None:
         found["hashes"] = found.get("hashes", {}) | {name: weights_hash(study.start(name)) for name in names}
         study.write("starts", found)
         last = [checkpoints(study.work / "starts" / name)[-1] for name in names if not ADAPTATIONS[name].share]
-        for folder in {*map(study.start, names), *last}:
+        for folder in [] if study.given.no_others else {*map(study.start, names), *last}:
             name = folder.parent.name
             before = found["adaptations"][name].setdefault("others", {}).setdefault(folder.name, {})
             if asks := [ask for ask in other_asks(study, name) if ask.name not in before]:
@@ -352,6 +352,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
     parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
+    parser.add_argument("--no-others", action="store_true", help="starts: evaluate only what the choice needs")
     parser.add_argument("--lines", nargs="+", choices=list(LINES), help="rates, rl, after: these")
     parser.add_argument("--asks", nargs="+", help="after: these evaluations, by name")
     parser.add_argument("--start", help="another start than the one that was chosen")

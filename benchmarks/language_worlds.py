@@ -94,7 +94,7 @@ class World:
 
 BEST = ("diffu_grpo+daca", "raft, uniform")
 OTHERS = ("agrpo", "diffu_grpo")
-SMALL_BATCHES = ("micro_batch_size=32", "rollout.micro_batch_size=64")
+SMALL_BATCHES = ("micro_batch_size=16", "rollout.micro_batch_size=32")
 """Completions of 256 positions need more memory."""
 FORMAT_REWARD = "sudoku_text.weights={correctness: 0.8, format: 0.2}"
 WORLDS = {
