@@ -291,13 +291,14 @@ def line_result(folder: Path, line: str, cell: dict[str, Any]) -> dict[str, Any]
 
 
 def training(run: Path) -> dict[str, Any]:
-    """By update: forwards, solved, form, idle groups and behaviours of the training rollouts; and the first of each
-    warning."""
+    """By update: forwards, solved, form, length, late end tokens, idle groups and behaviours of the training rollouts;
+    and the first of each warning."""
     from unmask.training.run.folder import read_metrics
 
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     names = {"forwards": "cost/forwards", "solved": "train/solved", "form": "train/reward/format",
-             "idle": "train/idle_groups", "nll": "train/nll", "loss": "train/loss", "norm": "train/grad_norm",
+             "tokens": "train/tokens", "late_eos": "train/late_eos", "idle": "train/idle_groups",
+             "nll": "train/nll", "loss": "train/loss", "norm": "train/grad_norm",
              "careful": "train/behaviour/careful", "careless": "train/behaviour/careless"}  # fmt: skip
     warned: dict[str, int] = {}
     if (path := run / "warnings.jsonl").is_file():
