@@ -150,6 +150,18 @@ def test_a_format_that_is_lost() -> None:
     assert check.alarm(named) == pytest.approx(0.25)  # the smallest of several parts
 
 
+def test_answers_that_shrink() -> None:
+    def rows(tokens: float, count: int = SHORT) -> list[dict[str, float]]:
+        return [{"train/tokens": tokens}] * count
+
+    check = CHECKS["answers_shrink"]
+    assert [warning.name for warning in health_warnings([*rows(200), *rows(99)])[1]] == ["answers_shrink"]
+    assert check.alarm([*rows(200), *rows(101)]) is None and check.alarm(rows(200, SHORT - 1)) is None
+    assert check.alarm([*rows(50), *rows(200), *rows(50)]) == pytest.approx(0.25)  # below the longest, not the first
+    assert check.alarm([*rows(200), *rows(120, EARLIER - SHORT), *rows(90)]) is None  # too long ago
+    assert check.alarm(rows(0)) is None and check.alarm([*rows(200), {}, *rows(90)]) is None
+
+
 def test_rewards_below_one_for_a_method_that_learns_from_correct_rollouts_only(tmp_path: Path) -> None:
     solved = toy_task()
     TASKS["toy"] = lambda: task_of(**{**vars(solved), "reward": lambda row, text: solved.reward(row, text) / 2})

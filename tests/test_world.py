@@ -128,3 +128,18 @@ def test_low_confidence_gives_the_rarer_of_two_behaviours_the_power_of_its_share
     paths = enumerated(World(table_of(joint), order))
     rare = paths.probability_B[(paths.trace.tokens_BL == 1).all(1)].sum().item()
     assert rare == pytest.approx(share**length if order == "low_confidence" else share, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", ["low_confidence", "surest_position", "random", "left_to_right"])
+@pytest.mark.parametrize("length", [2, 3])
+def test_low_confidence_draws_an_end_token_again_until_it_is_kept(order, length):
+    """docs/studies/orders.md: half of the answers are one token shorter. Each of three words has at most a third of the
+    probability of its position, so an end token drawn at the last one (1/2) is kept; a word is drawn again."""
+    words = end = 3
+    joint = torch.full([words + 1] * length, 1e-12, dtype=torch.float64)
+    joint[(slice(0, words),) * (length - 1)] = 0
+    joint[(slice(0, words),) * (length - 1) + (end,)] = 0.5 / words ** (length - 1)
+    joint[(slice(0, words),) * length] = 0.5 / words**length
+    paths = enumerated(World(table_of(joint), order))
+    ends = paths.probability_B[paths.trace.tokens_BL[:, -1] == end].sum().item()
+    assert ends == pytest.approx(1 - 0.5**length if order == "low_confidence" else 0.5, rel=1e-6)

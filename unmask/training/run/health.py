@@ -17,9 +17,9 @@ MetricsHistory = Sequence[StepMetrics]
 WINDOW = 8
 """Updates over which a share is averaged; also the updates without a warning after which it may start again."""
 SHORT = WINDOW // 2
-"""Updates over which the share of answers in the format is averaged; it can be lost within a few updates."""
+"""Updates over which the share of answers in the format and the length are averaged; both can be lost quickly."""
 EARLIER = 32
-"""How far back a gradient norm, an NLL or a share of answers in the format is compared."""
+"""How far back a gradient norm, an NLL, a share of answers in the format or a length is compared."""
 REACH = 1 + EARLIER + WINDOW
 """Updates that a check can look at."""
 RENAMED = {
@@ -132,15 +132,25 @@ def format_parts(history: MetricsHistory) -> list[str]:
     return [key for key in (history[-1] if history else ()) if key.startswith("train/reward/") and "format" in key]
 
 
+def last_and_largest(history: MetricsHistory, key: str) -> tuple[float, float] | None:
+    """The mean of a metric over the last SHORT updates, and the largest such mean in the last EARLIER updates; None if
+    an update lacks it."""
+    ends = range(max(SHORT, len(history) - EARLIER + SHORT), len(history) + 1)
+    means = [mean for end in ends if (mean := _mean(history[:end], key, SHORT)) is not None]
+    return (means[-1], max(means)) if means and len(means) == len(ends) else None
+
+
 def format_ratio(history: MetricsHistory) -> float | None:
-    """The mean of a format reward part over the last SHORT updates, divided by the largest such mean in the last
-    EARLIER updates; of several parts the smallest ratio. None if the largest mean is below a quarter."""
-    ratios, ends = list[float](), range(max(SHORT, len(history) - EARLIER + SHORT), len(history) + 1)
-    for key in format_parts(history):
-        means = [mean for end in ends if (mean := _mean(history[:end], key, SHORT)) is not None]
-        if len(means) == len(ends) and max(means, default=0) >= 0.25:
-            ratios.append(means[-1] / max(means))
-    return min(ratios, default=None)
+    """The mean of a format reward part divided by its largest one; of several parts the smallest ratio. None if the
+    largest is below a quarter."""
+    found = [pair for key in format_parts(history) if (pair := last_and_largest(history, key)) is not None]
+    return min((last / largest for last, largest in found if largest >= 0.25), default=None)
+
+
+def length_ratio(history: MetricsHistory) -> float | None:
+    """The mean number of tokens of an answer, divided by its largest one."""
+    found = last_and_largest(history, "train/tokens")
+    return found[0] / found[1] if found and found[1] > 0 else None
 
 
 def unused_rewards(history: MetricsHistory) -> float | None:
@@ -236,7 +246,15 @@ CHECKS: dict[str, HealthCheck] = {
         0.5,
         "the reward part for the format has fallen below half of what it was: give the format a weight "
         "(with raft and keep_correct so that the weights add up to 1) or lower optimizer.lr; if answers get shorter "
-        "(train/tokens), set rollout.block",
+        "(train/tokens), see answers_shrink",
+        below=True,
+    ),
+    "answers_shrink": HealthCheck(
+        length_ratio,
+        0.5,
+        "answers have less than half of their former length: look in samples.jsonl whether something they need is "
+        "missing; low_confidence writes end tokens too early, and training on such rollouts amplifies it: give the "
+        "format a weight, or try rollout.order=random",
         below=True,
     ),
 }
