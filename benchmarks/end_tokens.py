@@ -3,9 +3,10 @@
     python benchmarks/end_tokens.py --jobs 2     # a CPU; writes benchmarks/results/end_tokens.json
     python benchmarks/end_tokens.py --table
 
-A tiny model is pre-trained on sums of two to four digits, 40 % of the answers careless (minus read as plus), in 48
-positions of which an answer needs 5 to 22. Then raft and diffu_grpo+daca are trained in several orders, counting the
-tokens up to the first end token or all of them. The claims are in LOG.md.
+A tiny model is pre-trained on sums of two to four digits, 40 % of the answers careless (minus read as plus).
+Completions have 48 positions; an answer needs 5 to 22 of them, and the rest is end tokens. Then raft is trained in
+three orders and diffu_grpo+daca in one, counting the tokens up to the first end token or all of them. The claims are
+in LOG.md.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from choosing import RESULTS
 from unmask.core.method import Method
 from unmask.core.trace import all_tokens
 from unmask.methods import diffu_grpo, raft
+from unmask.studies.compare.cells import write_json
 from unmask.tasks import TASKS, Row
 from unmask.tasks.puzzles.arithmetic import Arithmetic, sum_steps
 from unmask.tasks.support.split import hashed_split
@@ -31,7 +33,7 @@ from unmask.tasks.support.split import hashed_split
 CANVAS, UPDATES, SEEDS = 48, 100, 3
 FILE, START = RESULTS / "end_tokens.json", Path("runs/end_tokens/start")
 ORDERS = ("low_confidence", "surest_position", "random")
-METRICS = ("train/solved", "train/tokens", "train/late_eos", "train/nll")
+METRICS = ("train/solved", "train/late_eos", "train/nll")
 PRETRAIN = {
     "seed": 0, "threads": 1, "steps": 2500, "learning_rate": 2e-3, "warmup": 50, "weight_decay": 0.01,
     "shape": {"width": 64, "layers": 4, "heads": 4, "hidden": 128, "max_length": 128},
@@ -95,19 +97,21 @@ def train(label: str, order: str, seed: int) -> dict[str, Any]:
     )  # fmt: skip
     rows = [row for row in run.metrics if "train/reward" in row]
     ends = [row["eval/solved_sampled"] for row in run.metrics if "eval/solved_sampled" in row]
-    solved = {"before": ends[0], "after": ends[-1]}
-    return solved | {key: [round(row[key], 4) for row in rows] for key in METRICS}
+    answers = [[len(one["completion"]) for one in run.samples if one["step"] == row["step"]] for row in rows]
+    found = {"before": ends[0], "after": ends[-1], "answer": [round(mean(lengths), 4) for lengths in answers]}
+    return found | {key: [round(row[key], 4) for row in rows] for key in METRICS}
 
 
 def table(found: dict[str, Any]) -> None:
-    """Means of ten updates and of the seeds."""
-    print("| line | order | sampled | tokens | late end tokens |\n" + "|---" * 5 + "|")
+    """Means of the seeds: the evaluations before and after training; the first and the last ten updates."""
+    print("| line | order | sampled, % | tokens of an answer | late_eos |\n" + "|---" * 5 + "|")
     for name, runs in found["runs"].items():
         label, _, order = name.rpartition(", ")
-        cells = [f"{100 * mean(run[end] for run in runs):.1f}" for end in ("before", "after")]
-        for key in ("train/tokens", "train/late_eos"):
-            cells += [f"{mean(mean(run[key][part]) for run in runs):.3g}" for part in (slice(10), slice(-10, None))]
-        pairs = [f"{a} to {b}" for a, b in zip(cells[::2], cells[1::2], strict=True)]
+        cells = [f"{100 * mean(run[end] for run in runs.values()):.1f}" for end in ("before", "after")]
+        for key, form in (("answer", ".1f"), ("train/late_eos", ".2f")):
+            parts = (slice(10), slice(-10, None))
+            cells += [f"{mean(mean(run[key][part]) for run in runs.values()):{form}}" for part in parts]
+        pairs = [f"{a} → {b}" for a, b in zip(cells[::2], cells[1::2], strict=True)]
         print(f"| {label} | {order} | " + " | ".join(pairs) + " |")
 
 
@@ -122,13 +126,16 @@ def main() -> None:
         if not (START / "model.safetensors").is_file():
             pretrain(PretrainConfig.model_validate(PRETRAIN), START)
         cells = [(label, order) for label in LINES for order in ORDERS if "daca" not in label or order == ORDERS[0]]
-        found: dict[str, Any] = {"updates": UPDATES, "runs": {", ".join(cell): [] for cell in cells}}
+        found: dict[str, Any] = {"updates": UPDATES, "runs": {", ".join(cell): {} for cell in cells}}
         with ProcessPoolExecutor(given.jobs, get_context("spawn")) as workers:
-            jobs = {workers.submit(train, *cell, seed): cell for seed in range(SEEDS) for cell in cells}
+            jobs = {
+                workers.submit(train, *cell, seed): (", ".join(cell), seed) for seed in range(SEEDS) for cell in cells
+            }
             for done, job in enumerate(as_completed(jobs), 1):
-                found["runs"][", ".join(jobs[job])].append(job.result())
-                print(f"{done}/{len(jobs)}", *jobs[job], flush=True)
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
+                name, seed = jobs[job]
+                found["runs"][name][seed] = job.result()
+                print(f"{done}/{len(jobs)}", name, seed, flush=True)
+        write_json(FILE, found)
     table(json.loads(FILE.read_text()))
 
 

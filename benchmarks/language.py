@@ -297,7 +297,7 @@ def training(run: Path) -> dict[str, Any]:
 
     rows = [row for row in read_metrics(run) if "cost/forwards" in row]
     names = {"forwards": "cost/forwards", "solved": "train/solved", "form": "train/reward/format",
-             "tokens": "train/tokens", "late_eos": "train/late_eos", "idle": "train/idle_groups",
+             "tokens": "train/length", "late_eos": "train/late_eos", "idle": "train/idle_groups",
              "nll": "train/nll", "loss": "train/loss", "norm": "train/grad_norm",
              "careful": "train/behaviour/careful", "careless": "train/behaviour/careless"}  # fmt: skip
     warned: dict[str, int] = {}
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/language"), help="models and runs")
     parser.add_argument("--world", choices=list(WORLDS), default=next(iter(WORLDS)))
     parser.add_argument("--only", nargs="+", choices=list(ADAPTATIONS), help="starts: these")
-    parser.add_argument("--no-others", action="store_true", help="starts: evaluate only what the choice needs")
+    parser.add_argument("--no-others", action="store_true", help="starts: skip other decodings and tasks")
     parser.add_argument("--lines", nargs="+", choices=list(LINES), help="rates, rl, after: these")
     parser.add_argument("--asks", nargs="+", help="after: these evaluations, by name")
     parser.add_argument("--start", help="another start than the one that was chosen")

@@ -118,8 +118,35 @@ def draw(study: Study) -> None:
         for axes in (left, right):
             axes.grid(alpha=0.3)
         figure.savefig(folder / f"language_{name}.png", dpi=110)
+    draw_long(study.by_world("rl"), folder / "language_long_runs.png")
     draw_starts(study.read("starts"), folder / "language_starts.png")
     draw_values(study.by_world("after"), folder / "language_values.png")
+
+
+def draw_long(worlds: dict[str, Any], path: Path) -> None:
+    """Runs with completions of 256 positions: length, format and solve rate of the rollouts, means of four updates."""
+    worlds = {name: worlds[name] for name in ("long", "long_form", "long_blocks") if name in worlds}
+    if not worlds or (figure := new_figure(10, 3.4)) is None:
+        return
+    titles = {"tokens": "tokens of an answer", "form": "in the format, %", "solved": "solved, %"}
+    styles = {"long": (":", ""), "long_form": ("-", ", reward for the format"), "long_blocks": ("--", ", blocks of 32")}
+    panels = figure.subplots(1, 3)
+    for axes, (key, title) in zip(panels, titles.items(), strict=True):
+        for name, world in worlds.items():
+            style, words = styles[name]
+            for label, line in world["lines"].items():
+                for seed, run in line["training"].items():
+                    values = [(1 if key == "tokens" else 100) * value for value in run[key]]
+                    smooth = [mean(values[max(0, at - 3) : at + 1]) for at in range(len(values))]
+                    color = "C0" if label.startswith("raft") else "C1"
+                    named = label.partition(",")[0] + words if seed == "0" else None
+                    axes.plot(range(1, len(smooth) + 1), smooth, style, color=color, label=named)
+        axes.set(xlabel="updates", title=title, ylim=(0, None))
+        axes.grid(alpha=0.3)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7, frameon=False
+    )
+    figure.savefig(path, dpi=110)
 
 
 def draw_starts(found: dict[str, Any], path: Path) -> None:
@@ -144,8 +171,8 @@ def draw_starts(found: dict[str, Any], path: Path) -> None:
 
 def draw_values(found: dict[str, Any], path: Path) -> None:
     """The value along rollouts, and the share of states whose completions all end alike."""
-    models = next(iter(found.values()), {})
-    models = {label: seeds for label, seeds in models.items() if any("values" in each for each in seeds.values())}
+    first: dict[str, Any] = next(iter(found.values()), {})
+    models = {label: seeds for label, seeds in first.items() if any("values" in each for each in seeds.values())}
     if not models or (figure := new_figure(8.5, 3.6)) is None:
         return
     for axes, kind in zip(figure.subplots(1, 2), ("value", "decided"), strict=True):

@@ -152,7 +152,7 @@ def test_a_format_that_is_lost() -> None:
 
 def test_answers_that_shrink() -> None:
     def rows(tokens: float, count: int = SHORT) -> list[dict[str, float]]:
-        return [{"train/tokens": tokens}] * count
+        return [{"train/length": tokens}] * count
 
     check = CHECKS["answers_shrink"]
     assert [warning.name for warning in health_warnings([*rows(200), *rows(99)])[1]] == ["answers_shrink"]
@@ -307,7 +307,8 @@ def test_a_run_that_is_resumed_warns_as_one_that_was_not(tmp_path: Path) -> None
         assert told(config, tmp_path / str(at)) == whole
 
 
-KEYS = ["idle_groups", "empty", "nll", "solved", "reward", "grad_norm", "late_eos", "skipped", "reward/format"]
+KEYS = ["idle_groups", "empty", "nll", "solved", "reward", "grad_norm", "late_eos", "length", "skipped"]
+KEYS += ["reward/format"]
 ROWS = st.lists(
     st.fixed_dictionaries({}, optional={f"train/{key}": st.sampled_from([0.0, 0.01, 0.3, 1.0, 50.0]) for key in KEYS}),
     max_size=3 * REACH,
@@ -367,16 +368,18 @@ def test_signs_by_hand() -> None:
     """Against a walk over every position of every row."""
     policy = toy_model()
     trace = sample(policy, [[5], [6, 7]] * 8, row_seeds(1, 16), length=6, steps=3).trace
-    late, empty, nll = [], [], []
+    late, empty, nll, length = [], [], [], []
     for row in range(16):
         wrote = [i for i in range(trace.tokens_BL.shape[1]) if trace.step_BL[row, i] in (0, 1, 2)]
         ends = [bool(trace.tokens_BL[row, i] == policy.eos_id) for i in wrote]
         late += [end for end, i in zip(ends, wrote, strict=True) if trace.step_BL[row, i] == 2]
         empty.append(all(ends))
+        length.append(ends.index(True) + 1 if any(ends) else len(ends))
         nll.append(-sum(float(trace.logp_BL[row, i]) for i in wrote))
     found = rollout_stats(trace)
     assert 0 < sum(late) < len(late) and 0 < sum(empty) < 16
     expected = {"empty": sum(empty) / 16, "nll": sum(nll) / 16, "late_eos": sum(late) / len(late)}
+    expected["length"] = sum(length) / 16
     assert found == pytest.approx(expected)
 
 

@@ -1,7 +1,7 @@
 """RAFT against a loop, and against diffu_grpo with SML and correct answers only."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -11,12 +11,14 @@ from unmask.config import parse_config
 from unmask.core.advantage import batch_z_score, correct_only
 from unmask.core.objective import sequence_mean, token_mean, trace_sum
 from unmask.core.probes import ask, unit_likelihood
-from unmask.core.states import STATES, block_elbo, uniform_sizes
+from unmask.core.states import STATES, block_elbo, elbo_views, uniform_sizes
 from unmask.core.strata import stratified, strided_strata
-from unmask.core.trace import all_tokens
+from unmask.core.trace import all_tokens, until_eos
 from unmask.methods import agrpo, coupled_grpo, daca, diffu_grpo, dispo, espo, keep_correct, raft, reinforce_pp, sml
+from unmask.rollout.sample import Rollouts
 from unmask.training.loss_terms import ScoredRollouts, Scorer, loss_terms
 from unmask.training.update import accumulate, term_loss
+from world import World, number, table_of, traced
 
 
 def right_or_wrong(trace) -> torch.Tensor:
@@ -166,3 +168,37 @@ def test_groups_with_equal_rewards_are_not_dropped():
         with pytest.raises(ValueError, match=f"idle_groups: {name} learns from groups with equal rewards"):
             parse_config({"method": name, "idle_groups": choice})
     assert parse_config({"method": "reinforce_pp", "reinforce_pp": {"baseline": True}, "idle_groups": "skip"})
+
+
+def test_counting_to_the_first_end_token_unlearns_where_answers_end():
+    """Without selection, and from a model with exact conditionals, raft leaves the model as it is if all tokens count.
+    Counted to the first end token, texts that ended before a position have no target there, so end tokens lose."""
+    word, end, mask = 0, 1, 2
+    text_BL = torch.tensor([[word, end, end], [word, word, end], [word, word, word], [word, word, word]])
+    joint = torch.zeros(2, 2, 2, dtype=torch.float64)
+    for text in text_BL.tolist():
+        joint[tuple(text)] += 1 / len(text_BL)
+    policy = table_of(joint)
+    policy.eos_id = end
+
+    def every_mask(trace, rng):
+        orders, sizes = zip(*product(permutations(range(3)), range(4)), strict=True)
+        shape = (len(orders), len(trace))
+        return elbo_views(
+            trace, torch.tensor(orders)[:, None].expand(*shape, 3), torch.tensor(sizes)[:, None].expand(shape)
+        )
+
+    slopes_of = {}
+    for counted in (all_tokens, until_eos):
+        trace = traced(World(policy), text_BL, torch.arange(3).expand_as(text_BL), counted)
+        method = replace(raft(every_mask, normaliser=trace_sum), counted=counted)
+        batch = ScoredRollouts(Rollouts(trace, None), torch.ones(len(trace), dtype=torch.float64))
+        (terms,) = loss_terms(method, batch, Scorer(policy), generator())
+        (slopes_of[counted],) = slopes(policy, terms)[1]
+    assert slopes_of[all_tokens].abs().max() < 1e-15
+    # The fully masked canvas, last position: words are two of four targets, and two of the three that are counted.
+    nothing = number(torch.tensor([mask] * 3), 3)
+    weight = (3 + 1) / 3 / 2  # of a token if all are masked
+    share = weight * 2 / 4  # all are masked at two of the four sizes: at 3, and at 0 in the complement
+    lost = share * torch.tensor([2 / 4 - 3 / 4 * 2 / 4, 1 / 4 - 3 / 4 * 2 / 4], dtype=torch.float64)
+    assert_close(-slopes_of[until_eos][nothing, 2, :2], lost, 1e-12)

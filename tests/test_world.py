@@ -133,8 +133,8 @@ def test_low_confidence_gives_the_rarer_of_two_behaviours_the_power_of_its_share
 @pytest.mark.parametrize("order", ["low_confidence", "surest_position", "random", "left_to_right"])
 @pytest.mark.parametrize("length", [2, 3])
 def test_low_confidence_draws_an_end_token_again_until_it_is_kept(order, length):
-    """docs/studies/orders.md: half of the answers are one token shorter. Each of three words has at most a third of the
-    probability of its position, so an end token drawn at the last one (1/2) is kept; a word is drawn again."""
+    """docs/studies/orders.md: half of the answers are one token shorter. An end token drawn at the last position (1/2)
+    is the likeliest draw and kept; a word drawn there (1/6) is behind the draws elsewhere (1/3) and drawn again."""
     words = end = 3
     joint = torch.full([words + 1] * length, 1e-12, dtype=torch.float64)
     joint[(slice(0, words),) * (length - 1)] = 0

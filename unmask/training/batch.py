@@ -13,7 +13,7 @@ from unmask.config.defaults import device_of
 from unmask.config.keys import with_resolved
 from unmask.core.advantage import rewards_differ
 from unmask.core.method import Method
-from unmask.core.trace import Trace, concat_traces, select_traces
+from unmask.core.trace import Trace, concat_traces, select_traces, until_eos
 from unmask.distributed.sharding import unsharded
 from unmask.models.lora import has_adapter, merged_adapter
 from unmask.rollout.cache import cache_name
@@ -249,13 +249,14 @@ def measure_mismatch(experiment: Experiment, batch: Batch, step: int) -> Batch:
 
 
 def rollout_stats(trace: Trace) -> dict[str, float]:
-    """Signs of bad rollouts: the share of completions with only end tokens (`empty`), the share of end tokens in the
-    later half of the steps (`late_eos`), and the negative log-likelihood of a completion (`nll`), near 0 for a policy
-    that always writes the same text."""
+    """Signs of bad rollouts: the share of completions with only end tokens (`empty`), the tokens up to the first end
+    token, whatever the method counts (`length`), the share of end tokens in the later half of the steps (`late_eos`),
+    and the negative log-likelihood of a completion (`nll`), near 0 for a policy that always writes the same text."""
     ends_BL = trace.tokens_BL == trace.eos_id
     late_BL = trace.filled_BL & (trace.step_BL >= trace.steps / 2)
     stats = {
         "empty": float((ends_BL | ~trace.filled_BL).all(-1).double().mean()),
+        "length": float(until_eos(trace).sum() / len(trace)),
         "nll": float(-(trace.logp_BL * trace.counted_BL).sum(-1).mean()),
     }
     return stats | ({"late_eos": float(ends_BL[late_BL].double().mean())} if late_BL.any() else {})

@@ -141,15 +141,17 @@ def last_and_largest(history: MetricsHistory, key: str) -> tuple[float, float] |
 
 
 def format_ratio(history: MetricsHistory) -> float | None:
-    """The mean of a format reward part divided by its largest one; of several parts the smallest ratio. None if the
-    largest is below a quarter."""
+    """The mean of a format reward part over the last SHORT updates, divided by the largest such mean in the last
+    EARLIER updates; of several parts the smallest ratio. Parts whose largest mean is below a quarter do not count; None
+    if no part is left."""
     found = [pair for key in format_parts(history) if (pair := last_and_largest(history, key)) is not None]
     return min((last / largest for last, largest in found if largest >= 0.25), default=None)
 
 
 def length_ratio(history: MetricsHistory) -> float | None:
-    """The mean number of tokens of an answer, divided by its largest one."""
-    found = last_and_largest(history, "train/tokens")
+    """The mean number of tokens up to the first end token over the last SHORT updates, divided by the largest such mean
+    in the last EARLIER updates."""
+    found = last_and_largest(history, "train/length")
     return found[0] / found[1] if found and found[1] > 0 else None
 
 
@@ -245,16 +247,14 @@ CHECKS: dict[str, HealthCheck] = {
         format_ratio,
         0.5,
         "the reward part for the format has fallen below half of what it was: give the format a weight "
-        "(with raft and keep_correct so that the weights add up to 1) or lower optimizer.lr; if answers get shorter "
-        "(train/tokens), see answers_shrink",
+        "(with raft and keep_correct so that the weights add up to 1) or lower optimizer.lr",
         below=True,
     ),
     "answers_shrink": HealthCheck(
         length_ratio,
         0.5,
-        "answers have less than half of their former length: look in samples.jsonl whether something they need is "
-        "missing; low_confidence writes end tokens too early, and training on such rollouts amplifies it: give the "
-        "format a weight, or try rollout.order=random",
+        "answers have less than half of their former length: look in samples.jsonl whether the reasoning or the tags "
+        "are missing; if so, give the format a weight, which keeps the tags, or try rollout.order=random",
         below=True,
     ),
 }
