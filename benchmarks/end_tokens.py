@@ -46,10 +46,8 @@ class Sums(Arithmetic):
 
     def __init__(self) -> None:
         super().__init__(terms=4, largest=9)
-        self.length, self.behaviours = (
-            CANVAS,
-            {"careless": lambda row: self.solution({"terms": map(abs, row["terms"])})},
-        )
+        self.length = CANVAS
+        self.behaviours = {"careless": lambda row: self.solution({"terms": map(abs, row["terms"])})}
 
     def draw(self, rng: random.Random, split: str) -> Row | None:
         terms = [rng.randint(1, 9)]

@@ -79,7 +79,7 @@ const PLAN: { title: string; panels: Plan[] }[] = [
       { title: "Groups without signal", note: "all rewards are the same", lines: [["train/idle_groups", "groups"], ["train/branch_idle", "branches"]] },
       { title: "Loss", note: "its scale depends on the method", lines: [["train/loss", "base"], ["train/branch_loss", "branches"]] },
       { title: "Gradient norm", note: "before clipping", lines: [["train/grad_norm", "norm"]] },
-      { title: "Tokens", note: "counted tokens of a rollout", lines: [["train/tokens", "tokens"]] },
+      { title: "Tokens", note: "of a rollout", lines: [["train/tokens", "counted"], ["train/length", "to the first end token"]] },
       { title: "Ends", note: "empty completions, late end tokens", lines: [["train/empty", "empty"], ["train/late_eos", "late ends"]] },
       { title: "Learning rate", note: "", lines: [["train/lr", "rate"]] },
     ],
